@@ -3,12 +3,15 @@
 import contextlib
 import gzip
 import importlib
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -30,6 +33,8 @@ ENTRIES = 100_000
 REFRESH_S, MINUTE_S = 2.0, 60.0
 USABLE_GOAL_S, LIVE_GOAL_BYTES = 1.0, 100_000
 LIMIT_MS = 120_000
+WINDOW = {"width": 1440, "height": 900}
+COLD = 5  # first screens, of which the median counts
 
 
 def write_journal(path: Path) -> tuple[Entry, ...]:
@@ -77,7 +82,8 @@ class LiveSource(JournalSource):
             {"node": f"n{n}", "role": "active", "step": step - (n == 7), "phase": "", "loss": 2.0} for n in range(NODES)
         ]
         now = f"training; every rank has made step {step - 1}"
-        return JobPresence(status={"now": now, "step": step - 1, "nodes": nodes}, now=self.now)
+        lateness = "".join(random.Random(step).choices("jklmn", k=NODES * NPROC))  # as noise makes it
+        return JobPresence(status={"now": now, "step": step - 1, "nodes": nodes, "lateness": lateness}, now=self.now)
 
 
 def measure_live(path: Path, later: tuple[Entry, ...]) -> tuple[float, int]:
@@ -103,23 +109,34 @@ def measure_browser(path: Path) -> dict[str, float] | str:
         return "playwright is not installed"
     if program is None:
         return "chromium is not installed"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        cold = [watch_cold(path, browser, lambda page, began_at: {}) for _ in range(COLD - 1)]
+        seen = watch_cold(path, browser, watch_page)
+    return seen | {"first_s": median(one["first_s"] for one in (*cold, seen))}
+
+
+def watch_cold(path: Path, browser: Any, then: Callable[[Any, float], dict[str, float]]) -> dict[str, float]:
+    """Seconds until a page that was never open shows its first screen, of a server that has just begun to read."""
     words = [sys.executable, "-m", "holdfast", "dash", str(path), "--no-open"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as playwright:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         try:
-            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-            return watch_page(server, browser.new_page(viewport={"width": 1440, "height": 900}))
+            assert server.stdout is not None
+            page = browser.new_page(viewport=WINDOW)
+            address = server.stdout.readline().split()[-1]
+            began_at = time.monotonic()
+            page.goto(address)
+            page.get_by_role("heading", level=1).wait_for(timeout=LIMIT_MS)
+            found = {"first_s": time.monotonic() - began_at} | then(page, began_at)
+            page.close()
+            return found
         finally:
             server.terminate()
 
 
-def watch_page(server: subprocess.Popen[str], page: Any) -> dict[str, float]:
+def watch_page(page: Any, began_at: float) -> dict[str, float]:
     """Seconds to each thing that a person waits for; `read_s` is since the first connection, the others are alone."""
-    assert server.stdout is not None
-    address = server.stdout.readline().split()[-1]
-    began_at = time.monotonic()
-    page.goto(address)
-    page.get_by_role("heading", level=1).wait_for(timeout=LIMIT_MS)
-    found = {"first_s": time.monotonic() - began_at}
+    found = {}
     page.get_by_text("Reading the journal").wait_for(state="hidden", timeout=LIMIT_MS)
     found["read_s"] = time.monotonic() - began_at
     began_at = time.monotonic()
@@ -153,6 +170,7 @@ def main() -> None:
         findings.skipped["browser"] = seen
     else:
         findings.figures |= seen
+        findings.goals[f"first screen in {USABLE_GOAL_S:g} s, cold"] = seen["first_s"] < USABLE_GOAL_S
         findings.goals[f"usable in {USABLE_GOAL_S:g} s, once the journal is read"] = seen["usable_s"] < USABLE_GOAL_S
     live = findings.figures["live_bytes_a_minute"]
     findings.goals["less than 100 KB a minute"] = isinstance(live, int | float) and live < LIVE_GOAL_BYTES

@@ -36,6 +36,7 @@ class LogLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     file_bytes: int = 1 << 30  # a rank's log file is rotated beyond this; one older file is kept
     console_bytes_s: int = 1 << 20  # shown on the console per second; more is skipped and counted
+    trackers: bool = True  # W&B, MLflow and TensorBoard of the script get the job's figures, and runs are resumed
 
 
 class WordLimits(msgspec.Struct, frozen=True, kw_only=True):

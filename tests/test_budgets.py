@@ -69,10 +69,12 @@ PACKAGE = ROOT / "holdfast"
 # seals, and groups over NCCL that outlive a rank, 150; ends of all nodes that lead no further, standbys that are taken
 # away, and closed links that a cluster is asked about, 60; releases that hosts find in the run directory, 30;
 # zygotes that wait for what ranks write of their imports, 30; one line each for TorchTitan, DeepSpeed and
-# Megatron-Core, 420; states that are asked for again, 40; steps in captured graphs, and threads that keep still while
-# one is captured, 185; what NCCL's RAS says of a hang, 150.
-TOTAL_LINES = 86_000
-SETTINGS = 117  # a detector has about five: its stance, its pace, its limits; hooks have five
+# Megatron-Core, 420; states that are asked for again, 40; captured graphs and the word of RAS, 230; ranks that go on
+# with the same batch on fewer nodes: whole states at another world size, and the batch that is divided, 460; standing
+# spare ranks and their rehearsal, 140; what trackers of scripts get, and runs of theirs that go on, 480; the time
+# between collectives as a map, 60; checkpoints that trainers write, looked at without them, 310.
+TOTAL_LINES = 87_950
+SETTINGS = 119  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 81  # structs in holdfast/model/; the last one is what a launch resumed from
 
 FILE_LINES = 400  # without imports, which are a list
@@ -102,6 +104,10 @@ CATCH_ALL = frozenset(
         "client/training/progress.py::step",
         "client/training/progress.py::watch",
         "client/training/skipped_batches.py::skip",
+        "client/training/tracker_events.py::attempt",  # as above, of W&B, MLflow and TensorBoard
+        "client/training/tracker_events.py::run",
+        "client/training/tracker_runs.py::_start_run",  # and then without us, as the script wrote it
+        "client/training/tracker_runs.py::log_mlflow_parameters",  # raised again, unless a resumed run is the reason
         "client/training/update_norm.py::_after_step",  # torch calls these inside of the script's own calls
         "client/training/update_norm.py::_reduce_bucket",
         "client/training/update_norm.py::seen",

@@ -16,12 +16,12 @@ from holdfast.config import Settings
 from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDone, RememberLeaving
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
-from holdfast.model.job_and_seats import Dims, HostIdentity
+from holdfast.model.job_and_seats import HostIdentity
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
 from holdfast.model.release import Release
 from holdfast.model.stacks import Trace
 from holdfast.model.state_copy import Address, Aim, Copy
-from holdfast.wire.agent_messages import TraceRequest
+from holdfast.wire.agent_messages import JobFigures, TraceRequest
 from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey
 from holdfast.wire.rank_memory.flight_log_reader import FlightReport
 from holdfast.wire.rank_memory.slot_reader import SlotReading
@@ -123,9 +123,13 @@ class NodeRanks(Protocol):
     def proven_imports(self) -> tuple[str, ...]:
         """The script's modules that the zygote has preloaded, once a rank is known to start when forked with them."""
 
-    def read_mesh(self) -> Dims: ...
-    def read_replayable(self) -> str: ...
+    def read_notes(self) -> dict[str, Any]:
+        """Return the fields of a beat that ranks have left notes on: mesh, replayable, trackers."""
+
     def read_loss_source(self) -> str: ...
+
+    def write_figures(self, figures: JobFigures) -> None:
+        """Show the ranks the job's incidents, restarts and ETTR."""
 
 
 class RankTracer(Protocol):

@@ -49,6 +49,7 @@ from holdfast.wire.agent_messages import (
     ErrandMessage,
     HashReport,
     Hello,
+    JobFigures,
     NodeNotice,
     ReachRequest,
     ScriptImports,
@@ -206,11 +207,13 @@ class Agent:
                 if isinstance(errand, StopHere):
                     self._look_at_losses()  # whose went wrong first is to be heard before it is judged
                 self._step(ErrandReceived(errand, epoch))
-            case AimMessage(aim=aim, revoked=revoked):
-                self.keeper.revoked = frozenset(revoked)
-                self._tasks.create_task(self.keeper.apply_aim(aim))
+            case AimMessage():
+                self.keeper.revoked = frozenset(message.revoked)
+                self._tasks.create_task(self.keeper.apply_aim(message.aim))
             case TraceRequest():
                 self._tasks.create_task(self._trace_stacks(message))
+            case JobFigures():
+                self.ranks.write_figures(message)
             case ScriptImports(modules=modules):
                 self.ranks.hear_imports(modules)
             case ReachRequest(peers=peers):
@@ -219,8 +222,10 @@ class Agent:
     async def _trace_stacks(self, look: TraceRequest) -> None:
         generation = self.life.generation  # but for those that have ended well: nobody waits for them
         newest = tuple(r for key, r in self.ranks.held.items() if key.generation == generation and r.code != 0)
-        trace = await self.tracer.trace_ranks(newest, look, self.controller_clock.wall_s())
-        self._queue_packet(agent_messages.encode(TraceAnswer(id=look.id, trace=trace)))
+        answer = TraceAnswer(
+            id=look.id, trace=await self.tracer.trace_ranks(newest, look, self.controller_clock.wall_s())
+        )
+        self._queue_packet(agent_messages.encode(answer))
 
     async def _try_peers(self, peers: dict[str, Address]) -> None:
         self._queue_packet(agent_messages.encode(await self._reach(peers)))
@@ -387,11 +392,10 @@ class Agent:
             exact=self.controller_clock.is_exact,
             arrivals={rank: told.arrivals for rank, told in reports.items()},
             gpus={rank: told.gpu for rank, told in reports.items() if told.gpu},
-            mesh=self.ranks.read_mesh(),
-            replayable=self.ranks.read_replayable(),
             peak_flops=self.health.peak_flops,
             loss_source=source,
             mute=tuple(sorted({key.rank for key in self.ranks.held if key.generation == generation} - {*stepped})),
+            **self.ranks.read_notes(),
         )
         return self._complete_beat(beat)
 

@@ -14,6 +14,7 @@ from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.node_links import Outbox, send_packets
 from holdfast.controller.stack_tracing import StackTracing
+from holdfast.controller.tracker_figures import TrackerFigures
 from holdfast.core.agent_state_machine import PING_S, Post
 from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.rebooted_node import RebootDetector
@@ -59,6 +60,7 @@ class AgentIngest:
         self.detectors, self.dispatch, self.executor = controller.detectors, controller.dispatch, controller.executor
         self.tracing, self.certificates, self.admission = tracing, certificates, admission
         self._beat_s, self._say = beat_s, say
+        self._figures = TrackerFigures(self.view, controller.ledger, self.links, say)
         self._reborn, self._deserted = RebootDetector(), MissingRanksDetector()
         self._spiked, self._told = RepeatFilter(_SPIKE_S), RepeatFilter()
         self._sentences = RequestRates(_A_SECOND, _AT_ONCE, controller.clock)
@@ -301,6 +303,8 @@ class AgentIngest:
             self.executor.on_step()
             self.controller.process_event(progress)
         self.aims.on_beat(now, beat)
+        if self.registry.is_seated(beat.node):
+            self._figures.on_beat(now, beat)
         if written := self.registry.storage.take_news(now):
             self.controller.process_event(written)
         if links := self.detectors.network.on_beat(beat):

@@ -37,6 +37,7 @@ from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
 from holdfast.model.event import Entry, Order, Phase, StorageReport
+from holdfast.model.job_and_seats import world_size
 from holdfast.model.observation import LinkTraffic
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
@@ -101,6 +102,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     mesh: str = ""  # parallel groups, as in --mesh; "": nobody told
     since: str = ""  # what steps are counted from; "": they have numbers of their own
     pace: tuple[str, ...] = ()  # of each release in steady training, in words; the report has the figures
+    lateness: str = ""  # a character for each rank, as core/diagnose/lateness_map.py has it; "": not known
     summary: str = ""  # the part of the newest reason that says what the job does now
 
 
@@ -172,13 +174,13 @@ def status_of(controller: Controller) -> Status:
         asking=view.question,
         asks_until=view.asks_until,
         pace=describe_paces(account.paces),
+        lateness=controller.detectors.stalls.slow.lateness.encode(world_size(view.seats)),
         summary=view.summary,
     )
 
 
 def _add_traffic(view: NodeView, links: tuple[LinkTraffic, ...]) -> NodeView:
-    ours = pick_job_links(links)
-    if not ours:
+    if not (ours := pick_job_links(links)):
         return view
     into, out = sum(link.in_bytes_s for link in ours), sum(link.out_bytes_s for link in ours)
     return msgspec.structs.replace(view, in_bytes_s=into, out_bytes_s=out)

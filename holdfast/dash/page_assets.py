@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+from functools import cache
 from html import escape
 from importlib import resources
 from typing import Any
@@ -13,6 +14,14 @@ TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 _MAIN = "page.js"
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";\n', re.M)
 _EXPORT = re.compile(r"^export (?:(?:async )?function|const) (\w+)", re.M)
+
+
+@cache
+def served_assets() -> dict[str, str]:
+    """Return the files that a browser fetches, by name: all modules are one script, as each request takes its time."""
+    assets = read_assets()
+    modules = {name for name in assets if name.endswith(".js")} - {_MAIN}
+    return {name: text for name, text in assets.items() if name not in modules} | {_MAIN: join_modules(assets)}
 
 
 def read_assets() -> dict[str, str]:

@@ -1,6 +1,8 @@
 """Keeps the content of a job's web page up to date, and returns what has changed in it."""
 
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,7 +17,8 @@ _PATCHES = 120  # that are kept; who is further behind gets the whole view again
 _STORIES = 300  # of incidents, the newest, in a file
 _LOGGED = 20  # of these, the newest, have lines of logs
 _LINES, _LINE_CHARS = 40, 500  # of a rank's output, the last, in a story
-_AT_ONCE = 5000  # entries that are read before the page shows them first, and twice as many each time after
+_AT_ONCE, _AT_ONCE_S = 1000, 0.15  # entries, and seconds, that are read before the page shows the first, and then
+_LONGER = 3  # so many times as long before it shows more
 
 Sections = dict[str, Any]
 
@@ -43,23 +46,23 @@ def _compare_values(old: Any, new: Any) -> Any:
 class PageFeed:
     """Folds new journal entries into versions of the page's view. Other threads may call only `patches_since`."""
 
-    def __init__(self, source: PageSource) -> None:
-        self._source = source
+    def __init__(self, source: PageSource, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source, self._clock = source, clock
         self._fold = PageFold()
         self._patches: deque[tuple[int, bytes]] = deque(maxlen=_PATCHES)
         self._sections: Sections = {}
-        self._at_once = _AT_ONCE
+        self._at_once_s = _AT_ONCE_S
         self.version = 0
         self.whole = b""  # the newest version, encoded
         self.behind = True  # entries are there that have not been read
 
     def refresh_view(self) -> None:
         """Read new entries, and make a new version if anything has changed."""
-        self.behind = False
+        self.behind, began_at = False, self._clock()
         for count, entry in enumerate(self._source.read_entries(self._fold.seq), 1):
             self._fold.add(entry)
-            if count == self._at_once:
-                self.behind, self._at_once = True, 2 * self._at_once
+            if count % _AT_ONCE == 0 and self._clock() >= began_at + self._at_once_s:
+                self.behind, self._at_once_s = True, _LONGER * self._at_once_s
                 break
         seen = self._source.look_at_job()
         view = self._fold.make_view(seen.now, seen.status, seen.absence)

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.dash.page_assets import TYPES, read_assets
+from holdfast.dash.page_assets import TYPES, served_assets
 from holdfast.dash.page_feed import PageFeed
 from holdfast.dash.page_session import ENTER, HEADERS, USED_UP, PageSession
 from holdfast.dash.page_source import PageSource, SourceError
@@ -122,8 +122,8 @@ class PageServer:
         return _asset(request.match_info["name"])
 
     async def _show_view(self, request: web.Request) -> web.Response:
-        if not self._feed.whole:
-            await self._await_news(0)
+        async with self._news:  # the reader counts a version before it has written the view
+            await self._news.wait_for(lambda: self._feed.whole)
         self._wanted.set()
         answer = web.Response(body=self._feed.whole, content_type="application/json")
         answer.enable_compression()
@@ -204,7 +204,7 @@ class PageServer:
 
 
 def _asset(name: str) -> web.Response:
-    found = read_assets().get(name)
+    found = served_assets().get(name)
     if found is None:
         raise web.HTTPNotFound(text="there is no such file")
     return web.Response(text=found, content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")

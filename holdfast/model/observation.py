@@ -98,6 +98,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     made_up: bool = False  # optimizers have counted one more
     loss: float | None = None
     loss_source: Name = ""  # where losses are read from, if the script does not report them itself
+    trackers: Name = ""  # those of W&B, MLflow and TensorBoard that the script uses and that get the job's figures
     phase: Name = ""
     arrivals: dict[Number, tuple[Arrival, ...]] = {}  # by rank: when it came to its newest collectives
     gpus: dict[Number, str] = {}  # by rank: the UUID of its GPU, where the rank tells it

@@ -17,10 +17,11 @@ from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimize
 from torch.optim import Optimizer
 
 import holdfast
+from holdfast.checkpoint.file_faults import distcp_fault, first_fault
 from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.trainers.optimizer_shards import ShardCheckpointer
-from holdfast.trainers.own_checkpoints import OwnCheckpoint, distcp_fault, find_own_checkpoint, first_fault
+from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint
 
 _NAME = r"iter_(\d+)"  # as Megatron-LM names its checkpoints
 Extras = dict[str, Any]

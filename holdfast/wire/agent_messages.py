@@ -108,6 +108,25 @@ class AimMessage(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     revoked: tuple[str, ...] = ()  # as in Welcome
 
 
+class IncidentNote(msgspec.Struct, frozen=True, kw_only=True):
+    """A closed incident of the job, in one sentence."""
+
+    number: int
+    text: str
+
+
+class JobFigures(msgspec.Struct, frozen=True, kw_only=True, tag="figures"):
+    """The job's incidents, restarts and ETTR, for nodes whose ranks log to W&B, MLflow or TensorBoard; a lost message
+    does no harm, because newer ones follow."""
+
+    generation: int
+    incidents: int
+    restarts: int
+    lost_s: float
+    ettr: float | None  # None: no step was ever seen
+    notes: tuple[IncidentNote, ...] = ()  # on incidents after which this generation made its first step
+
+
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
     """Asks a node for the current stacks of all training processes; the node sends those it has by the deadline."""
 
@@ -123,7 +142,7 @@ class ReachRequest(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
 
 
 FromAgent = Hello | Beat | Post | NodeNotice | HashReport | TraceAnswer | TrafficReport | Reach | ScriptImports
-FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest | ReachRequest | ScriptImports
+FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest | ReachRequest | ScriptImports | JobFigures
 
 encode = msgspec.msgpack.Encoder().encode
 _decode_message = make_decoder(msgspec.msgpack.Decoder(FromAgent))

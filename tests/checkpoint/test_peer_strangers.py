@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import peer_server
+from holdfast.checkpoint.peer_guard import PeerGuard
 from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import (
-    PeerGuard,
     PeerKeeper,
     PeerRefusal,
     PeerRequest,

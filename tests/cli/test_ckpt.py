@@ -22,6 +22,7 @@ from holdfast.cli.commands import ckpt
 from holdfast.model.state_copy import Doubt
 from tests.agent.peers import layout
 from tests.checkpoint.making import save
+from tests.checkpoint.test_trainer_checkpoints import write_deepspeed
 from tests.cli.console_transcript import assert_screens
 
 
@@ -228,3 +229,36 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str], file_gb: str
     assert "/proc/holdfast " in capsys.readouterr().err
     assert ckpt.main(["export", str(tmp_path), str(to), "--step", "2"]) == 2
     assert f" {tmp_path} is " in (said := capsys.readouterr().err) and " ckpt verify " in said
+
+
+def test_checkpoints_of_trainers_are_listed_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_deepspeed(tmp_path / "global_step10")
+    assert ckpt.main(["ls", str(tmp_path)]) == 0
+    assert f"        10  {folder}  by DeepSpeed, " in (said := capsys.readouterr().out), said
+    assert " 3 files" in said
+    assert ckpt.main(["ls", str(tmp_path), "--json"]) == 0
+    [one] = json.loads(capsys.readouterr().out)["trainers"]
+    assert (one["step"], one["trainer"], one["ok"]) == (10, "DeepSpeed", True)
+    for place in (tmp_path, folder):
+        assert ckpt.main(["verify", str(place)]) == 0
+        sound, checked, unchecked = capsys.readouterr().out.splitlines()
+        assert sound == f"{folder}: sound, by DeepSpeed"
+        assert checked == "  checked: 3 files, the CRC-32 of every record, and that all parts are there"
+        assert unchecked == "  its format does not tell: whether all files are of one write"
+    assert ckpt.main(["verify", str(tmp_path), "--step", "11"]) == 2
+    assert " step 11" in capsys.readouterr().err
+    (folder / "mp_rank_00_model_states.pt").unlink()
+    assert ckpt.main(["ls", str(tmp_path)]) == 0
+    assert ": mp_rank_00_model_states.pt is missing" in capsys.readouterr().out
+    assert ckpt.main(["verify", str(tmp_path)]) == 1
+    assert capsys.readouterr().out == f"{folder}: broken, by DeepSpeed\n  mp_rank_00_model_states.pt is missing\n"
+
+
+def test_checkpoints_of_ours_and_of_a_trainer_in_one_folder(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_deepspeed(base / "global_step10")
+    assert ckpt.main(["verify", str(base)]) == 0
+    said = capsys.readouterr().out
+    assert said.count(": sound") == 4 and "sound, by DeepSpeed" in said
+    spoil(base, 2)
+    assert ckpt.main(["verify", str(base)]) == 1
+    assert ckpt.main(["rm", str(base), "10"]) == 2, "only what is ours is removed"

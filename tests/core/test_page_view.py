@@ -153,3 +153,19 @@ def test_probes_are_told_of_each_node() -> None:
         fold.add(Entry(seq=seq, at=float(seq), event=event, decision=decision))
     found = {node.node: [(one.ok, one.found) for one in node.probes] for node in fold.make_view(None).nodes}
     assert found == {"a": [(True, "")], "b": [(False, "memory differs")]}
+
+
+def test_the_map_of_lateness_changes_every_20_seconds_and_with_the_number_of_ranks() -> None:
+    fold = folded(simulated()[:40])
+
+    def shown(now: float | None, told: str) -> tuple[str, ...]:
+        return fold.make_view(now, {"lateness": told} if told else {}).lateness
+
+    now = simulated()[39].at
+    assert fold.make_view(now).lateness == ()
+    first = "l" * 64 + "x" * 6
+    assert shown(now, first) == ("l" * 64, "x" * 6)
+    assert shown(now + 19, "m" * 70) == ("l" * 64, "x" * 6)
+    assert shown(now + 20, "m" * 70) == ("m" * 64, "m" * 6)
+    assert shown(now + 21, "n" * 8) == ("n" * 8,)
+    assert shown(now + 22, "") == ()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.dash.page_feed import PageFeed, compare_sections
 from holdfast.dash.page_source import JobPresence, SourceError
-from holdfast.model.event import Entry, Phase
+from holdfast.model.event import Entry, Phase, Progress
 from tests.core.test_page_view import simulated
 
 
@@ -94,6 +94,35 @@ def test_nothing_new_is_no_version_and_who_is_far_behind_begins_anew() -> None:
     assert feed.version == version
     assert feed.patches_since(1) is None and feed.patches_since(version + 1) is None
     assert len(feed.patches_since(version - 5) or ()) == 5
+
+
+class LongSource(GrowingSource):
+    """A journal of 20,000 entries: reports of progress, each a step further."""
+
+    def read_entries(self, after: int) -> Iterable[Entry]:
+        last = next(entry for entry in reversed(simulated()) if isinstance(entry.event, Progress))
+        yield from (entry for entry in simulated() if after < entry.seq <= last.seq)
+        assert isinstance(last.event, Progress)
+        for n in range(max(1, after + 1 - last.seq), 20_000):
+            told = msgspec.structs.replace(last.event, step=last.event.step + n, at=last.at + n)
+            yield msgspec.structs.replace(last, seq=last.seq + n, at=last.at + n, event=told)
+
+
+def test_a_long_journal_is_shown_while_it_is_read() -> None:
+    """However slowly entries are read, the first of them are shown after a moment."""
+    now, seen = 0.0, []
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.1  # that 1,000 entries take
+        return now
+
+    feed = PageFeed(LongSource(), clock)
+    while feed.behind:
+        feed.refresh_view()
+        seen.append(feed._fold.seq)
+    assert seen[:2] == [2000, 7000] and len(seen) == 3 and seen[-1] > 20_000
+    assert not msgspec.json.decode(feed.whole)["sections"]["reading"]
 
 
 class PrintingSource(GrowingSource):

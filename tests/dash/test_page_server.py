@@ -19,6 +19,8 @@ from tests.dash.test_page_feed import GrowingSource
 class Place:
     """A server on a free port, and a browser that has not been there."""
 
+    server: PageServer
+
     def __init__(self, client: ClientSession, port: int, session: PageSession, source: GrowingSource) -> None:
         self.client, self.session, self.source = client, session, source
         self.home = f"http://127.0.0.1:{port}"
@@ -54,7 +56,9 @@ async def place() -> AsyncIterator[Place]:
     await web.TCPSite(runner, "127.0.0.1", port).start()
     following = asyncio.ensure_future(server.follow_job())
     async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as client:
-        yield Place(client, port, session, source)
+        there = Place(client, port, session, source)
+        there.server = server
+        yield there
         assert not list(client.cookie_jar), "a browser would send one to all ports of this host"
     following.cancel()
     server.close()
@@ -164,3 +168,18 @@ def test_the_one_script_has_every_module_and_no_import() -> None:
     assert "\nimport " not in script and "\nexport " not in script
     assert script.index("const module_words = ") < script.index("const module_page = ")
     assert not any("innerHTML" in text or "outerHTML" in text or "eval(" in text for text in assets.values())
+
+
+async def test_a_page_that_asks_while_the_first_view_is_being_written_gets_all_of_it(place: Place) -> None:
+    """Its number is known before its bytes are: another thread makes both."""
+    await place.enter()
+    feed = place.server._feed
+    assert (await place.get("/view"))[0] == 200
+    whole, feed.whole = feed.whole, b""
+    asked = asyncio.ensure_future(place.get("/view"))
+    await asyncio.sleep(0.1)
+    assert not asked.done() and feed.version == 1
+    feed.whole = whole
+    async with place.server._news:
+        place.server._news.notify_all()
+    assert msgspec.json.decode((await asked)[1])["version"] == 1

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from holdfast.model.errand import LaunchHere
+from holdfast.model.job_and_seats import marked_run_id
 from holdfast.model.release import Release
 from holdfast.wire import progress_environment
 from holdfast.wire.inherited_environment import make_rank_environment
@@ -45,6 +46,8 @@ def rank_variables(spec: NodeSpec, errand: LaunchHere, local: int, slots: str, k
         "HOLDFAST_SLOT": f"{slots}:{local}",
         "HOLDFAST_FLIGHT": f"{slots}:{flight_log_writer.flight_log_offset(spec.nproc, local)}",
     }
+    if spec.settings.logs.trackers:
+        values[progress_environment.TRACKED_RUN] = marked_run_id(errand.run_id, errand.mark)
     return {k: str(v) for k, v in values.items()} | skip_variables(errand.skips, errand.eases)
 
 

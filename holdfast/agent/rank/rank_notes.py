@@ -1,14 +1,24 @@
-"""Files about ranks: the notes that they leave for their agent (mesh, replayable, source of losses), and their pids."""
+"""Files by which an agent and its ranks tell each other longer things (mesh, replayable, source of losses, trackers,
+the job's figures), and the ranks' pids."""
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from holdfast.core.decoding import from_json
 from holdfast.model.job_and_seats import Dims
 from holdfast.wire import progress_environment, replay_environment, run_and_node_specs
+from holdfast.wire.agent_messages import JobFigures
 
-_SOURCE_BYTES = 200  # of the file in which a rank says where its losses are read from
+_NOTE_BYTES = 200  # of a file in which a rank says where its losses are read from, or which trackers it uses
+
+
+def read_notes(mesh: Path) -> dict[str, Any]:
+    """Return the fields of a beat that ranks have left notes on; the file of the mesh lies among the others."""
+    told = {"replayable": read_replayable(mesh.parent), "trackers": read_trackers(mesh.parent)}
+    return {"mesh": read_mesh(mesh), **told}
 
 
 def read_mesh(path: Path) -> Dims:
@@ -30,11 +40,19 @@ def read_replayable(folder: Path) -> str:
 
 def read_loss_source(folder: Path) -> str:
     """Return where a rank's losses are read from; empty if nowhere, or if the script reports them itself."""
+    return _read_text(folder / progress_environment.LOSS_SOURCE)
+
+
+def read_trackers(folder: Path) -> str:
+    """Return which trackers a rank uses, in words; empty if none."""
+    return _read_text(folder / progress_environment.TRACKERS)
+
+
+def _read_text(path: Path) -> str:
     try:
-        source = (folder / progress_environment.LOSS_SOURCE).read_bytes()
+        return path.read_bytes()[:_NOTE_BYTES].decode("utf-8", "replace")
     except OSError:
         return ""
-    return source[:_SOURCE_BYTES].decode("utf-8", "replace")
 
 
 def note_pid(folder: Path, rank: int, pid: int) -> str:
@@ -44,3 +62,12 @@ def note_pid(folder: Path, rank: int, pid: int) -> str:
     except OSError as e:
         return f"rank {rank}: cannot write to its log folder {folder}: {e.strerror}"
     return ""
+
+
+def write_figures(folder: Path, figures: JobFigures) -> None:
+    """Leave the job's figures for the ranks; where that fails, trackers show older ones."""
+    path = folder / progress_environment.FIGURES
+    whole = path.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        whole.write_bytes(msgspec.json.encode(figures))
+        whole.replace(path)

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.rank import last_words, rank_notes
@@ -22,13 +23,13 @@ from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.linux import process_attributes
 from holdfast.model.errand import LaunchHere
-from holdfast.model.job_and_seats import Dims
 from holdfast.model.release import Release
 from holdfast.wire import (
     holder_messages,
     progress_environment,
     survivor_messages,
 )
+from holdfast.wire.agent_messages import JobFigures
 from holdfast.wire.holder_messages import (
     ArenaMade,
     ExecRank,
@@ -297,14 +298,14 @@ class RankProcesses:
             return str(e)
         return await future
 
-    def read_mesh(self) -> Dims:
-        return rank_notes.read_mesh(self._mesh)
-
-    def read_replayable(self) -> str:
-        return rank_notes.read_replayable(self.keeper_path.parent)
+    def read_notes(self) -> dict[str, Any]:
+        return rank_notes.read_notes(self._mesh)
 
     def read_loss_source(self) -> str:
         return rank_notes.read_loss_source(self.keeper_path.parent)
+
+    def write_figures(self, figures: JobFigures) -> None:
+        rank_notes.write_figures(self.keeper_path.parent, figures)
 
     def entry_for(self, release: Release) -> EntryPoint:
         """Return the entry point that ranks of a release run."""

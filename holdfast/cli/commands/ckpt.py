@@ -11,6 +11,11 @@ from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.manifest import MANIFEST, StorageError
 from holdfast.checkpoint.retention import StoredCheckpoint, clean_unpublished, find_checkpoints
 from holdfast.checkpoint.storage_opener import open_storage
+from holdfast.checkpoint.trainer_checkpoints import (
+    TrainerCheckpoint,
+    find_trainer_checkpoints,
+    verify_trainer_checkpoint,
+)
 from holdfast.cli.commands.ckpt_gather import find_states, gather_states
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -39,11 +44,11 @@ def main(argv: list[str]) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="holdfast ckpt", description="Look after checkpoints on storage.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    what = "List checkpoints, newest first; the exit code is 1 if there is none."
+    what = "List checkpoints, newest first, also those of DeepSpeed, Megatron and TorchTitan; 1 if there is none."
     ls = verbs.add_parser("ls", help="list the checkpoints of a job", description=what)
     ls.add_argument("base", help="the folder or URL that checkpoints go to")
     ls.add_argument("--json", action="store_true", help="print them as JSON")
-    what = "Read checkpoints and compare every byte with its checksum; the exit code is 1 if one is broken."
+    what = "Read checkpoints and compare every byte that has a checksum; the exit code is 1 if one is broken."
     check = verbs.add_parser("verify", help="check every byte of checkpoints", description=what)
     check.add_argument("place", help="a checkpoint, or the folder or URL of several")
     check.add_argument("--step", type=int, help="only this one of several")
@@ -73,19 +78,23 @@ def _list_checkpoints(args: argparse.Namespace) -> int:
     storage = open_storage(args.base)
     states = [] if found else find_states(args.base)
     unfinished = [storage.url(attempt.name) for attempt in storage.list_unpublished()]
+    others = find_trainer_checkpoints(args.base)
     if args.json:
-        print(msgspec.json.encode({"checkpoints": found, "unfinished": unfinished, "states": states}).decode())
-        return 0 if found else NONE
+        told = {"checkpoints": found, "unfinished": unfinished, "states": states, "trainers": others}
+        print(msgspec.json.encode(told).decode())
+        return 0 if found or others else NONE
     for one in found:
         print(_checkpoint_line(one))
+    for other in others:
+        print(_trainer_line(other))
     if states:
         print(f"{args.base} holds no checkpoint, but states that a run has left on this host's disk, rank by rank:")
         print(*map(_state_line, sorted(states, key=lambda one: one.step, reverse=True)), sep="\n")
-    elif not found:
+    elif not found and not others:
         print(f"there is no checkpoint in {args.base}")
     for url in unfinished:
         print(f"unfinished, or being written: {url}")
-    return 0 if found else NONE
+    return 0 if found or others else NONE
 
 
 def _checkpoint_line(one: StoredCheckpoint) -> str:
@@ -96,6 +105,14 @@ def _checkpoint_line(one: StoredCheckpoint) -> str:
     run = f" of {one.author.run}" if one.author.run else ""
     ranks, author = counted_noun(one.world, "rank"), f"written by generation {one.author.generation}{run}"
     return f"{one.step:>10}  {one.url}  {when}, {_size_text(one.bytes)}, {ranks}, {author}"
+
+
+def _trainer_line(one: TrainerCheckpoint) -> str:
+    step = "?" if one.step is None else one.step
+    if not one.ok:
+        return f"{step:>10}  {one.url}  by {one.trainer}, not whole: {one.why}"
+    size = f"{_size_text(one.bytes)} in {counted_noun(one.files, 'file')}"
+    return f"{step:>10}  {one.url}  by {one.trainer}, {size}, none missing or cut short"
 
 
 def _state_line(one: StoredCheckpoint) -> str:
@@ -125,13 +142,31 @@ def _chosen_urls(place: str, step: int | None, *, states: bool = False) -> list[
 def _verify_checkpoints(args: argparse.Namespace) -> int:
     broken = 0
     doubted = {one.url: one.why for one in find_checkpoints(args.place) if one.doubted}
-    for url in _chosen_urls(args.place, args.step, states=True):
+    others = [one for one in find_trainer_checkpoints(args.place) if args.step in (None, one.step)]
+    try:
+        urls = _chosen_urls(args.place, args.step, states=True)
+    except UsageError:
+        if not others:
+            raise
+        urls = []
+    for url in urls:
         faults = verify_checkpoint(url)
         broken += bool(faults)
         print(f"{url}: {'broken' if faults else 'sound'}{f', but not used: {doubted[url]}' if url in doubted else ''}")
         for fault in faults:
             print(f"  {fault}")
-    return BROKEN if broken else 0
+    return BROKEN if broken + sum(not _verify_trainer(one) for one in others) else 0
+
+
+def _verify_trainer(one: TrainerCheckpoint) -> bool:
+    """Print what is wrong with a trainer's checkpoint, or what was compared and what cannot be; True if sound."""
+    found = verify_trainer_checkpoint(one.url)
+    print(f"{one.url}: {'broken' if found.fault else 'sound'}, by {one.trainer}")
+    if found.fault:
+        print(f"  {found.fault}")
+    else:
+        print(f"  checked: {found.checked}\n  its format does not tell: {found.unchecked}")
+    return not found.fault
 
 
 def _export_weights(args: argparse.Namespace) -> int:

@@ -36,6 +36,7 @@ _ABOUT = (
 )
 _GONE_S = 1.0
 _BACKLOG = 1024
+_SWITCH_S = 0.0005  # a browser that asks for the page does not wait for the thread that reads the journal
 
 
 def main(argv: list[str]) -> int:
@@ -57,6 +58,7 @@ def main(argv: list[str]) -> int:
     complaints.addFilter(ServerLogFilter())
     logging.getLogger().addHandler(complaints)
     process_attributes.raise_file_limit()
+    sys.setswitchinterval(_SWITCH_S)
     try:
         asyncio.run(_serve_page(_find_source(args), listener, opens=not args.no_open))
     except SourceError as e:

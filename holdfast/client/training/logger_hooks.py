@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from holdfast.client.training.logged_losses import LoggedLosses
 from holdfast.client.training.progress import RankProgress
+from holdfast.client.training.tracker_hooks import TRACKER_CALLS, TrackerHooks, find_tracker_hooks
 from holdfast.wire.progress_environment import KEEPER, LOSS_SOURCE, SLOT
 from holdfast.wire.replay_environment import is_replay
 
@@ -59,13 +60,14 @@ CALLS = (
 )
 
 
-def follow_loggers(progress: RankProgress) -> None:
-    """Read this rank's losses from its loggers, those that are imported already and those that will be."""
+def follow_loggers(progress: RankProgress, *, is_rank: bool = True) -> None:
+    """Read this rank's losses from its loggers, those that are imported already and those that will be. In the rank's
+    own process W&B, MLflow and TensorBoard also get the job's figures."""
     if SLOT not in os.environ or is_replay():
         return
     progress.logged = LoggedLosses(progress.note_logged, _announce_source)
-    finder = LoggerFinder(progress.logged)
-    for module in {call.module for call in CALLS} & set(sys.modules):
+    finder = LoggerFinder(progress.logged, find_tracker_hooks() if is_rank else None)
+    for module in finder.modules & set(sys.modules):
         finder.hook_module(sys.modules[module])
     sys.meta_path.insert(0, finder)
 
@@ -73,14 +75,15 @@ def follow_loggers(progress: RankProgress) -> None:
 class LoggerFinder:
     """An import finder that asks the other finders, and hooks the loggers' modules as soon as they are executed."""
 
-    def __init__(self, losses: LoggedLosses) -> None:
-        self._losses = losses
-        self._modules = frozenset(call.module for call in CALLS)
+    def __init__(self, losses: LoggedLosses, trackers: TrackerHooks | None = None) -> None:
+        self._losses, self._trackers = losses, trackers
+        tracked = {call.module for call in TRACKER_CALLS} if trackers else set()
+        self.modules = frozenset({call.module for call in CALLS} | tracked)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in self._modules:
+        if name not in self.modules:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
@@ -103,6 +106,8 @@ class LoggerFinder:
         for call in CALLS:
             if call.module == module.__name__:
                 _hook_call(module, call, self._losses)
+        if self._trackers is not None:
+            self._trackers.hook_module(module)
 
 
 def _hook_call(module: ModuleType, call: LoggerCall, losses: LoggedLosses) -> None:

@@ -53,7 +53,7 @@ def begin_child() -> None:
 
             here.begin_child()
             optimizer_step_count.install_hooks(here)
-            logger_hooks.follow_loggers(here)
+            logger_hooks.follow_loggers(here, is_rank=False)
             follow_spawns()
         return plain(process, *args, **kwargs)
 

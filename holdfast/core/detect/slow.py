@@ -23,6 +23,7 @@ from statistics import median, mode
 import msgspec
 
 from holdfast.core.diagnose.collective_lateness import CollectiveLateness
+from holdfast.core.diagnose.lateness_map import LatenessMap
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.stacks import Arrival
@@ -76,6 +77,7 @@ class SlowDetector:
         self.limits = limits
         self.generation = 0
         self.rounds: deque[SlowRound] = deque(maxlen=limits.rounds)
+        self.lateness = LatenessMap()  # of all ranks, for people
         self._node_of: dict[int, str] = {}
         self._gpu_of: dict[int, str] = {}
         # Rank and group -> when it came to the newest collective that it told of. Groups are told of in any order.
@@ -97,6 +99,7 @@ class SlowDetector:
         for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):
             kept.clear()
         self.rounds.clear()
+        self.lateness = LatenessMap()
         self._round_at = now
         self._pace, self._toll = StepPace(self.limits, former_s), SlownessCost(self.limits)
         self._named, self._named_rounds = "", 0
@@ -155,6 +158,7 @@ class SlowDetector:
             shares = group.take_shares()
             late.update(shares)
             on_gpus.update({rank: share for rank, share in shares.items() if rank in waits})
+        self.lateness.add_round(late)
         [(rank, most)] = late.most_common(1)
         node = self._node_of[rank]
         second = max((share for other, share in late.items() if self._node_of[other] != node), default=most)

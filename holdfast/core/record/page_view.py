@@ -14,6 +14,7 @@ from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
 from holdfast.core.record.node_history import NodeHistory, NodeStory, ProbeResult
+from holdfast.core.record.page_lateness import HeldLateness
 from holdfast.core.record.release_pace import ReleasePace, describe_paces
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Launch, Stage
@@ -160,6 +161,7 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     job: Job | None
     limits: Limits | None
     opinions: tuple[str, ...]
+    lateness: tuple[str, ...]  # of a live job, in rows of 64 ranks: a change sends the rows that changed
 
 
 class PageFold:
@@ -178,6 +180,7 @@ class PageFold:
         self._orders: list[tuple[float, str, str]] = []
         self._releases: dict[int, tuple[float, Release]] = {}
         self._reason = ""
+        self._lateness = HeldLateness()
 
     def add(self, entry: Entry) -> None:
         self.seq = entry.seq
@@ -243,6 +246,7 @@ class PageFold:
             job=self._job,
             limits=self._limits,
             opinions=account.opinions,
+            lateness=self._lateness.hold(now, str((status or {}).get("lateness", ""))),
         )
 
     def tell_story(self, number: int) -> IncidentStory | None:

@@ -12,10 +12,10 @@ export function showDialog(title, ...content) {
   return box;
 }
 
-export function openRank(rank, node) {
+export function openRank(rank, node, late) {
   const [name, role, first, nproc, host, near, alarms, incidents, last, lag, phase, probes] = node;
   const told = [["Node", name], ["Host", host], ["Place", near.join(" / ")], ["State", role], ["Its ranks", nproc > 1 ? `${first} to ${first + nproc - 1}` : String(first)],
-    ["Doing", phase], ["Behind", lag ? plural(lag, "step") : ""], ["Named by", alarms ? `${plural(alarms, "alarm")}, ${plural(incidents, "incident")}` : "no alarm"], ["Last said of it", last && capital(last)]];
+    ["Doing", phase], ["Behind", lag ? plural(lag, "step") : ""], ["Pace", late], ["Named by", alarms ? `${plural(alarms, "alarm")}, ${plural(incidents, "incident")}` : "no alarm"], ["Last said of it", last && capital(last)]];
   const lines = quote("Output", "…"), stacks = h("div", {});
   showDialog(`Rank ${rank}`, h("dl", { class: "facts", style: { marginTop: "12px" } }, told.filter(([, value]) => value).map(([label, value]) =>
     h("div", {}, h("dt", {}, label), h("dd", {}, value)))),

@@ -3,11 +3,13 @@
 import { forgetColours } from "./charts.js";
 import { openRank } from "./rank.js";
 import { block, job, onLeave } from "./store.js";
-import { announce, colour, count, h, plural, sheet } from "./words.js";
+import { announce, capital, colour, count, h, plural, sheet } from "./words.js";
 
 const ROLES = { active: "train", admitting: "start-up", draining: "launch", ready: "bar", probing: "probe", evicted: "detect",
   examined: "probe", lost: "detect", dismissed: "stop", acquiring: "wait", queued: "wait" };
 const HEAT = { light: ["#e7ecef", "#f7d9a8", "#ee9f5b", "#d1453b", "#8f1d2c"], dark: ["#2a3138", "#5c4a22", "#a8682a", "#d1453b", "#ff8f85"] };
+const SIGNS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", LEAST = -11, MOST = 50;  // percent of the time, as the controller writes them
+const LATE = [2, 7, 14, 29, MOST];  // upper ends, in percent; from 8 on a rank is named as slow
 const chosen = { colour: "state", group: "node" };
 
 export function ranksView() {
@@ -23,14 +25,14 @@ export function ranksView() {
   } }, options.map(([value, text]) => h("option", { value, selected: chosen[name] === value }, text))));
   const groups = [["node", "node"], ["host", "host"], ...(near ? [["near", "switch"]] : []), ...dims.map((name, n) => [`dim${n}`, `${name} group`])];
   const tools = h("div", { class: "tools" },
-    pick("colour", [["state", "state"], ["incidents", "incidents so far"], ["alarms", "alarms so far"], ["lag", "steps behind"]]),
+    pick("colour", [["state", "state"], ["incidents", "incidents so far"], ["alarms", "alarms so far"], ["lag", "steps behind"], ["late", "time between collectives"]]),
     pick("group", groups));
   listenToGrid(grid);
   requestAnimationFrame(paint);
   const watch = new ResizeObserver(paint);
   requestAnimationFrame(() => watch.observe(canvas.parentElement));
   onLeave(() => { watch.disconnect(); tip.remove(); });
-  block(["nodes"], () => { requestAnimationFrame(paint); return h("span", {}); });
+  block(["nodes", "lateness"], () => { requestAnimationFrame(paint); return h("span", {}); });
   document.body.append(tip);
   return [h("section", { class: "sheet", "aria-label": "Ranks" }, h("header", {}, h("h2", {}, "Ranks"), side), tools,
     h("div", { class: "gridwrap" }, canvas), legend)];
@@ -115,16 +117,44 @@ function shades(cells) {
     const fills = Object.fromEntries([...found.keys()].map((role) => [role, colour(ROLES[role] || "bar")]));
     return { of: (cell) => fills[cell.node[1]], legend: [...found].map(([role, number]) => [fills[role], `${role} ${count(number)}`]) };
   }
-  const field = { incidents: 7, alarms: 6, lag: 9 }[chosen.colour];
-  const most = Math.max(1, ...cells.map((cell) => cell.node[field]));
   const dark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
   const steps = HEAT[dark ? "dark" : "light"];
+  if (chosen.colour === "late") return lateShades(cells, steps);
+  const field = { incidents: 7, alarms: 6, lag: 9 }[chosen.colour];
+  const most = Math.max(1, ...cells.map((cell) => cell.node[field]));
   const level = (value) => (value === 0 ? 0 : Math.min(4, 1 + Math.floor((3.999 * (value - 1)) / Math.max(1, most))));
   const bounds = steps.map((fill, n) => {
     const inside = cells.map((cell) => cell.node[field]).filter((value) => level(value) === n);
     return inside.length ? [fill, Math.min(...inside) === Math.max(...inside) ? String(inside[0]) : `${Math.min(...inside)} to ${Math.max(...inside)}`] : null;
   });
   return { of: (cell) => steps[level(cell.node[field])], legend: bounds.filter(Boolean) };
+}
+
+// How much longer than the median of its groups a rank takes from one collective to the next, in percent of the time.
+export function latePercent(rank) {
+  const place = SIGNS.indexOf(job.view.lateness[rank >> 6]?.[rank & 63] || ".");
+  return place < 0 ? null : LEAST + place;
+}
+
+export function lateText(rank) {
+  const percent = latePercent(rank);
+  if (percent === null) return "";
+  const size = `${Math.abs(percent)} %${percent === MOST || percent === LEAST ? " or more" : ""}`;
+  return percent ? `takes ${size} of the time ${percent > 0 ? "longer" : "less"} between collectives than the median` : "as long between collectives as the median";
+}
+
+function lateShades(cells, steps) {
+  const level = (percent) => LATE.findIndex((end) => percent <= end), numbers = LATE.map(() => 0), untold = colour("bar");
+  let unknown = 0;
+  for (const cell of cells) {
+    const percent = latePercent(cell.rank);
+    if (percent === null) unknown++;
+    else numbers[level(percent)]++;
+  }
+  const ends = LATE.map((end, n) => (n === 0 ? `up to ${end} % of the time longer than the median` : n === LATE.length - 1 ? `${LATE[n - 1] + 1} % or more` : `${LATE[n - 1] + 1} to ${end} %`));
+  const legend = ends.map((text, n) => [steps[n], `${text}: ${count(numbers[n])}`]).filter((_, n) => numbers[n]);
+  if (unknown) legend.push([untold, `not known: ${count(unknown)}${legend.length ? "" : "; only the controller of a job that trains and reports collectives tells it"}`]);
+  return { of: (cell) => { const percent = latePercent(cell.rank); return percent === null ? untold : steps[level(percent)]; }, legend };
 }
 
 function drawCursor(grid, pen) {
@@ -141,14 +171,14 @@ function listenToGrid(grid) {
   canvas.addEventListener("mouseleave", () => { tip.hidden = true; });
   canvas.addEventListener("click", (event) => {
     const found = findCell(grid, event);
-    if (found >= 0) openRank(grid.cells[found].rank, grid.cells[found].node);
+    if (found >= 0) openCell(grid.cells[found]);
   });
   canvas.addEventListener("focus", () => paintGrid(grid));
   canvas.addEventListener("blur", () => paintGrid(grid));
   canvas.addEventListener("keydown", (event) => {
     const rowLength = grid.spots.filter((spot) => spot.y === grid.spots[grid.at]?.y).length;
     const moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: rowLength, ArrowUp: -rowLength, Home: -grid.at, End: grid.cells.length - 1 - grid.at };
-    if (event.key === "Enter" && grid.cells[grid.at]) return openRank(grid.cells[grid.at].rank, grid.cells[grid.at].node);
+    if (event.key === "Enter" && grid.cells[grid.at]) return openCell(grid.cells[grid.at]);
     if (!(event.key in moves)) return undefined;
     event.preventDefault();
     grid.at = Math.max(0, Math.min(grid.cells.length - 1, grid.at + moves[event.key]));
@@ -156,6 +186,8 @@ function listenToGrid(grid) {
     return paintGrid(grid);
   });
 }
+
+const openCell = (cell) => openRank(cell.rank, cell.node, capital(lateText(cell.rank)));
 
 function findCell(grid, event) {
   const box = grid.canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
@@ -165,7 +197,7 @@ function findCell(grid, event) {
 function cellText(cell) {
   const [node, role, , , , , alarms, incidents, , lag] = cell.node;
   return [`rank ${cell.rank} on ${node}`, role, incidents ? plural(incidents, "incident") : "", alarms ? plural(alarms, "alarm") : "",
-    lag ? `${plural(lag, "step")} behind` : ""].filter(Boolean).join(", ");
+    lag ? `${plural(lag, "step")} behind` : "", chosen.colour === "late" ? lateText(cell.rank) : ""].filter(Boolean).join(", ");
 }
 
 function showTip(grid, index, event) {

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Collection
+from typing import Any
 
 from holdfast.model.errand import LaunchHere
-from holdfast.model.job_and_seats import Dims
 from holdfast.model.observation import Mark, StepValues
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
+from holdfast.wire.agent_messages import JobFigures
 from holdfast.wire.holder_messages import HolderListing, HolderRank, KeptArena, RankEnded, RankKey, ZygoteWarmed
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
@@ -167,12 +168,13 @@ class SimHolder:
     def hear_imports(self, modules: tuple[str, ...]) -> None:
         pass
 
-    def read_mesh(self) -> Dims:
+    def read_notes(self) -> dict[str, Any]:
         ranks = max((held.world for held in self._machine.held.values()), default=0)
-        return (("pp", 2), ("dp", ranks // 2)) if self._scene.setup.reports_mesh and ranks and not ranks % 2 else ()
-
-    def read_replayable(self) -> str:
-        return ""
+        told = self._scene.setup.reports_mesh and ranks and not ranks % 2
+        return {"mesh": (("pp", 2), ("dp", ranks // 2)) if told else ()}
 
     def read_loss_source(self) -> str:
         return ""
+
+    def write_figures(self, figures: JobFigures) -> None:
+        pass

@@ -24,6 +24,7 @@ def run(
     nproc: int = 1,
     limits: SlowLimits | None = None,
     road_s: float = 0.0,
+    made: SlowDetector | None = None,
 ) -> list[Alarm]:
     """Ranks that meet in two collectives a step, `factor(node, step)` times slower than 0.2 s.
 
@@ -31,7 +32,7 @@ def run(
     its way for so long.
     """
     chance = random.Random(seed)
-    made = SlowDetector(limits or SlowLimits())
+    made = made or SlowDetector(limits or SlowLimits())
     made.on_launch(0.0, 1)
     now, seq, alarms, step_s = 0.0, 0, [], 0.2
     arrivals: dict[int, list[Arrival]] = {rank: [] for rank in range(NODES * nproc)}
@@ -72,6 +73,17 @@ def test_a_slow_rank_is_named(times: float) -> None:
         assert {alarm.ranks for alarm in alarms} <= {(seed % NODES,)}
         right += bool(alarms)
     assert right >= 38
+
+
+def test_the_map_of_lateness_shows_the_slow_rank_and_is_of_one_generation() -> None:
+    made = SlowDetector(SlowLimits())
+    run(one_slow(2, 1.3), noise=0.02, seed=1, made=made)
+    told = made.lateness.encode(NODES)
+    # 30 percent longer than the others, who wait for it: 23 percent of the time
+    assert len(told) == NODES and ord(told[2]) == pytest.approx(ord("I"), abs=2)
+    assert set(told[:2] + told[3:]) <= set("jklmn")
+    made.on_launch(99.0, 2)
+    assert made.lateness.encode(NODES) == ""
 
 
 def test_nobody_is_named_where_nobody_is_slow() -> None:

@@ -1,0 +1,61 @@
+"""Reads the plain values of a pickle, such as torch's, and makes nothing else that it asks for.
+
+Every class and function that the pickle names becomes a blank, and every tensor nothing. So it needs no torch, runs no
+code of the file, and shows what numbers, texts, lists and dicts the file holds.
+"""
+
+import io
+import pickle  # noqa: TID251 nothing that a pickle names is ever found: see find_class
+from typing import Any, NoReturn
+
+
+class OutlineError(Exception):
+    """The bytes are no whole pickle; the text says why."""
+
+
+class Blank:
+    """Stands for an object of any class; `state` is what the pickle has set in it, if that is a dict."""
+
+    state: dict[str, Any]
+
+    def __new__(cls, *args: object, **kwargs: object) -> "Blank":  # a pickle may make objects without __init__
+        self = super().__new__(cls)
+        self.state = {}
+        return self
+
+    def __setstate__(self, state: object) -> None:
+        fields = state[1] if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict) else state
+        if isinstance(fields, dict):
+            self.state = fields
+
+    def __setitem__(self, key: object, value: object) -> None:
+        if isinstance(key, str):
+            self.state[key] = value
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a blank is not written")
+
+    def __call__(self, *args: object, **kwargs: object) -> "Blank":
+        return Blank()
+
+    def append(self, value: object) -> None:
+        """Take one of a list's values, and keep nothing."""
+
+    def extend(self, values: object) -> None:
+        """Take a list's values, and keep nothing."""
+
+
+class _Outliner(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return Blank
+
+    def persistent_load(self, pid: object) -> None:
+        return None  # a tensor's bytes, which lie beside the pickle
+
+
+def outline_pickle(content: bytes) -> Any:
+    """Return what the pickle holds, with blanks for everything but plain values; OutlineError if it is not whole."""
+    try:
+        return _Outliner(io.BytesIO(content)).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError) as e:
+        raise OutlineError(f"{type(e).__name__}: {e}") from None

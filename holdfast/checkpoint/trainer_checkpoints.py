@@ -1,0 +1,268 @@
+"""Finds and verifies checkpoints that trainers write by themselves: DeepSpeed, Megatron, TorchTitan and other DCP.
+
+A look says whether all files are there and none is cut short, by their sizes and ends. To verify is to read every byte
+that has a checksum: files of torch.save are archives with a CRC-32 of each record. Neither needs torch or the trainer.
+"""
+
+import json
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.checkpoint.file_faults import METADATA, distcp_fault, end_fault, first_fault, read_places
+from holdfast.checkpoint.manifest import MANIFEST
+from holdfast.checkpoint.pickle_outline import Blank, OutlineError, outline_pickle
+
+_STATES = "mp_rank_*model_states.pt"
+_ZERO = re.compile(r"(\w*zero_pp_rank)_(\d+)_mp_rank_(\d+)_((?:optim|model)_states\.pt)")
+_NUMBER = re.compile(r".*?(\d+)")
+_MOST_OUTLINE_BYTES = 1 << 30  # of the pickle in a file of torch.save, which holds no tensors
+_OLD_FILE = "model_optim_rng.pt"  # of each rank, in the format that Megatron had first
+ONE_WRITE = "whether all files are of one write"
+
+
+class TrainerCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder with a checkpoint of a trainer, after a look at it."""
+
+    step: int | None  # None: neither the folder's name nor its files tell
+    url: str
+    trainer: str
+    files: int
+    bytes: int
+    ok: bool
+    why: str = ""  # not ok
+
+
+class Verified(NamedTuple):
+    """What came of reading a trainer's checkpoint."""
+
+    fault: str
+    checked: str
+    unchecked: str
+
+
+class _Kind(NamedTuple):
+    trainer: str
+    is_kind: Callable[[Path], bool]
+    look: Callable[[Path], str]  # returns what is missing or cut short
+    read: Callable[[Path], Verified]
+
+
+def find_trainer_checkpoints(place: str) -> tuple[TrainerCheckpoint, ...]:
+    """Return the trainers' checkpoints in a local folder, newest first; the folder may be one itself."""
+    folder = Path(place)
+    if "://" in place or not folder.is_dir():
+        return ()
+    inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = [one for path in (folder, *inside) if (one := _look_at(path))]
+    return tuple(sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.url), reverse=True))
+
+
+def verify_trainer_checkpoint(url: str) -> Verified:
+    """Read every byte of a trainer's checkpoint that has a checksum, and say what was compared."""
+    kind = _kind_of(Path(url))
+    if kind is None:
+        return Verified("it is no trainer's checkpoint any more", "", "")
+    return kind.read(Path(url))
+
+
+def _kind_of(folder: Path) -> _Kind | None:
+    if (folder / MANIFEST).exists():
+        return None  # one of ours
+    return next((kind for kind in _KINDS if kind.is_kind(folder)), None)
+
+
+def _look_at(folder: Path) -> TrainerCheckpoint | None:
+    try:
+        kind = _kind_of(folder)
+        if kind is None:
+            return None
+        sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+        why, step = kind.look(folder), _step_of(folder, kind)
+    except OSError as e:
+        return TrainerCheckpoint(step=None, url=str(folder), trainer="", files=0, bytes=0, ok=False, why=str(e))
+    return TrainerCheckpoint(
+        step=step, url=str(folder), trainer=kind.trainer, files=len(sizes), bytes=sum(sizes), ok=not why, why=why
+    )
+
+
+def _step_of(folder: Path, kind: _Kind) -> int | None:
+    named = _NUMBER.fullmatch(folder.name)
+    if named or kind.trainer != _DEEPSPEED:
+        return int(named[1]) if named else None
+    told = [outline.get("global_steps") for outline in _outlines(folder.glob(_STATES))]  # its tag may be any name
+    return next((step for step in told if isinstance(step, int)), None)
+
+
+def _first_end_fault(paths: Iterable[Path]) -> str:
+    return next((f"{path.name} {why}" for path in paths if (why := end_fault(path))), "")
+
+
+# --- DeepSpeed -----------------------------------------------------------------------------------------------------
+
+_DEEPSPEED = "DeepSpeed"
+
+
+def _is_deepspeed(folder: Path) -> bool:
+    return any(folder.glob(_STATES)) or any(_ZERO.fullmatch(path.name) for path in folder.glob("*_states.pt"))
+
+
+def _outlines(paths: Iterable[Path]) -> Iterator[dict[str, object]]:
+    """Yield the plain values that files of torch.save hold; nothing for a file that cannot be read."""
+    for path in sorted(paths):
+        try:
+            found = outline_pickle(_read_pickle(path))
+        except (OSError, zipfile.BadZipFile, OutlineError, RuntimeError):
+            continue
+        yield found.state if isinstance(found, Blank) else found if isinstance(found, dict) else {}
+
+
+def _read_pickle(path: Path) -> bytes:
+    with zipfile.ZipFile(path) as file:
+        name = next((name for name in file.namelist() if name.endswith("/data.pkl")), "")
+        if not name or file.getinfo(name).file_size > _MOST_OUTLINE_BYTES:
+            raise OutlineError("there is no pickle in it, or too large a one")
+        return file.read(name)
+
+
+def _missing_deepspeed(folder: Path) -> tuple[str, bool]:
+    """Return which file of an optimizer's or a model's parts is missing, and whether the number of parts is known."""
+    names = {path.name for path in folder.glob("*_states.pt")}
+    parts = [found for name in names if (found := _ZERO.fullmatch(name))]
+    has_models = any(name.startswith("mp_rank_") for name in names)
+    told = next(_outlines(folder.glob(_STATES)), {})
+    sizes = [told.get(name) for name in ("dp_world_size", "mp_world_size")]
+    replicas, slices = (size if isinstance(size, int) and 0 < size < 1 << 20 else 0 for size in sizes)
+    if not has_models and not any(found[4].startswith("model") for found in parts):
+        return "mp_rank_00_model_states.pt is missing", False
+    needed = [f"mp_rank_{part:02d}_model_states.pt" for part in range(slices if has_models else 0)]
+    most = [max((int(found[place]) for found in parts), default=-1) + 1 for place in (2, 3)]
+    places = [*product(range(max(replicas, most[0])), range(max(slices, most[1])))]
+    kinds = sorted({(found[1], found[4]) for found in parts})
+    needed += [f"{kind}_{replica}_mp_rank_{part:02d}_{end}" for kind, end in kinds for replica, part in places]
+    missing = next((f"{name} is missing" for name in needed if name not in names), "")
+    return missing, bool(replicas and slices)
+
+
+def _look_at_deepspeed(folder: Path) -> str:
+    return _first_end_fault(sorted(folder.glob("*.pt"))) or _missing_deepspeed(folder)[0]
+
+
+def _read_deepspeed(folder: Path) -> Verified:
+    files = sorted(folder.glob("*.pt"))
+    missing, is_known = _missing_deepspeed(folder)
+    unknown = [] if is_known else ["whether parts with higher numbers are missing, as it does not tell how many it has"]
+    checked = f"{len(files)} files, the CRC-32 of every record"
+    if is_known:
+        checked += ", and that all parts are there"
+    return Verified(first_fault(files) or missing, checked, "; ".join([*unknown, ONE_WRITE]))
+
+
+# --- Megatron ------------------------------------------------------------------------------------------------------
+
+
+def _is_megatron(folder: Path) -> bool:
+    sharded = (folder / "metadata.json").is_file() and ((folder / "common.pt").exists() or _is_sharded(folder))
+    return sharded or _is_old_megatron(folder)
+
+
+def _is_old_megatron(folder: Path) -> bool:
+    return any(folder.glob(f"mp_rank_*/{_OLD_FILE}"))
+
+
+def _is_sharded(folder: Path) -> bool:
+    try:
+        told = json.loads((folder / "metadata.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and told.get("sharded_backend") == "torch_dist"
+
+
+def _look_at_megatron(folder: Path) -> str:
+    if _is_old_megatron(folder):
+        paths = sorted(folder.glob("mp_rank_*/*.pt"))
+        return _uneven_fault(folder) or _first_end_fault(paths)
+    if fault := first_fault([folder / "metadata.json"]):
+        return fault
+    if not _is_sharded(folder):
+        return ""
+    return _first_end_fault([folder / "common.pt"]) or _look_at_records(folder)
+
+
+def _uneven_fault(folder: Path) -> str:
+    """Return which rank's folder lacks its file: every rank of a model writes one of the same name."""
+    ranks = sorted(path for path in folder.glob("mp_rank_*") if path.is_dir())
+    lacking = (path.name for path in ranks if not (path / _OLD_FILE).is_file())
+    return next((f"{rank}/{_OLD_FILE} is missing" for rank in lacking), "")
+
+
+def _read_megatron(folder: Path) -> Verified:
+    if _is_old_megatron(folder):
+        paths = sorted(folder.glob("mp_rank_*/*.pt"))
+        fault = first_fault(paths) or _uneven_fault(folder)
+        checked = f"{len(paths)} files, the CRC-32 of every record"
+        return Verified(fault, checked, f"whether folders of further ranks are missing; {ONE_WRITE}")
+    if not _is_sharded(folder):
+        fault = first_fault([folder / "metadata.json"])
+        return Verified(fault, "metadata.json alone", "its shards: their format is not torch_dist")
+    fault = first_fault([folder / "metadata.json", folder / "common.pt"])
+    read = _read_distcp(folder)
+    return Verified(fault or read.fault, f"metadata.json, common.pt, {read.checked}", read.unchecked)
+
+
+# --- torch.distributed.checkpoint ----------------------------------------------------------------------------------
+
+
+def _is_distcp(folder: Path) -> bool:
+    return (folder / METADATA).is_file() or any(folder.glob("*.distcp"))
+
+
+def _look_at_records(folder: Path) -> str:
+    """Return which file that `.metadata` names is missing or shorter than its records."""
+    try:
+        ends: Counter[str] = Counter()
+        for place in read_places(folder):
+            ends[place.file] = max(ends[place.file], place.offset + place.length)
+    except FileNotFoundError:
+        return f"{METADATA} is missing: it is written last"
+    except OutlineError as e:
+        return f"{METADATA} cannot be read ({e})"
+    for name, end in sorted(ends.items()):
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size < end:
+            return f"{name} is cut short"
+    return ""
+
+
+def _read_distcp(folder: Path) -> Verified:
+    try:
+        places = read_places(folder)
+    except (OSError, OutlineError):
+        places = []
+    files = len({place.file for place in places})
+    fault = distcp_fault(folder)
+    summed = 0 if fault else sum(_has_checksum(folder, place.file, place.offset) for place in places)
+    checked = f"{len(places)} records in {files} files, all that {METADATA} names, the CRC-32 of {summed}"
+    bare = f"the bytes of {len(places) - summed} records, which have no checksum; " if summed < len(places) else ""
+    return Verified(fault, checked, f"{bare}{METADATA}, which has none; {ONE_WRITE}")
+
+
+def _has_checksum(folder: Path, name: str, offset: int) -> bool:
+    with (folder / name).open("rb") as file:
+        file.seek(offset)
+        return file.read(2) == b"PK"
+
+
+_KINDS = (
+    _Kind(_DEEPSPEED, _is_deepspeed, _look_at_deepspeed, _read_deepspeed),
+    _Kind("Megatron", _is_megatron, _look_at_megatron, _read_megatron),
+    _Kind("torch.distributed.checkpoint", _is_distcp, _look_at_records, _read_distcp),
+)

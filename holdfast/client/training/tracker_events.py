@@ -1,0 +1,186 @@
+"""Adds the job's incidents, restarts and ETTR to what a script logs to W&B, MLflow or TensorBoard.
+
+The node leaves the figures in a file. A logging call of the script looks at that file at most once a second, and hands
+new figures to the tracker that the call is for: within the call where that takes microseconds, else in a thread that
+lives until they are delivered. Nothing here imports a tracker, waits for one, or raises.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+from holdfast.wire.progress_environment import FIGURES, TRACKERS
+
+Found = TypeVar("Found")
+
+WANDB, MLFLOW, BOARD = "W&B", "MLflow", "TensorBoard"
+INCIDENT = "holdfast/incident"
+_LOOK_S, _REST_S = 1.0, 60.0
+_TITLE = "holdfast: incident {}"
+
+
+def attempt(deed: Callable[[], Found], otherwise: Found) -> Found:
+    """Return what the deed returns, or `otherwise` if it raises whatever: the script's own call goes on."""
+    try:
+        return deed()
+    except Exception:
+        return otherwise
+
+
+class Figures(NamedTuple):
+    """The job's figures as a tracker gets them, and the incidents that it has not got yet."""
+
+    version: int
+    metrics: dict[str, float]
+    incidents: dict[int, str]  # by number
+
+
+class TrackerEvents:
+    """Delivers the job's figures to the trackers of this rank. Of several runs or writers of one tracker, the first
+    that logs gets them."""
+
+    def __init__(self, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._path, self._clock = folder, os.path.join(folder, FIGURES), clock
+        self._pid = os.getpid()
+        self._used: list[str] = []
+        self._sinks: dict[str, Callable[[], object]] = {}  # weak references, by tracker
+        self._look_at, self._version = 0.0, 0
+        self._told: dict[str, Any] = {}  # the file, as it was at `_version`
+        self._delivered: dict[str, int] = {}  # version, by tracker
+        self._incidents: dict[str, set[int]] = {}  # that each tracker has
+        self._rest_until: dict[str, float] = {}  # trackers that could not be reached
+        self._thread: threading.Thread | None = None
+
+    def find_due(self, tracker: str, sink: object) -> Figures | None:
+        """Return the figures that this run or writer is to get now; None if there are no new ones."""
+        if os.getpid() != self._pid:
+            return None  # a child of the rank, such as one that loads data
+        if tracker not in self._used:
+            self._announce_use(tracker)
+        if (now := self._clock()) >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._read_file()
+        if not self._is_first(tracker, sink) or self._delivered.get(tracker, 0) == self._version:
+            return None
+        if now < self._rest_until.get(tracker, 0.0):
+            return None
+        known = self._incidents.setdefault(tracker, set())
+        told = self._told
+        metrics = {f"holdfast/{name}": told[name] for name in ("incidents", "restarts", "lost_s", "ettr")}
+        return Figures(
+            self._version,
+            {name: float(value) for name, value in metrics.items() if value is not None},
+            {note["number"]: note["text"] for note in self._find_notes() if note["number"] not in known},
+        )
+
+    def mark_delivered(self, tracker: str, figures: Figures) -> None:
+        self._delivered[tracker] = figures.version
+        self._incidents[tracker] |= figures.incidents.keys()
+
+    def start_delivery(self, tracker: str, figures: Figures, deliver: Callable[[], object]) -> None:
+        """Deliver figures beside training; after a failure again, with what is newest then. Do nothing while an earlier
+        delivery is under way."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self.mark_delivered(tracker, figures)
+
+        def run() -> None:
+            try:
+                deliver()
+            except Exception:  # the run is over, or its server is away
+                self._rest_until[tracker] = self._clock() + _REST_S
+                self._incidents[tracker] -= figures.incidents.keys()
+                self._delivered[tracker] = -1
+
+        self._thread = threading.Thread(target=run, name="holdfast-tracker", daemon=True)
+        self._thread.start()
+
+    def _find_notes(self) -> list[dict[str, Any]]:
+        """Return the incidents that this process logs: those after which its own generation made its first step."""
+        own = self._told["generation"] == int(os.environ.get("HOLDFAST_GENERATION", "0"))
+        return self._told["notes"] if own else []
+
+    def _is_first(self, tracker: str, sink: object) -> bool:
+        first = self._sinks[tracker]() if tracker in self._sinks else None
+        if first is None and sink is not None:
+            self._sinks[tracker], first = weakref.ref(sink), sink
+        return first is sink
+
+    def _read_file(self) -> None:
+        try:
+            version = os.stat(self._path).st_mtime_ns
+        except OSError:
+            return
+        if version != self._version:
+            with open(self._path, "rb") as file:
+                self._told = json.load(file)
+            self._version = version
+
+    def _announce_use(self, tracker: str) -> None:
+        """Tell the node that this rank uses a tracker, by a file beside the keeper's socket."""
+        self._used.append(tracker)
+        place = os.path.join(self._folder, TRACKERS)
+        whole = f"{place}.{self._pid}"
+        with open(whole, "w", encoding="utf-8") as file:
+            file.write(" and ".join(self._used))
+        os.replace(whole, place)
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def log_with_figures(events: TrackerEvents, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Return the arguments of W&B's `Run.log` with the job's figures in its row. A row of their own would move W&B's
+    count of steps."""
+    run = args[0]
+    if (figures := events.find_due(WANDB, run)) is None:
+        return args, kwargs
+    step = kwargs.get("step", args[2] if len(args) > 2 else None)
+    row = kwargs.get("data", args[1] if len(args) > 1 else None)
+    if not isinstance(row, Mapping) or (isinstance(step, int) and step < getattr(run, "step", 0)):
+        return args, kwargs  # W&B leaves such a row out
+    texts = [f"incident {number}: {text}" for number, text in figures.incidents.items()]
+    row = {**row, **figures.metrics} | ({INCIDENT: "; ".join(texts)} if texts else {})
+    events.mark_delivered(WANDB, figures)
+    if texts:
+        events.start_delivery(WANDB, figures, lambda: _alert(run, figures.incidents))
+    return (args, kwargs | {"data": row}) if "data" in kwargs else ((run, row, *args[2:]), kwargs)
+
+
+def _alert(run: Any, incidents: Mapping[int, str]) -> None:
+    for number, text in incidents.items():
+        run.alert(title=_TITLE.format(number), text=text, level="WARN")
+
+
+def add_to_mlflow(events: TrackerEvents, fluent: ModuleType, run_id: str | None, step: object) -> None:
+    """Log the job's figures to the active run of MLflow, once the script has logged something there itself."""
+    # Runs are known by their ids; each call makes another object. The first thread that logs is the one that trains.
+    if (figures := events.find_due(MLFLOW, fluent)) is None:
+        return
+    run = None if run_id else fluent.active_run()
+    run_id = run_id or (run.info.run_id if run else None)
+    if run_id is None:
+        return
+    entities, at_ms = sys.modules["mlflow.entities"], int(time.time() * 1000)
+    number = step if isinstance(step, int) else 0
+    metrics = [entities.Metric(name, value, at_ms, number) for name, value in figures.metrics.items()]
+    tags = [entities.RunTag(f"holdfast.incident.{n}", text) for n, text in figures.incidents.items()]
+    client = fluent.MlflowClient
+    events.start_delivery(MLFLOW, figures, lambda: client().log_batch(run_id, metrics=metrics, tags=tags))
+
+
+def add_to_board(events: TrackerEvents, plain: Callable[..., Any], writer: Any, step: object) -> None:
+    """Write the job's figures to the script's own event file, as scalars and text, at the step of its own scalar."""
+    if (figures := events.find_due(BOARD, writer)) is None:
+        return
+    events.mark_delivered(BOARD, figures)
+    for name, value in figures.metrics.items():
+        plain(writer, name, value, step)
+    for number, text in figures.incidents.items():
+        writer.add_text(INCIDENT, f"incident {number}: {text}", step)
