@@ -115,11 +115,11 @@ def test_a_state_without_a_buffer_is_refused() -> None:
         buffers.load_state_dict(saved)
 
 
-def make_frozen(path: Path) -> tuple[torch.nn.Sequential, torch.optim.Optimizer, ShardCheckpointer]:
+def make_frozen(path: Path) -> tuple[torch.nn.Module, torch.optim.Optimizer, ShardCheckpointer]:
     """A model with a frozen weight, whose optimizer was given all parameters."""
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    model[0].weight.requires_grad_(False)
+    model.get_parameter("0.weight").requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     return model, optimizer, ShardCheckpointer([optimizer], model, {}, path=path, every=1)
 
@@ -132,8 +132,9 @@ def test_a_frozen_parameter_gets_no_state(tmp_path: Path) -> None:
     held.close()
     again, new, restoring = make_frozen(tmp_path / "ckpt")
     assert restoring.restore(lambda: None) == 1
-    assert len(new.state) == 3 and again[1].weight.equal(model[1].weight)
-    assert new.state[again[1].weight]["exp_avg"].equal(optimizer.state[model[1].weight]["exp_avg"])
+    trained, weight = model.get_parameter("1.weight"), again.get_parameter("1.weight")
+    assert len(new.state) == 3 and weight.equal(trained)
+    assert new.state[weight]["exp_avg"].equal(optimizer.state[trained]["exp_avg"])
 
 
 def test_a_state_of_more_parameters_than_the_optimizer_will_hold_is_refused() -> None:
