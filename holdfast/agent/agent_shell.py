@@ -222,10 +222,8 @@ class Agent:
     async def _trace_stacks(self, look: TraceRequest) -> None:
         generation = self.life.generation  # but for those that have ended well: nobody waits for them
         newest = tuple(r for key, r in self.ranks.held.items() if key.generation == generation and r.code != 0)
-        answer = TraceAnswer(
-            id=look.id, trace=await self.tracer.trace_ranks(newest, look, self.controller_clock.wall_s())
-        )
-        self._queue_packet(agent_messages.encode(answer))
+        trace = await self.tracer.trace_ranks(newest, look, self.controller_clock.wall_s())
+        self._queue_packet(agent_messages.encode(TraceAnswer(id=look.id, trace=trace)))
 
     async def _try_peers(self, peers: dict[str, Address]) -> None:
         self._queue_packet(agent_messages.encode(await self._reach(peers)))
@@ -292,15 +290,14 @@ class Agent:
             error = self.keeper.begin_launch(errand) or await self.staging.begin_launch(errand.release, first=first)
             error = error or await self.ranks.launch_ranks(errand)
         else:
-            stop = errand if isinstance(errand, StopHere) else None
-            generation, park_s = (stop.generation, stop.park_s) if stop else (self.life.generation, 0.0)
-            standing = stop.standing if stop else ()
+            generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
             self.notes.write_stopped(generation)
             self._send_beat()  # the last steps, before the ranks are gone
             if isinstance(errand, Leave) and self.life.is_alone:
                 self.notes.write_departure(self._make_departure(errand.reason))
             self.life.returned = returned_ranks(self._read_slots().values(), generation)
-            error = await self.ranks.stop_ranks(generation, errand.grace_s, park_s, standing)
+            parking = (errand.park_s, errand.standing) if isinstance(errand, StopHere) else (0.0, ())
+            error = await self.ranks.stop_ranks(generation, errand.grace_s, *parking)
             await self.staging.gather_outputs()
         if isinstance(errand, Leave):
             await self.keeper.leave_job(errand)
@@ -454,5 +451,5 @@ class Agent:
 
     def _send_marks(self, marks: tuple[Mark, ...]) -> None:
         if marks:
-            report = HashReport(node=self.node, generation=self.life.generation, marks=marks)
-            self._queue_packet(agent_messages.encode(report))
+            told = HashReport(node=self.node, generation=self.life.generation, marks=marks)
+            self._queue_packet(agent_messages.encode(told))
