@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.peer_guard import PeerGuard
 from holdfast.checkpoint.peer_transport import (
     CHUNK_BYTES,
     MOST_LINKS,
     BytePacer,
-    PeerGuard,
     PeerKeeper,
     TransportError,
     cut_chunks,
