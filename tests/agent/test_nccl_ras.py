@@ -58,20 +58,20 @@ def ras() -> Iterator[RasServer]:
 
 
 def test_an_answer(ras: RasServer) -> None:
-    assert ask_ras(ras.address, 5.0).endswith(ANSWER)
+    assert ask_ras(ras.address, 5.0, SystemClock()).endswith(ANSWER)
     assert ras.asked == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "VERBOSE STATUS"]
 
 
 def test_no_answer(ras: RasServer) -> None:
     ras.is_silent = True
     began = time.monotonic()
-    assert ask_ras(ras.address, 1.0) == ""
+    assert ask_ras(ras.address, 1.0, SystemClock()) == ""
     assert time.monotonic() < began + 20
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "", "nowhere", ":5", "127.0.0.1:99999999", "127.0.0.1:x"])
 def test_nobody_there(address: str) -> None:
-    assert ask_ras(address, 2.0) == ""
+    assert ask_ras(address, 2.0, SystemClock()) == ""
 
 
 def test_where_it_is() -> None:

@@ -1,8 +1,9 @@
 """Asks NCCL's RAS, which any rank of a job answers for all of them, at the address that ranks are given."""
 
 import socket
-import time
 from collections.abc import Mapping
+
+from holdfast.agent.agent_clock import AgentClock
 
 _ADDRESS = "localhost:28028"  # NCCL's own
 _MOST_BYTES = 1 << 20
@@ -14,25 +15,25 @@ def ras_address(env: Mapping[str, str]) -> str:
     return "" if env.get("NCCL_RAS_ENABLE") == "0" else env.get("NCCL_RAS_ADDR", _ADDRESS)
 
 
-def ask_ras(address: str, limit_s: float) -> str:
+def ask_ras(address: str, limit_s: float, clock: AgentClock) -> str:
     """Return RAS's verbose status; empty if nobody listens there or the answer does not come in time."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or limit_s < _LEAST_S:
         return ""
-    until = time.monotonic() + limit_s
+    until = clock.monotonic() + limit_s
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=limit_s) as link:
             link.sendall(f"CLIENT PROTOCOL 2\nTIMEOUT {int(limit_s)}\nVERBOSE STATUS\n".encode())
-            return _read_all(link, until)
+            return _read_all(link, until, clock)
     except (OSError, OverflowError):
         return ""
 
 
-def _read_all(link: socket.socket, until: float) -> str:
+def _read_all(link: socket.socket, until: float, clock: AgentClock) -> str:
     """Return all that is sent until the link is closed; empty if that is too much."""
     found = bytearray()
     while len(found) < _MOST_BYTES:
-        link.settimeout(max(0.001, until - time.monotonic()))
+        link.settimeout(max(0.001, until - clock.monotonic()))
         if not (piece := link.recv(1 << 16)):
             return found.decode(errors="replace")
         found += piece

@@ -215,7 +215,7 @@ class StackTracer:
         """Return what NCCL's RAS says of the job. Every question has all ranks answer, so only rank 0's node asks."""
         if not self._ras or all(held.rank_key.rank for held in asked.ranks):
             return ""
-        return telling_lines(ask_ras(self._ras, min(asked.deadline_s, _RAS_S)))
+        return telling_lines(ask_ras(self._ras, min(asked.deadline_s, _RAS_S), self._clock))
 
     # --- asking the ranks themselves ---------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.snapshots.arena_table import ArenaTable
+from holdfast.agent.snapshots.arenas_aside import ArenasAside
 from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.peer_arenas import PeerArena
 from holdfast.controller.actions.action_executor import ActionExecutor
@@ -89,7 +90,7 @@ def restore_without_all(patch: Patch) -> None:
         return Restore(step=best, sources=tuple(_newest(seats, rank, held[rank]) for rank in ranks))
 
     patch.setattr("holdfast.core.snapshots.restore_choice.choose_restore", choose)
-    patch.setattr(Keeper, "_own_state", _grant_newest)
+    patch.setattr(ArenasAside, "verify_state", _grant_newest)
 
 
 def _newest(seats: Any, rank: int, held: list[Copy]) -> Source:
@@ -148,11 +149,11 @@ def copies_are_not_dropped(patch: Patch) -> None:
 
 def any_own_snapshot_is_granted(patch: Patch) -> None:
     """A rank gets its newest snapshot, whichever step the job goes on from, and nothing is dropped."""
-    patch.setattr(Keeper, "_own_state", _grant_newest)
+    patch.setattr(ArenasAside, "verify_state", _grant_newest)
     patch.setattr(ArenaTable, "drop_left", lambda self, launch: None)
 
 
-async def _grant_newest(self: Keeper, own: Any) -> Any:
+async def _grant_newest(self: ArenasAside, own: Any, step: int) -> Any:
     for newest in own.arena.list_sealed():
         return StateGrant(source="memory", step=newest.step, arena=own.path, slot=newest.slot)
     return KeeperRefusal(why="there is none")
