@@ -59,20 +59,19 @@ def test_ranks_that_need_other_blocks_read_for_themselves(warm: Zygote, group: G
     assert [int(one.split()[0]) for one in found] == [2, 0, 2]  # the one in the middle reads in place
 
 
-@pytest.mark.parametrize(
-    "pieces", [[WHOLE, TURNED, WHOLE], pytest.param([WHOLE, [(2, 0, 10, 0)], WHOLE], marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ("--fails=0", "refused: the disk is gone"),
-        ("--garbles=2", "refused: a block came damaged from rank 2: block {} of __0_0.distcp"),
-        ("--lacks=1", "refused: there is no memory"),
-    ],
-)
-def test_all_fail_if_one_does(
-    warm: Zygote, group: Group, url: str, fault: str, told: str, pieces: list[list[Piece]]
-) -> None:
+ALIKE, ONE_OTHER = [WHOLE, TURNED, WHOLE], [WHOLE, [(2, 0, 10, 0)], WHOLE]
+FAULTS = [
+    (ALIKE, "--fails=0", "refused: the disk is gone"),
+    (ALIKE, "--garbles=2", "refused: a block came damaged from rank 2: block {} of __0_0.distcp"),
+    (ALIKE, "--lacks=1", "refused: there is no memory"),
+    pytest.param((ONE_OTHER, "--fails=0", "refused: the disk is gone"), marks=pytest.mark.slow),
+    pytest.param((ONE_OTHER, "--lacks=1", "refused: there is no memory"), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_all_fail_if_one_does(warm: Zygote, group: Group, url: str, case: tuple[list[list[Piece]], str, str]) -> None:
+    pieces, fault, told = case
     found = read(warm, group, url, pieces, fault)
     assert len(set(found)) == 1
     assert found[0] in {told.format(block) for block in range(4)}

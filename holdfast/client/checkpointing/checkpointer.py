@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint import dcp
-from holdfast.checkpoint.arena import DUE, STORED, Arena, SealedSnapshot, SnapshotName
+from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout, arrange_image
 from holdfast.checkpoint.image_metadata import ImageMetadataError
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
@@ -393,8 +393,7 @@ class Checkpointer:
         try:
             if pieces is not None and all(same for _, same in told):
                 # Of the generation before: what was just read from storage need not be written there again.
-                made = SnapshotName(step=step, generation=self._generation - 1, flags=STORED)
-                restoring.from_parts(self._world, url, made, pieces)
+                restoring.from_parts(self._world, url, SnapshotName(step=step, generation=self._generation - 1), pieces)
             elif note := restoring.from_other(url, metadata, self._world.rank):
                 self._say_once(f"{url} {note}")
         except (StorageError, StateError, ImageMetadataError, CheckpointException) as e:

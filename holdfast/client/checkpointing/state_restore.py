@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from holdfast.checkpoint import checkpoint_load, dcp
-from holdfast.checkpoint.arena import Arena, SnapshotName
+from holdfast.checkpoint.arena import STORED, Arena, SnapshotName
 from holdfast.checkpoint.image_layout import EXTRA, ImageItem, ImageLayout
 from holdfast.checkpoint.image_metadata import unpack_metadata
 from holdfast.checkpoint.manifest import StorageError
@@ -139,7 +139,7 @@ class StateRestore:
     def from_parts(self, world: RankWorld, url: str, made: SnapshotName, pieces: RestorePieces) -> None:
         """Restore a checkpoint that was split the same way; a collective. It is read into a slot, and that slot is
         sealed as a snapshot. Of what several ranks need each block is read by one of them."""
-        slot, why = self._snapshots.arena.begin_slot(made.step, made.generation, made.flags), ""
+        slot, why = self._snapshots.arena.begin_slot(made.step, made.generation, STORED), ""
         image = self._snapshots.images[slot.index] if slot else None
         try:
             if image is None:
