@@ -235,7 +235,8 @@ class Ledger:
         return msgspec.structs.replace(account, spans=tuple(spans))
 
     def _counted_since(self) -> str:
-        """Return since when steps are counted, in words; "" if the script or its optimizer gave the step's number."""
+        """Return since when steps are counted, in words: the last launch, or the start of this run. "" if there is no
+        step yet, the script told the number itself, or the count goes on from a later step than the first."""
         newest = self.newest
         if newest is not None and newest.counted:
             return "the last launch"
