@@ -368,6 +368,7 @@ class Agent:
             generation, held = self.life.generation, self.ranks.held
             running = sum(key.generation == generation and rank.code is None for key, rank in held.items())
             found = {"running": running, "strains": self.health.strains, "links_read": self.health.links_read}
+            found["tensor_share"] = self.health.tensor_share
             self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), **found)))
 
     def _summarize_ranks(self) -> Beat:

@@ -63,6 +63,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # why the cluster has it wait, in its own words
     in_bytes_s: float | None = None  # over the links of its machine; None: not known, or another node there tells it
     out_bytes_s: float | None = None
+    tensor_share: float | None = None  # of the time, its GPUs' tensor cores worked; None: as with the links
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +130,8 @@ def _view_nodes(controller: Controller, queued: dict[str, str]) -> tuple[NodeVie
         current = beat if beat and beat.generation == view.generation else None
         ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
         step, loss, phase = (number_step(current), current.loss, current.phase) if current else (-1, None, "")
-        shown = NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase)
+        share = current.tensor_share if current else None
+        shown = NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase, tensor_share=share)
         views.append(_add_traffic(shown, traffic.get(seat.node, ())))
     return (*views, *(NodeView(node=node, role=role, reason=queued.get(node, "")) for node, role in roles.items()))
 

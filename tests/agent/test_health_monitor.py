@@ -16,6 +16,7 @@ import pytest
 from holdfast.agent import health_monitor
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
+from holdfast.agent.sources import tensor_activity
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.user_log_rules import Rule, RuleLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
@@ -113,6 +114,19 @@ async def test_what_the_gpus_of_the_ranks_can_do(scene: Scene) -> None:
     told = scene.monitor("n1")
     async with running(told):
         await scene.until(lambda: told.peak_flops == 1e9)
+
+
+async def test_how_busy_the_tensor_cores_are(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_activity, "_LEAST_S", 0.0)
+    scene.nvml.tensor_s = [(0.0, 0.0), (0.0, 0.0)]
+    monitor = scene.monitor()
+    async with running(monitor):
+        assert monitor.tensor_share is None, "their counters have not moved"
+        scene.nvml.tensor_s = [(8.0, 10.0), (2.0, 10.0)]
+        await scene.until(lambda: monitor.tensor_share is not None)
+        assert monitor.tensor_share == pytest.approx(0.5)
+        scene.nvml.broken = dict.fromkeys(range(2), scene.nvml.NVML_ERROR_GPU_IS_LOST)
+        await scene.until(lambda: monitor.tensor_share is None)
 
 
 async def test_what_goes_over_the_links(scene: Scene) -> None:
