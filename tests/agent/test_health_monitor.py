@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import os
 import threading
 import time
@@ -118,13 +119,20 @@ async def test_what_the_gpus_of_the_ranks_can_do(scene: Scene) -> None:
 
 async def test_how_busy_the_tensor_cores_are(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_activity, "_LEAST_S", 0.0)
+    taken = itertools.count()
+
+    def take_sample(handle: int, sample: list[float]) -> list[float]:
+        passed = float(next(taken))
+        sample[:] = [(0.8, 0.2)[handle] * passed, passed]
+        return sample
+
     scene.nvml.tensor_s = [(0.0, 0.0), (0.0, 0.0)]
+    monkeypatch.setattr(scene.nvml, "nvmlGpmSampleGet", take_sample)
     monitor = scene.monitor()
+    assert monitor.tensor_share is None
     async with running(monitor):
-        assert monitor.tensor_share is None, "their counters have not moved"
-        scene.nvml.tensor_s = [(8.0, 10.0), (2.0, 10.0)]
         await scene.until(lambda: monitor.tensor_share is not None)
-        assert monitor.tensor_share == pytest.approx(0.5)
+        assert monitor.tensor_share == pytest.approx(0.5), "the mean of its GPUs"
         scene.nvml.broken = dict.fromkeys(range(2), scene.nvml.NVML_ERROR_GPU_IS_LOST)
         await scene.until(lambda: monitor.tensor_share is None)
 
