@@ -16,7 +16,7 @@ from benchmarks._byterobust_part import Part
 from benchmarks._byterobust_rungs import rungs
 from benchmarks._byterobust_symptoms import symptoms
 from benchmarks._kept import Kept
-from benchmarks._report import FULL, Findings, report
+from benchmarks._report import Findings, report
 
 PARTS: dict[str, Callable[[], Part]] = {
     "causes": causes,
