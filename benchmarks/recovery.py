@@ -234,8 +234,9 @@ def main(asked: list[str]) -> int:
         here = ", ".join(launcher.name for launcher in found)
         print(f"bench-recovery: there is no launcher {', '.join(strange)} here; there are {here}", file=sys.stderr)
         return 2
-    skipped |= {launcher.name: "not asked for" for launcher in found if asked and launcher.name not in asked}
-    found = [launcher for launcher in found if launcher.name not in skipped]
+    if asked:
+        skipped |= {launcher.name: "not asked for" for launcher in found if launcher.name not in asked}
+        found = sorted((one for one in found if one.name in asked), key=lambda one: asked.index(one.name))
     kept, rounds = Kept("recovery"), {launcher.name: list[Round]() for launcher in found}
     for turn in range(ROUNDS):
         for launcher in found:
