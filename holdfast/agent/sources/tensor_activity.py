@@ -17,7 +17,8 @@ class TensorActivity:
 
     def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float]) -> None:
         self._nvml, self._handle, self._clock = nvml, handle, clock
-        if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+        ask = getattr(nvml, "nvmlGpmQueryDeviceSupport", None)  # older versions of the library lack it
+        if ask is None or not ask(handle).isSupportedDevice:
             raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
         self._last, self._next = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
         nvml.nvmlGpmSampleGet(handle, self._last)

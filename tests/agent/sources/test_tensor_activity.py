@@ -42,6 +42,14 @@ def test_a_gpu_that_cannot_tell_is_not_asked() -> None:
     assert [GAUGE in gpu.asks for gpu in scene.source.gpus] == [True, False]
 
 
+def test_an_nvml_without_these_functions_tells_all_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in vars(FakeNvml) if "gpm" in name.lower()]:
+        monkeypatch.delattr(FakeNvml, name)
+    scene = Scene((0.0, 0.0), (0.0, 0.0))
+    assert scene.after(10.0, 1.0, 1.0) == {}
+    assert {s.of for s in scene.source.read() if isinstance(s, Gauge) and s.name == "gpu.power_w"} == {"GPU 0", "GPU 1"}
+
+
 def test_a_driver_that_refuses_is_not_asked_again() -> None:
     scene = Scene((0.0, 0.0))
     scene.nvml.gpm_code = scene.nvml.NVML_ERROR_NOT_SUPPORTED
