@@ -73,8 +73,8 @@ PACKAGE = ROOT / "holdfast"
 # with the same batch on fewer nodes: whole states at another world size, and the batch that is divided, 460; standing
 # spare ranks and their rehearsal, 140; what trackers of scripts get, and runs of theirs that go on, 480; the time
 # between collectives as a map, 60; checkpoints that trainers write, looked at without them, 310; checkpoints that
-# replicas read together, and the records of routes, 200.
-TOTAL_LINES = 88_150
+# replicas read together, and the records of routes, 200; tensor cores that GPUs tell of, 100.
+TOTAL_LINES = 88_250
 SETTINGS = 119  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 86  # structs in holdfast/model/; the last ones are routes through pipelines and what they are chosen from
 
