@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Fills a folder with the Slurm of another Debian (trixie has 24.11, sid 26.05) and what it needs, for machines of the
+# lab: PYTEST_HOLDFAST_SLURM=FOLDER make test-slurm. Packages are unpacked there, none is installed. Half a minute, once.
+set -euo pipefail
+suite=${1:?"usage: unpack_version.sh SUITE FOLDER"}
+into=${2:?"usage: unpack_version.sh SUITE FOLDER"}
+command -v mmdebstrap >/dev/null || { echo "holdfast: there is no mmdebstrap here (Debian: mmdebstrap)." >&2; exit 1; }
+mirror=${MIRROR:-http://deb.debian.org/debian}
+slurm=slurmctld,slurmd,slurm-client,munge
+machine=bash,coreutils,dash,findutils,gawk,grep,hostname,iproute2,kmod,mount,perl-base,procps,sed,util-linux
+python=libbz2-1.0,libffi8,libgomp1,liblzma5,libreadline8,libsqlite3-0,libstdc++6,zlib1g  # of this machine's Python
+old=(--aptopt='Acquire::Check-Valid-Until "false"') # a mirror may be some weeks behind
+mmdebstrap --quiet --variant=extract "${old[@]}" --include="$slurm,$machine,$python" "$suite" "$into" \
+    "deb $mirror $suite main"
+for program in slurmctld slurmd slurmstepd; do # as the packages' scripts link them, which have not run
+    [ -e "$into/usr/sbin/$program" ] || ln -s "$program-wlm" "$into/usr/sbin/$program"
+done
+[ -d "$into/usr/lib64" ] || { echo "holdfast: $suite does not have all of its files in /usr; take a newer one." >&2; exit 1; }
