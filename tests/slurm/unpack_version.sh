@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fills a folder with the Slurm of another Debian (trixie has 24.11, sid 26.05) and what it needs, for machines of the
-# lab: PYTEST_HOLDFAST_SLURM=FOLDER make test-slurm. Packages are unpacked there, none is installed. Half a minute, once.
+# Fills a folder with the Slurm of a Debian (bookworm has 22.05, trixie 24.11, sid 26.05) and what it needs, for machines
+# of the lab: PYTEST_HOLDFAST_SLURM=FOLDER make test-slurm. Packages are unpacked there, none is installed. A minute.
 set -euo pipefail
 suite=${1:?"usage: unpack_version.sh SUITE FOLDER"}
 into=${2:?"usage: unpack_version.sh SUITE FOLDER"}
@@ -12,7 +12,9 @@ python=libbz2-1.0,libffi8,libgomp1,liblzma5,libreadline8,libsqlite3-0,libstdc++6
 old=(--aptopt='Acquire::Check-Valid-Until "false"') # a mirror may be some weeks behind
 mmdebstrap --quiet --variant=extract "${old[@]}" --include="$slurm,$machine,$python" "$suite" "$into" \
     "deb $mirror $suite main"
+for folder in bin sbin lib lib64; do # of a Debian that does not have all of its files in /usr by itself
+    [ -L "$into/$folder" ] || { mkdir -p "$into/usr/$folder" && cp -a "$into/$folder/." "$into/usr/$folder/"; }
+done
 for program in slurmctld slurmd slurmstepd; do # as the packages' scripts link them, which have not run
     [ -e "$into/usr/sbin/$program" ] || ln -s "$program-wlm" "$into/usr/sbin/$program"
 done
-[ -d "$into/usr/lib64" ] || { echo "holdfast: $suite does not have all of its files in /usr; take a newer one." >&2; exit 1; }
