@@ -12,6 +12,7 @@ python=libbz2-1.0,libffi8,libgomp1,liblzma5,libreadline8,libsqlite3-0,libstdc++6
 old=(--aptopt='Acquire::Check-Valid-Until "false"') # a mirror may be some weeks behind
 mmdebstrap --quiet --variant=extract "${old[@]}" --include="$slurm,$machine,$python" "$suite" "$into" \
     "deb $mirror $suite main"
+mkdir -p "$into/usr/local"
 for folder in bin sbin lib lib64; do # of a Debian that does not have all of its files in /usr by itself
     [ -L "$into/$folder" ] || { mkdir -p "$into/usr/$folder" && cp -a "$into/$folder/." "$into/usr/$folder/"; }
 done
