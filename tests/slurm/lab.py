@@ -114,9 +114,10 @@ def _mount_tree() -> str:
 
 
 class SlurmLab:
-    def __init__(self, nodes: int, conf: Mapping[str, str] | None = None) -> None:
-        """`conf` has lines of slurm.conf that are to be otherwise."""
-        self.count, self._conf = nodes, conf or {}
+    def __init__(self, nodes: int, conf: Mapping[str, str] | None = None, switches: tuple[str, ...] = ()) -> None:
+        """`conf` has lines of slurm.conf that are to be otherwise. Each of `switches` has as many of the nodes as the
+        others, and "core" is above all of them."""
+        self.count, self._conf, self._switches = nodes, conf or {}, switches
         self.name = f"hf{os.urandom(3).hex()}"  # its hosts have it in their names, and so in those of control groups
         self.dir = Path(tempfile.mkdtemp(prefix="hf-slurm-"))
         self.env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(self.dir / "slurm.conf")}
@@ -142,7 +143,13 @@ class SlurmLab:
         text = CONF.format(dir=self.dir, net=NET, nodes=self.count, login=LOGIN, name=self.name, tracking=tracking)
         for option, value in self._conf.items():
             text = re.sub(f"^{option}=.*", f"{option}={value}", text, flags=re.MULTILINE)
-        (self.dir / "slurm.conf").write_text(text)
+        (self.dir / "slurm.conf").write_text(text + ("TopologyPlugin=topology/tree\n" if self._switches else ""))
+        share = self.count // max(1, len(self._switches))
+        rows = [
+            f"SwitchName={name} Nodes={self.name}-[{1 + n * share}-{(n + 1) * share}]\n"
+            for n, name in enumerate(self._switches)
+        ]
+        (self.dir / "topology.conf").write_text(f"{''.join(rows)}SwitchName=core Switches={','.join(self._switches)}\n")
         (self.dir / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # hosts with both kinds confuse it
         hosts = [f"{NET}.{number} {self.name}-{number}\n" for number in range(1, self.count + 1)]
         (self.dir / "hosts").write_text(
@@ -294,8 +301,8 @@ class SlurmLab:
 
 
 @contextlib.contextmanager
-def run_lab(nodes: int, conf: Mapping[str, str] | None = None) -> Iterator[SlurmLab]:
-    lab = SlurmLab(nodes, conf)
+def run_lab(nodes: int, conf: Mapping[str, str] | None = None, switches: tuple[str, ...] = ()) -> Iterator[SlurmLab]:
+    lab = SlurmLab(nodes, conf, switches)
     try:
         lab.start()
         yield lab
