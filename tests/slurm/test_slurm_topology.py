@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.driver import until
 from tests.slurm.lab import lacking, run_lab
 from tests.slurm.slurm_job import StartSlurm
 
@@ -31,7 +32,7 @@ def test_seats_carry_the_switches_above_their_hosts(start: StartSlurm) -> None:
     job.trains()
     leaves = {host: "leaf-a" if n < 2 else "leaf-b" for n, host in enumerate(job.lab.nodes)}
     seats = {job.node_of_rank(rank) for rank in range(3)}
-    job.until(lambda: all(job.records()[node].near for node in seats), "the places of all nodes")
+    until(lambda: all(job.records()[node].near for node in seats), "the places of all nodes", 60)
     found = {job.records()[node].host: job.records()[node].near for node in seats}
     assert found == {host: ("core", leaves[host]) for host in found} and len(found) == 3
     assert {near for _, near in found.values()} == {"leaf-a", "leaf-b"}, "three hosts, of which two are at one switch"
