@@ -8,9 +8,10 @@ import pytest
 from holdfast.core.decide.decider import Decider
 from holdfast.core.incident.incident_text import describe_kept, describe_stop
 from holdfast.core.record.incident_story import describe_action
+from holdfast.core.record.page_view import PageFold
 from holdfast.model.action import Launch, Probe, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready
+from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Outcome, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 
@@ -27,7 +28,7 @@ class Play:
     def __init__(
         self, limits: Limits = LIMITS, progress: Progress = PROGRESS, standbys: int = 0, least: int = 2
     ) -> None:
-        self.decider, self.now = Decider(), 0.0
+        self.decider, self.now, self.page = Decider(), 0.0, PageFold()
         job = Job(run_id="r", min_nodes=least, max_nodes=2, standbys=standbys, can_acquire=False, probes=True)
         self.hear(Begin(job=job, limits=limits))
         told = [self.hear(Ready(node=node, host=node, nproc=2)) for node in "abc"[: 2 + standbys]]
@@ -40,7 +41,9 @@ class Play:
         self.now += 1.0
         if isinstance(event, Alarm):
             event = msgspec.structs.replace(event, at=self.now, generation=self.decider.view.generation)
-        return self.decider.step(self.now, event)
+        decision = self.decider.step(self.now, event)
+        self.page.add(Entry(seq=self.page.seq + 1, at=self.now, event=event, decision=decision))
+        return decision
 
     def present(self) -> str:
         return self.decider.view.describe_present(self.now, 7, "")
@@ -240,6 +243,10 @@ def test_they_stay_when_a_node_comes() -> None:
         "1 more nodes are there: restarted from step 11, 2 ranks in the processes they had and 2 new; c admitted, "
         "lost 4.0 s"
     )
+    view = play.page.make_view(None)
+    [lost], [grown] = view.incidents, view.changes
+    assert (lost.stayed, lost.short) == ("2 ranks in the processes they had", "1 of 2 nodes, same batch")
+    assert (grown.stayed, grown.short) == ("2 ranks in the processes they had and 2 new", "")
 
 
 def test_without_the_floor_another_number_of_ranks_has_new_processes() -> None:
