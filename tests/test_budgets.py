@@ -113,6 +113,7 @@ CATCH_ALL = frozenset(
         "client/training/update_norm.py::seen",
         "client/boot/zygote.py::_try_import",
         "client/survival/survivor.py::run",  # whatever the script's function raises, when its generation is over
+        "linux/limited_child.py::_answer",
         "linux/preimported_fork.py::fork",
         "sim/dst/agent_process.py::_run_agent",
         "sim/dst/controller_process.py::_serve_link",

@@ -17,6 +17,7 @@ _CONTROLS = rf"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f{_TURNS}\udc90\udc98
 _HARMFUL_SHOWN = re.compile(rf"(?!{_COLOUR})(?:{_ESCAPE}|{_CONTROLS})")
 _COLOURED = re.compile(_COLOUR)
 _NO_TEXT = re.compile("[\udc80-\udcff]")
+_HALVES = re.compile("[\ud800-\udfff]")  # of characters: no encoding takes one alone
 _PLAIN_AGAIN = "\x1b[m"
 CUT = " ..."  # where a text was cut
 
@@ -31,6 +32,12 @@ def strip_controls(text: str) -> str:
 def sentence_of_ours(text: str) -> str:
     """Return our message, sanitized and with later lines indented, so that a text it quotes cannot pose as ours."""
     return strip_controls(text).replace("\n", "\n  ")
+
+
+def plain_line(text: str) -> str:
+    """Return a text of others as one line without anything that a terminal would obey; bytes that are no text, such as
+    in names of files, are shown as U+FFFD."""
+    return _HALVES.sub("\ufffd", strip_controls(text)).replace("\n", " ")
 
 
 def cut_words(text: str, most: int) -> str:
