@@ -31,13 +31,22 @@ def strip_controls(text: str) -> str:
 
 def sentence_of_ours(text: str) -> str:
     """Return our message, sanitized and with later lines indented, so that a text it quotes cannot pose as ours."""
-    return strip_controls(text).replace("\n", "\n  ")
+    return _as_text(strip_controls(text)).replace("\n", "\n  ")
+
+
+def is_text(text: str) -> bool:
+    """Return whether this is text throughout; what the system gave us as bytes, such as a file name, may not be."""
+    return not _HALVES.search(text)
 
 
 def plain_line(text: str) -> str:
-    """Return a text of others as one line without anything that a terminal would obey; bytes that are no text, such as
-    in names of files, are shown as U+FFFD."""
-    return _HALVES.sub("\ufffd", strip_controls(text)).replace("\n", " ")
+    """Return a text of others as one line without anything that a terminal would obey."""
+    return _as_text(strip_controls(text)).replace("\n", " ")
+
+
+def _as_text(text: str) -> str:
+    """Return the text with U+FFFD for bytes that are no text, such as in names of files."""
+    return _HALVES.sub("\ufffd", text)
 
 
 def cut_words(text: str, most: int) -> str:
