@@ -52,6 +52,7 @@ class PipelineJob(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
     microbatches: int
     stages: int  # of a whole pipeline, as the user wants it
+    pipelines: int = 0  # at most, beside standbys; 0: as many as there are workers for
     floor: Semantics = Semantics.EXACT
     ordered: bool = False  # gradients are summed by microbatch number, so any routes give the same bits
     capacity: int = 0  # layers that one worker has memory for, at most; 0: all of them

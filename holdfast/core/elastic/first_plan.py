@@ -11,7 +11,7 @@ def first_plan(job: PipelineJob, workers: int) -> RoutePlan:
     With fewer workers than stages there is one pipeline of as many stages as workers. ValueError if layers do not fit.
     """
     stages = max(1, min(job.stages, job.layers, workers))
-    pipelines = max(1, min(workers // stages, job.microbatches))
+    pipelines = max(1, min(workers // stages, job.microbatches, job.pipelines or workers))
     if workers < 1:
         raise ValueError("a plan needs at least one worker")
     cuts = stage_cuts(job.layers, stages)

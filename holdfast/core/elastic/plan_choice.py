@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from holdfast.core.elastic.departure_policy import MIGRATE, SAVE, propose_migration, propose_save
+from holdfast.core.elastic.drop_policy import DROP, propose_drop
 from holdfast.core.elastic.first_plan import first_plan
-from holdfast.core.elastic.layer_owners import owners_by_layer
+from holdfast.core.elastic.hybrid_policy import HYBRID, propose_hybrid
+from holdfast.core.elastic.layer_owners import missing_layers, owners_by_layer
 from holdfast.core.elastic.plan_faults import plan_faults
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import REPLACE, propose_replace
@@ -16,6 +19,9 @@ from holdfast.core.elastic.rollback_policy import (
     propose_disk_rollback,
     propose_memory_rollback,
 )
+from holdfast.core.elastic.shadow_policy import REDUNDANT, propose_redundant
+from holdfast.core.elastic.template_policy import RETEMPLATE, propose_retemplate
+from holdfast.core.elastic.wiring_policy import STOCHASTIC, propose_stochastic
 from holdfast.model.route_plan import PipelineJob, PipelineSituation
 
 __all__ = ["POLICIES", "PlanChoice", "WeighedProposal", "choose_plan", "cost_of", "first_plan"]
@@ -25,6 +31,13 @@ Propose = Callable[[PipelineJob, PipelineSituation, PhaseCosts], Proposal | Infe
 POLICIES: Mapping[str, Propose] = {
     REPLACE: propose_replace,
     REROUTE: propose_reroute,
+    RETEMPLATE: propose_retemplate,
+    REDUNDANT: propose_redundant,
+    STOCHASTIC: propose_stochastic,
+    DROP: propose_drop,
+    HYBRID: propose_hybrid,
+    MIGRATE: propose_migration,
+    SAVE: propose_save,
     MEMORY_ROLLBACK: propose_memory_rollback,
     DISK_ROLLBACK: propose_disk_rollback,
 }
@@ -78,7 +91,10 @@ def cost_of(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, p
     slow = proposal.slow_steps * costs.step_s * (1 - proposal.slow_rate)
     degraded_s = min(costs.repair_s, costs.change_s)
     later = (1 - proposal.rate_after) * degraded_s
-    next_s = costs.failures_per_s * workers * degraded_s * _next_failure_s(job, situation, costs, proposal)
+    expected = min(1.0, costs.failures_per_s * workers * degraded_s)
+    if any(proposal.plan.held[number] for number in situation.leaving):
+        expected += 1  # those that leave take their layers with them
+    next_s = expected * _next_failure_s(job, situation, costs, proposal)
     back = _change_s(costs) if proposal.rate_after < 1 else 0.0
     return workers * (stopped + slow + later + next_s + back)
 
@@ -92,7 +108,8 @@ def _next_failure_s(job: PipelineJob, situation: PipelineSituation, costs: Phase
     plan = proposal.plan
     stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(plan.held))
     only = {owners[0] for owners in owners_by_layer(job.layers, stay) if len(owners) == 1}
-    alone = len(only) / max(1, len(plan.held))
-    again = plan.resume_step - 1 - max(0, situation.stored)
+    gone = len(missing_layers(job, stay))
+    alone = 1.0 if gone else len(only) / max(1, len(plan.held))
+    again = 0 if plan.saves else plan.resume_step - 1 - max(0, situation.stored)
     rollback = costs.restart_s + job.layers * costs.storage_s + max(0, again) * costs.step_s
     return costs.detect_s + costs.abort_s + _change_s(costs) + alone * rollback

@@ -1,6 +1,7 @@
 """What every policy starts from: the plan before, whom it has lost, and what the whole job would do in a step."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -48,7 +49,7 @@ def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) ->
         times=times,
         before=before,
         lost=lost,
-        whole_time=_whole_time(job, situation, costs),
+        whole_time=_whole_time(job, len(situation.held) + len(situation.lost), costs.layer_s),
         orphans=tuple(missing_layers(job, situation.held)),
     )
 
@@ -71,9 +72,9 @@ def _plan_as_begun(job: PipelineJob, situation: PipelineSituation) -> tuple[Rout
     return plan, whole.held[workers:]
 
 
-def _whole_time(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> float:
-    whole = first_plan(job, len(situation.held) + len(situation.lost))
-    return step_time(whole.routes, layer_times(job, costs))
+@lru_cache(maxsize=64)
+def _whole_time(job: PipelineJob, workers: int, layer_s: tuple[float, ...]) -> float:
+    return step_time(first_plan(job, workers).routes, layer_times(job, PhaseCosts(layer_s=layer_s)))
 
 
 def rename_route(route: Route, names: dict[int, int]) -> Route:
@@ -112,17 +113,20 @@ def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ())
 
 def refuse_orphans(policy: str, ground: PlanGround) -> Infeasible | None:
     """Refuse for a layer without a live owner, which only a rollback brings back."""
-    if ground.orphans:
-        named = ", ".join(map(str, ground.orphans[:8]))
-        return Infeasible(policy=policy, reason=f"no live worker holds layers {named}")
-    return None
+    return Infeasible(policy=policy, reason=name_orphans(ground.orphans)) if ground.orphans else None
 
 
-def stop_phases(costs: PhaseCosts) -> dict[Phase, float]:
-    """Return the phases that every change of plan has."""
+def name_orphans(layers: Sequence[int]) -> str:
+    more = f" and {len(layers) - 8} more" if len(layers) > 8 else ""
+    return f"no live worker holds layers {', '.join(map(str, layers[:8]))}{more}"
+
+
+def stop_phases(ground: PlanGround) -> dict[Phase, float]:
+    """Return the phases that every change of plan has; a change that nobody's loss forces comes between two steps."""
+    costs, forced = ground.costs, bool(ground.situation.lost)
     return {
-        "detect": costs.detect_s,
-        "abort": costs.abort_s,
+        "detect": costs.detect_s if forced else 0.0,
+        "abort": costs.abort_s if forced else 0.0,
         "agree": costs.agree_s,
         "plan": costs.plan_s,
         "rebuild": costs.rebuild_s,
@@ -152,7 +156,9 @@ def live_proposal(
     if not fits_memory(ground.job, plan.held):
         return Infeasible(policy=policy, reason=f"a worker would hold more than {ground.job.capacity} layers")
     costs, situation = ground.costs, ground.situation
-    downtime = stop_phases(costs)
+    downtime = stop_phases(ground)
+    if plan.routes == ground.before.routes:
+        downtime["rebuild"] = costs.regroup_s
     if plan.transfers:
         fresh = set(newcomers(situation))
         downtime["move"] = busiest_link(plan.transfers) * costs.transfer_s

@@ -40,6 +40,7 @@ class PhaseCosts(msgspec.Struct, frozen=True, kw_only=True):
     agree_s: float = 0.1  # the suspects are fenced, the vote is sealed, and survivors say what they hold
     plan_s: float = 0.05
     rebuild_s: float = 1.0  # new groups of communication
+    regroup_s: float = 0.5  # new groups across pipelines alone, where those inside of pipelines stay as they are
     transfer_s: float = 0.1  # one layer over one link
     memory_s: float = 0.1  # one layer from a snapshot in memory
     storage_s: float = 1.0  # one layer from storage

@@ -20,12 +20,8 @@ def propose_replace(job: PipelineJob, situation: PipelineSituation, costs: Phase
     if isinstance(filled, str):
         return Infeasible(policy=REPLACE, reason=filled)
     held, routes, taken = filled
-    plan = RoutePlan(
-        held=held,
-        routes=routes,
-        transfers=transfers_to(job, situation, held),
-        resume_step=ground.resume_step,
-    )
+    transfers = transfers_to(job, situation, held)
+    plan = RoutePlan(held=held, routes=routes, transfers=transfers, resume_step=ground.resume_step)
     reason = f"{taken} standbys take the places of those lost" if taken else "everyone who holds layers is here"
     return live_proposal(REPLACE, ground, plan, reason=reason)
 

@@ -54,7 +54,7 @@ def _rollback(policy: str, ground: PlanGround, step: int, sources: tuple[int, ..
     held, routes = placed
     plan = RoutePlan(held=held, routes=routes, rollback=True, sources=sources, resume_step=step + 1)
     costs = ground.costs
-    downtime = stop_phases(costs)
+    downtime = stop_phases(ground)
     downtime["restore"] = _restore_s(costs, held, sources)
     downtime["verify"] = costs.verify_s
     if policy == DISK_ROLLBACK:
