@@ -43,7 +43,7 @@ class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[int, ...] = ()  # with `rollback`, by layer: the worker that has the snapshot; -1: storage
     resume_step: int = 1  # the next step to make
     saves: tuple[int, ...] = ()  # by layer: the worker that writes it to storage, as it is before `resume_step`
-    then: "RoutePlan | None" = None  # what follows from its own `resume_step` on; its transfers run beside training
+    then: "RoutePlan | None" = None  # what follows from its own `resume_step` on, its transfers right before that
 
 
 class PipelineJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from holdfast.core.elastic.layer_owners import (
     spare_copies,
 )
 from holdfast.core.elastic.proposal import Infeasible, Phase, PhaseCosts, Proposal
-from holdfast.core.elastic.route_times import LayerTimes, Route, count_routes, layer_times, same_partition, step_time
+from holdfast.core.elastic.route_times import LayerTimes, Route, count_routes, layer_times, same_partition, share_routes, step_time
 from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
 
 
@@ -41,6 +41,7 @@ def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) ->
     """Return the ground for proposals. ValueError if a situation contradicts itself."""
     _check_situation(job, situation)
     before, lost = (situation.earlier, situation.lost) if situation.earlier else _plan_as_begun(job, situation)
+    before = msgspec.structs.replace(before, routes=share_routes(before.routes))
     times = layer_times(job, costs, situation.speeds)
     return PlanGround(
         job=job,

@@ -33,7 +33,7 @@ def layer_times(job: PipelineJob, costs: PhaseCosts, speeds: Sequence[float] = (
 def count_routes(routes: Iterable[Route]) -> list[tuple[Route, int]]:
     """Return the different routes with the number of microbatches that take each, in order of first appearance.
 
-    Routes are told apart as objects: those of one pipeline are one object, as long as nobody copied them.
+    Routes are told apart as objects, which is fast; `share_routes` makes equal ones the same object.
     """
     counts: dict[int, int] = {}
     found: dict[int, Route] = {}
@@ -43,6 +43,13 @@ def count_routes(routes: Iterable[Route]) -> list[tuple[Route, int]]:
             found[key], counts[key] = route, 0
         counts[key] += 1
     return [(route, counts[key]) for key, route in found.items()]
+
+
+def share_routes(routes: Sequence[Route]) -> tuple[Route, ...]:
+    """Return the routes with equal ones as one object, whatever a decoder made of them."""
+    equal: dict[Route, Route] = {}
+    shared = {id(route): equal.setdefault(route, route) for route, _ in count_routes(routes)}
+    return tuple(shared[id(route)] for route in routes)
 
 
 def add_loads(loads: dict[int, float], route: Route, times: LayerTimes, count: int = 1) -> None:
