@@ -30,13 +30,13 @@ Propose = Callable[[PipelineJob, PipelineSituation, PhaseCosts], Proposal | Infe
 
 POLICIES: Mapping[str, Propose] = {
     REPLACE: propose_replace,
+    MIGRATE: propose_migration,
     REROUTE: propose_reroute,
     RETEMPLATE: propose_retemplate,
     REDUNDANT: propose_redundant,
     STOCHASTIC: propose_stochastic,
     DROP: propose_drop,
     HYBRID: propose_hybrid,
-    MIGRATE: propose_migration,
     SAVE: propose_save,
     MEMORY_ROLLBACK: propose_memory_rollback,
     DISK_ROLLBACK: propose_disk_rollback,

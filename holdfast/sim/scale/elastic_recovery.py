@@ -74,9 +74,9 @@ class ElasticRecovery:
         """Choose a plan; should a layer have no live owner, everything is taken to be on storage."""
         if missing_layers(self.job, situation.held):
             situation = msgspec.structs.replace(situation, stored=0)
-        policies = policies_of(self.name, bool(situation.lost))
+        policies = policies_of(self.name, lost=bool(situation.lost))
         chosen = choose_plan(self.job, situation, self.costs, policies).chosen
-        chosen = chosen or choose_plan(self.job, situation, self.costs).chosen
+        chosen = chosen or choose_plan(self.job, situation, self.costs, policies_of(ELASTIC, lost=False)).chosen
         assert chosen is not None, "no plan for what is left"
         self.choices[chosen.policy] = self.choices.get(chosen.policy, 0) + 1
         return chosen
@@ -148,11 +148,11 @@ class ElasticRecovery:
         self._take_slow_steps()
 
 
-def policies_of(name: str, lost: bool) -> Mapping[str, Propose]:
+def policies_of(name: str, *, lost: bool) -> Mapping[str, Propose]:
     """Return what may be chosen: everything, or one policy; if nobody is lost, a node has come or a rank is forked
     again, and every policy brings back whole pipelines."""
-    if name == ELASTIC:
-        return POLICIES
+    if name == ELASTIC:  # wiring by lot is rerouting where all are alike, and takes seconds to draw for thousands
+        return {one: propose for one, propose in POLICIES.items() if one != "stochastic wiring"}
     return {one: POLICIES[one] for one in (name if lost else "retemplate", *_ROLLBACKS)}
 
 
