@@ -18,10 +18,14 @@ from holdfast.client.elastic.step_phases import StepPhases
 from holdfast.client.elastic.step_vote import clip_scale, exchange_totals, first_holder, mean_loss
 from holdfast.client.elastic.task_order import order_tasks
 from holdfast.client.elastic.worker_traffic import WorkerTraffic
+from holdfast.core.elastic.departure_policy import MIGRATE, SAVE
+from holdfast.core.elastic.hybrid_policy import HYBRID
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.model.route_plan import PipelineJob, Semantics
 
 _FLOORS = {"exact": Semantics.EXACT, "fp_order": Semantics.FP_ORDER, "batch_changed": Semantics.BATCH_CHANGED}
+
+_FOLLOWED = tuple(name for name in POLICIES if name not in (HYBRID, MIGRATE, SAVE))  # what is carried out so far
 
 
 class StepSettings(NamedTuple):
@@ -64,7 +68,7 @@ class ElasticPipeline:
         snapshot_every: int = 10,
         path: str | Path | None = None,
         store_every: int = 0,
-        policies: Sequence[str] = tuple(POLICIES),
+        policies: Sequence[str] = _FOLLOWED,
     ) -> None:
         """`layers` are functions that each make one: a worker makes those that it holds, from `seed`. `optimizer` gets
         a layer's parameters; `loss` the last layer's output and what the batch says, for one microbatch. `stages` are
@@ -175,7 +179,7 @@ def _check_arguments(
         raise ValueError(f"semantics must be one of {', '.join(_FLOORS)}, not {semantics!r}")
     if reduction not in ("ordered", "float"):
         raise ValueError(f'reduction must be "ordered" or "float", not {reduction!r}')
-    if strange := [name for name in policies if name not in POLICIES]:
-        raise ValueError(f"{strange[0]!r} is no policy; these are: {', '.join(POLICIES)}")
+    if strange := [name for name in policies if name not in _FOLLOWED]:
+        raise ValueError(f"{strange[0]!r} is no policy; these are: {', '.join(_FOLLOWED)}")
     if pathless:
         raise ValueError("store_every needs a path")

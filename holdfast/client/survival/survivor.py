@@ -28,6 +28,7 @@ from holdfast.wire.replay_environment import is_replay
 from holdfast.wire.survivor_messages import SOCKET
 
 if TYPE_CHECKING:
+    from holdfast.client.elastic.pipeline import ElasticPipeline
     from holdfast.wire.rank_memory.slot_writer import SlotWriter
 
 Result = TypeVar("Result")
@@ -55,6 +56,7 @@ def survive(
     mesh: object = None,
     semantics: Literal["exact", "fp_order"] = "exact",
     rehearsal: Callable[[], object] | None = None,
+    pipeline: "ElasticPipeline | None" = None,
 ) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
     """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
@@ -71,6 +73,9 @@ def survive(
     `rehearsal` makes one step like those of the function, with made-up samples and without the Checkpointer. A spare
     rank calls it while the others train (`recovery.spares`), so that its own first step takes no longer than theirs.
     No other rank takes part, and what it computes is discarded.
+
+    With `pipeline` the state lives in the ranks: those that survive bring it to the others when the function calls
+    `pipeline.steps`, and no Checkpointer is needed. Its own floor of semantics holds.
 
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
@@ -90,7 +95,8 @@ def survive(
         def survivor() -> Result:
             if mesh is not None:
                 progress.attach(mesh=mesh)
-            script = Script(model, owners, any_size=semantics == "fp_order", rehearsal=rehearsal)
+            any_size = semantics == "fp_order" or pipeline is not None
+            script = Script(model, owners, any_size=any_size, carries=pipeline is not None, rehearsal=rehearsal)
             return run_surviving(script, function)
 
         return survivor
@@ -104,6 +110,7 @@ class Script(NamedTuple):
     model: torch.nn.Module | None
     optimizers: list[Any]
     any_size: bool = False  # it goes on with any number of ranks
+    carries: bool = False  # its state lives in its ranks
     rehearsal: Callable[[], object] | None = None
 
 
@@ -149,7 +156,7 @@ class Survivor:
 
     def __init__(self, script: Script, holders: torch_groups.GroupHolders, patience_s: float) -> None:
         self._model, self._optimizers, self._rehearsal = script.model, script.optimizers, script.rehearsal
-        self._holders, self._patience_s = holders, patience_s
+        self._holders, self._patience_s, self._carries = holders, patience_s, script.carries
         self._line = OrderLine(Path(os.environ[KEEPER]).with_name(SOCKET), _break_off)
         self._slot: SlotWriter | None = None
 
@@ -165,6 +172,10 @@ class Survivor:
         while True:
             if self._slot is not None:
                 self._slot.mark_survives(True)
+                if self._carries:
+                    self._slot.mark_carries()
+                    if WorldSizes.any:
+                        self._slot.mark_resizes()
             place = _read_place()
             self._line.enter(place.rank, place.generation)
             failure: BaseException | None = None
