@@ -19,7 +19,7 @@ POINTS = {
 }
 
 TRAIN = f"""
-import functools, json, os, signal, sys
+import functools, json, os, signal, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 import holdfast
@@ -27,9 +27,10 @@ from holdfast.client.elastic.step_phases import StepPhases
 folder = sys.argv[1]
 asked = json.loads(os.environ.get("HOLDFAST_JOB", "{{}}"))
 strikes = json.loads(os.environ.get("HOLDFAST_STRIKES", "[]"))  # rank, generation, step, point, signal
+gates = json.loads(os.environ.get("HOLDFAST_GATES", "[]"))
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-now = dict(rank=-1, generation=0, step=0)
+now = dict(rank=int(os.environ["RANK"]), generation=int(os.environ["HOLDFAST_GENERATION"]), step=0)
 
 def strike(point):
     for rank, generation, step, where, number in strikes:
@@ -39,6 +40,8 @@ def strike(point):
                 file.flush()
                 os.fsync(file.fileno())
             os.kill(os.getpid(), number)
+
+strike("start")
 
 class Struck(torch.autograd.Function):
     @staticmethod
@@ -79,6 +82,8 @@ pipeline = holdfast.ElasticPipeline(
 def train(here):
     now.update(rank=here.rank, generation=here.generation, step=0)
     for step in pipeline.steps({STEPS}):
+        while step in gates and not os.path.exists(f"{{folder}}/go-{{step}}"):
+            time.sleep(0.02)
         now["step"] = step
         loss = pipeline.step(batch)
         now["step"] = 0
@@ -88,6 +93,10 @@ def train(here):
         holdfast.step(step, loss=loss)
 
 train()
+if dist.get_rank() == 0:
+    told = [dict(policy=r.policy, step=r.step, again=r.again, workers=r.workers) for r in pipeline.recoveries]
+    with open(f"{{folder}}/recoveries", "w") as file:
+        json.dump(told, file)
 print("digest", pipeline.digest(), flush=True)
 dist.barrier()
 dist.destroy_process_group()
@@ -95,10 +104,19 @@ os._exit(0)
 """
 
 
+def made_steps(folder: Path) -> list[tuple[int, float, int]]:
+    """What the first rank made: step, loss and generation, in order."""
+    return [tuple(json.loads(line)) for line in (folder / "losses").read_text().splitlines()]
+
+
 def losses(folder: Path) -> dict[int, float]:
     """The loss of each step, as it counts: as it was last made."""
-    rows: list[list[Any]] = [json.loads(line) for line in (folder / "losses").read_text().splitlines()]
-    return {step: loss for step, loss, _ in rows}
+    return {step: loss for step, loss, _ in made_steps(folder)}
+
+
+def recoveries(job: Job) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((job.folder / "recoveries").read_text())
+    return found
 
 
 def strike_at(*strikes: tuple[int, int, int, str, int]) -> str:
@@ -107,5 +125,5 @@ def strike_at(*strikes: tuple[int, int, int, str, int]) -> str:
 
 def struck(job: Job) -> dict[str, str]:
     """Which rank struck itself in which generation, and where."""
-    found = [path for path in job.folder.glob("struck-*")]
+    found = list(job.folder.glob("struck-*"))
     return {path.name.removeprefix("struck-"): path.read_text() for path in found}

@@ -8,13 +8,19 @@ import pytest
 
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
-from tests.cli.elastic_job import POINTS, STRUCK, TRAIN, losses, strike_at, struck
-from tests.cli.rungs import CALM, said
+from tests.cli.elastic_job import POINTS, STRUCK, TRAIN, losses, recoveries, strike_at, struck
+from tests.cli.rungs import CALM, QUICK, lose, node_of, reaches, said
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 slow = pytest.mark.slow
 
 TWO = ("--nnodes", "2", "--nproc-per-node", "2")
+
+
+# A rank that is stopped by SIGSTOP is named soon; nobody is lost because the machine is busy.
+HANGS = ("--set", "silence.silence_s=40", "--set", "hang.least_s=1", "--set", "slow.stance=observe")
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+POLICIES = ("replace", "reroute", "retemplate", "stochastic wiring", "memory rollback", "disk rollback")
 
 
 def digests(job: Job) -> set[str]:
@@ -37,3 +43,74 @@ def test_a_killed_rank_is_replaced(start: Start, calm: tuple[set[str], dict[int,
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True]
     assert (digests(job), losses(job.folder)) == calm
     job.check_replay()
+
+
+@slow
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("how", SIGNALS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_at_every_point(
+    start: Start, calm: tuple[set[str], dict[int, float]], tmp_path: Path, policy: str, how: str, point: str
+) -> None:
+    asked = {"policies": [policy]}
+    if policy == "disk rollback":
+        asked |= {"path": str(tmp_path / "layers"), "store_every": 3}
+    strikes = strike_at((1, 1, STRUCK, point, SIGNALS[how]))
+    flags = CALM if how == "kill" else HANGS
+    job = start(*TWO, *flags, script=TRAIN, HOLDFAST_STRIKES=strikes, HOLDFAST_JOB=json.dumps(asked))
+    job.ends(0)
+    assert struck(job) == {"1-1": point}
+    before, after = job.ranks(4), job.ranks(4, generation=2)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True, True]
+    assert (digests(job), losses(job.folder)) == calm
+    [recovery] = recoveries(job)
+    committed = STRUCK if point in ("apply", "keep") else STRUCK - 1
+    step = STRUCK - 2 if "rollback" in policy else committed
+    assert recovery == {"policy": policy, "step": step, "again": committed - step, "workers": 4}
+
+
+@slow
+def test_it_goes_on_without_a_node_and_grows_back(start: Start, calm: tuple[set[str], dict[int, float]]) -> None:
+    flags = ("--nnodes", "4", "--min-nodes", "3", *QUICK, "--set", "recovery.last_call_s=4")
+    job = start(*flags, script=TRAIN, HOLDFAST_GATES="[3,6]")
+    reaches(job, 2)
+    lose(job, node_of(job, 3))
+    job.until(lambda: job.status()["generation"] == 2, "the next generation")
+    (job.folder / "go-3").touch()
+    reaches(job, 5, generation=2)
+    reaches(job, 5, generation=3)
+    (job.folder / "go-6").touch()
+    job.ends(0)
+    assert (digests(job), losses(job.folder)) == calm
+    first, second = recoveries(job)
+    assert (first["workers"], first["step"], first["again"]) == (3, 2, 0)
+    assert (second["workers"], second["step"], second["again"]) == (4, 5, 0)
+
+
+KILL = signal.SIGKILL
+# Ranks that strike themselves, each with generation, step and point; what is done then, and the steps made again.
+MORE = {
+    "both replicas of a stage": (
+        [(1, 1, STRUCK, "backward", KILL), (3, 1, STRUCK, "backward", KILL)],
+        [("memory rollback", 1)],
+    ),
+    "three of four in two incidents": (
+        [(1, 1, STRUCK, "sums", KILL), (3, 1, STRUCK, "sums", KILL), (0, 2, STRUCK + 1, "vote", KILL)],
+        [("memory rollback", 1), ("replace", 0)],
+    ),
+    "a new rank before it is there": ([(2, 1, STRUCK, "vote", KILL), (2, 2, 0, "start", KILL)], [("replace", 0)]),
+    "a new rank as it gets its layers": ([(2, 1, STRUCK, "vote", KILL), (2, 2, 0, "move", KILL)], [("replace", 0)]),
+    "the source of its layers": ([(3, 1, STRUCK, "vote", KILL), (1, 2, 0, "move", KILL)], [("memory rollback", 1)]),
+    "a survivor as all meet": ([(3, 1, STRUCK, "vote", KILL), (0, 2, 0, "agree", KILL)], [("replace", 0)]),
+}
+
+
+@slow
+@pytest.mark.parametrize("case", MORE)
+def test_more_than_one_failure(start: Start, calm: tuple[set[str], dict[int, float]], case: str) -> None:
+    strikes, done = MORE[case]
+    job = start(*TWO, *CALM, script=TRAIN, HOLDFAST_STRIKES=strike_at(*strikes))
+    job.ends(0)
+    assert struck(job) == {f"{rank}-{generation}": point for rank, generation, _, point, _ in strikes}
+    assert (digests(job), losses(job.folder)) == calm
+    assert [(one["policy"], one["again"]) for one in recoveries(job)] == done

@@ -6,6 +6,7 @@ the same bits; `float` sums what each worker has added up by itself, in the orde
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -72,7 +73,7 @@ class GradientSums:
         """Return each holder's piece of a flat gradient of this size."""
         count = len(self._holders[layer])
         edges = [size * one // count for one in range(count + 1)]
-        return list(zip(edges, edges[1:], strict=False))
+        return list(pairwise(edges))
 
     def _exchange(
         self,

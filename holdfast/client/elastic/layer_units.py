@@ -127,8 +127,7 @@ class LayerUnit:
             raise UnitError(f"layer {header.layer} came where layer {self.number} was wanted")
         self.whole = False
         content = {place.name: _read_tensor(packed, begin, place) for place in header.tensors}
-        own = {name: tensor for name, tensor in self.module.state_dict(keep_vars=True).items()}
-        for name, tensor in own.items():
+        for name, tensor in self.module.state_dict(keep_vars=True).items():
             came = content.get(f"module {name}")
             if came is None or came.shape != tensor.shape or came.dtype != tensor.dtype:
                 raise UnitError(f"layer {self.number} has another {name} than the one that came")
@@ -170,7 +169,7 @@ def _encode_header(header: UnitHeader) -> bytes:
     try:
         text = msgspec.json.encode(header)
     except (TypeError, ValueError) as e:
-        raise UnitError(f"the optimizer of layer {header.layer} has state that is no number and no tensor: {e}") from None
+        raise UnitError(f"layer {header.layer} has optimizer state that is no number and no tensor: {e}") from None
     text += b" " * (-(len(text) + _LENGTH) % _ALIGNED)
     return len(text).to_bytes(_LENGTH, "little") + text
 

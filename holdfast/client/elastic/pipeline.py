@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.held_layers import HeldLayers
-from holdfast.client.elastic.layer_units import MakeLayer, MakeOptimizer, draw_seed
-from holdfast.client.elastic.pipeline_recovery import PipelineRecovery
+from holdfast.client.elastic.layer_units import MakeLayer, MakeOptimizer
+from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery
 from holdfast.client.elastic.routed_passes import Batch, Loss, PassSettings, RoutedPasses
 from holdfast.client.elastic.state_moves import digest_states
 from holdfast.client.elastic.step_phases import StepPhases
@@ -95,6 +95,11 @@ class ElasticPipeline:
     def layers(self) -> dict[int, torch.nn.Module]:
         """The layers that this rank holds, by number."""
         return {number: unit.module for number, unit in sorted(self._held.units.items())}
+
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """What was done after each failure that this process has seen, in order."""
+        return list(self._recovery.recoveries)
 
     def steps(self, total: int) -> Iterator[int]:
         """Meet the other ranks, bring all layers to the step that counts, and yield the steps after it up to `total`.

@@ -7,6 +7,7 @@ to where the plan wants them.
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import torch.distributed as dist
@@ -25,12 +26,25 @@ from holdfast.client.elastic.worker_traffic import WorkerTraffic
 from holdfast.client.training.progress import here as progress
 from holdfast.core.decoding import from_msgpack
 from holdfast.core.elastic.plan_choice import POLICIES, choose_plan, first_plan
-from holdfast.core.elastic.proposal import PhaseCosts, Proposal
-from holdfast.model.route_plan import RoutePlan
+from holdfast.core.elastic.proposal import Proposal
+from holdfast.model.route_plan import RoutePlan, Semantics
 
 
 class NoPlanError(RuntimeError):
     """No policy can go on from what is left."""
+
+
+class Recovery(NamedTuple):
+    """One recovery of a pipeline."""
+
+    policy: str
+    step: int  # after which the pipeline went on
+    again: int  # steps that were committed and are made again
+    workers: int  # with which it went on
+    semantics: Semantics
+    reason: str
+    expected_s: float  # without the detection
+    took_s: float  # since the first worker's step broke off
 
 
 class PipelineRecovery:
@@ -44,6 +58,7 @@ class PipelineRecovery:
         policies: Sequence[str],
     ) -> None:
         self._held, self._phases, self._apply = held, phases, apply
+        self.recoveries: list[Recovery] = []
         self._policies = {name: POLICIES[name] for name in policies}
 
     def meet(self) -> None:
@@ -67,9 +82,10 @@ class PipelineRecovery:
         self._take_plan(plan, reports)
         phases.enter("")
         progress.on_restored(held.committed, time.time() - began_at)
-        if dist.get_rank() == 0:
-            _tell(reports, proposal, plan)
-        self._learn(reports, proposal, began_at)
+        if proposal is not None:
+            self._note_recovery(reports, proposal, began_at)
+        elif held.committed and dist.get_rank() == 0:
+            _say(f"it begins again after step {held.committed}, which is on storage")
 
     def _choose(self, reports: Sequence[WorkerReport]) -> Proposal:
         held = self._held
@@ -98,15 +114,26 @@ class PipelineRecovery:
         if held.vote[0] > held.committed:
             held.vote = (0, ())
 
-    def _learn(self, reports: Sequence[WorkerReport], proposal: Proposal | None, began_at: float) -> None:
-        """Note what this recovery took, for the next choice."""
+    def _note_recovery(self, reports: Sequence[WorkerReport], proposal: Proposal, began_at: float) -> None:
+        """Tell of a recovery, and note what it took for the next choice."""
         held, took_s = self._held, self._phases.took_s
-        if proposal is None:
-            return
         broke_at = min((report.broke_at for report in reports if report.broke_at), default=began_at)
+        recovery = Recovery(
+            policy=proposal.policy,
+            step=held.committed,
+            again=proposal.lost_steps,
+            workers=len(reports),
+            semantics=proposal.semantics,
+            reason=proposal.reason,
+            expected_s=sum(seconds for phase, seconds in proposal.downtime_s.items() if phase != "detect"),
+            took_s=time.time() - broke_at,
+        )
+        self.recoveries.append(recovery)
         costs = held.costs.seen_phase("rebuild", max(0.0, began_at - broke_at))
-        costs = costs.seen_phase("agree", took_s.get("agree", 0.0)).seen_phase("plan", took_s.get("plan", 0.0))
-        held.costs, held.incidents, held.broke_at = costs, held.incidents + 1, 0.0
+        held.costs = costs.seen_phase("agree", took_s.get("agree", 0.0)).seen_phase("plan", took_s.get("plan", 0.0))
+        held.incidents, held.broke_at = held.incidents + 1, 0.0
+        if dist.get_rank() == 0:
+            _say(describe_recovery(recovery))
 
 
 def _exchange_reports(mine: WorkerReport) -> list[WorkerReport]:
@@ -123,22 +150,15 @@ def _begin_plan(held: HeldLayers, reports: Sequence[WorkerReport]) -> RoutePlan:
     return msgspec.structs.replace(plan, rollback=True, sources=sources, resume_step=max(0, stored) + 1)
 
 
-def _tell(reports: Sequence[WorkerReport], proposal: Proposal | None, plan: RoutePlan) -> None:
-    if proposal is None:
-        if plan.resume_step == 1:
-            return
-        text = f"it begins again after step {plan.resume_step - 1}, which is on storage"
-    else:
-        text = describe_recovery(reports, proposal, time.time())
-    print(f"holdfast: pipeline: {text}", file=sys.stderr, flush=True)
-
-
-def describe_recovery(reports: Sequence[WorkerReport], proposal: Proposal, now: float) -> str:
-    """Return a line about a recovery that is over: the policy, what it was expected to take and took, its price."""
-    expected_s = sum(took_s for phase, took_s in proposal.downtime_s.items() if phase != "detect")
-    broke_at = min((report.broke_at for report in reports if report.broke_at), default=now)
-    again = f"{proposal.lost_steps} steps made again" if proposal.lost_steps else "no step lost"
+def describe_recovery(recovery: Recovery) -> str:
+    """Return a line about a recovery that is over: what was done, and what it was expected to cost and did."""
+    again = f"{recovery.again} steps are made again" if recovery.again else "no step is made again"
     return (
-        f"{proposal.policy} on {len(reports)} workers, {proposal.reason}; {again}, "
-        f"{proposal.semantics.name}; {now - broke_at:.2f} s after the step broke off, {expected_s:.2f} s expected"
+        f"{recovery.policy} on {recovery.workers} workers after step {recovery.step}: {recovery.reason}; {again}; "
+        f"{recovery.semantics.name}; {recovery.took_s:.2f} s since a step broke off, "
+        f"{recovery.expected_s:.2f} s expected"
     )
+
+
+def _say(text: str) -> None:
+    print(f"holdfast: pipeline: {text}", file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from holdfast.client.checkpointing.replicated_state import WorldSizes
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.survival import torch_groups
 from holdfast.client.survival.order_line import OrderLine
+from holdfast.client.survival.rank_gate import await_ranks
 from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
 from holdfast.client.training.group_calls import GROUP_CALLS, GroupCall, list_groups
 from holdfast.client.training.message_counts import find_counts
@@ -159,6 +160,7 @@ class Survivor:
         self._holders, self._patience_s, self._carries = holders, patience_s, script.carries
         self._line = OrderLine(Path(os.environ[KEEPER]).with_name(SOCKET), _break_off)
         self._slot: SlotWriter | None = None
+        self._due = False  # groups are to be made again
 
     def run(self, function: Callable[[Here], Result], slot: "SlotWriter") -> Result:
         self._slot, SEAL_FENCE.armed = slot, True
@@ -168,8 +170,10 @@ class Survivor:
                 self._rehearse()
             self._rejoin(self._line.wait_for_seat(_read_place().rank))
         elif GROUP_CALLS.rehearses:
-            self._regroup()
+            self._due = True
         while True:
+            if not self._carries:
+                self._make_groups()
             if self._slot is not None:
                 self._slot.mark_survives(True)
                 if self._carries:
@@ -181,6 +185,7 @@ class Survivor:
             failure: BaseException | None = None
             try:
                 try:
+                    self._make_groups()
                     return function(place)
                 finally:
                     self._line.leave()
@@ -244,15 +249,26 @@ class Survivor:
         self._slot = progress.rejoin()
         GROUP_CALLS.made[:] = made
         SEAL_FENCE.lower()
-        self._regroup()
+        self._due = True
 
-    def _regroup(self) -> None:
-        """Make all process groups again, with all other ranks, in place of the old ones, and bind the model to them."""
+    def _make_groups(self) -> None:
+        """If this process comes from another generation, make all process groups again, with all other ranks, in place
+        of the old ones, and bind the model to them."""
+        if not self._due:
+            return
         made = list(GROUP_CALLS.made)
         torch_groups.forget_groups()
         os.environ.pop(REHEARSAL, None)
         GROUP_CALLS.be_lenient()
-        self._bind_groups(made)
+        try:
+            if self._carries:
+                await_ranks()
+            self._bind_groups(made)
+        except BaseException:  # another rank failed, or the order to leave has come: they are made in the next one
+            torch_groups.forget_groups()
+            GROUP_CALLS.made[:] = made
+            raise
+        self._due = False
         progress.on_group_teardown("")
         progress.on_group()
 

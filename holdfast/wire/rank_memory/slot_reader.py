@@ -9,6 +9,7 @@ from holdfast.core.terminal_sanitizer import mark_cut
 from holdfast.model.observation import Mark, StepValues
 from holdfast.model.told_bounds import MOST, MOST_REAL, MOST_S
 from holdfast.wire.rank_memory.slot_writer import (
+    CARRIES,
     CLAIMED,
     COLD,
     COUNTED,
@@ -24,7 +25,6 @@ from holdfast.wire.rank_memory.slot_writer import (
     OWN_NORM,
     PARTED,
     PARTING,
-    CARRIES,
     RESIZES,
     RETURNED,
     RING,
