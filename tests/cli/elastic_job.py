@@ -30,7 +30,7 @@ strikes = json.loads(os.environ.get("HOLDFAST_STRIKES", "[]"))  # rank, generati
 gates = json.loads(os.environ.get("HOLDFAST_GATES", "[]"))
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-now = dict(rank=int(os.environ["RANK"]), generation=int(os.environ["HOLDFAST_GENERATION"]), step=0)
+now = dict(rank=int(os.environ["RANK"]), generation=1 + ("HOLDFAST_REHEARSAL" in os.environ), step=0)
 
 def strike(point):
     for rank, generation, step, where, number in strikes:
@@ -93,10 +93,9 @@ def train(here):
         holdfast.step(step, loss=loss)
 
 train()
-if dist.get_rank() == 0:
-    told = [dict(policy=r.policy, step=r.step, again=r.again, workers=r.workers) for r in pipeline.recoveries]
-    with open(f"{{folder}}/recoveries", "w") as file:
-        json.dump(told, file)
+told = [dict(policy=r.policy, step=r.step, again=r.again, workers=r.workers) for r in pipeline.recoveries]
+with open(f"{{folder}}/recoveries-{{dist.get_rank()}}", "w") as file:
+    json.dump(told, file)
 print("digest", pipeline.digest(), flush=True)
 dist.barrier()
 dist.destroy_process_group()
@@ -115,8 +114,9 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 def recoveries(job: Job) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((job.folder / "recoveries").read_text())
-    return found
+    """All that were seen by the rank that has seen most."""
+    found: list[list[dict[str, Any]]] = [json.loads(path.read_text()) for path in job.folder.glob("recoveries-*")]
+    return max(found, key=len)
 
 
 def strike_at(*strikes: tuple[int, int, int, str, int]) -> str:

@@ -5,9 +5,8 @@ import secrets
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from holdfast.client.elastic.kept_snapshots import KeptSnapshots
+from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_units import LayerUnit, MakeLayer, MakeOptimizer
 from holdfast.client.elastic.worker_reports import WorkerReport
@@ -26,6 +25,7 @@ class HeldLayers:
         self.device = torch.device("cpu")
         self.plan = RoutePlan(held=(), routes=())
         self.worker = -1  # this worker's number in the plan
+        self.reach = 0  # how many ranks further on its snapshots are kept
         self.meeting = 0  # of workers, at which the plan was made; 0: there is none
         self.committed = 0
         self.ready = 0  # the step whose summed gradients are in hand
@@ -35,11 +35,10 @@ class HeldLayers:
         self.line = ""  # names what this generation writes to storage
         self.incidents = 0
 
-    @property
-    def reach(self) -> int:
-        """How many ranks further on a snapshot is kept: on another node, where ranks fill nodes."""
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return here if here < dist.get_world_size() else 1
+    def take_plan(self, plan: RoutePlan, worker: int) -> None:
+        self.plan, self.worker = plan, worker
+        self.reach = choose_reach(plan, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self.committed = plan.resume_step - 1
 
     def make_unit(self, number: int) -> LayerUnit:
         return LayerUnit(number, self._make[number], self._make_optimizer, self.job.seed)

@@ -5,6 +5,7 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.layer_units import LayerUnit
 from holdfast.client.elastic.worker_traffic import WorkerTraffic
+from holdfast.model.route_plan import RoutePlan
 
 _STEPS = 2  # that are kept, as a worker may be lost while the newest is made
 
@@ -36,6 +37,21 @@ class KeptSnapshots:
     def drop_after(self, step: int) -> None:
         """Drop snapshots of steps that are to be made again."""
         self._packed = {key: one for key, one in self._packed.items() if key[1] <= step}
+
+
+def choose_reach(plan: RoutePlan, node_ranks: int) -> int:
+    """Return how many ranks further on each worker's snapshots are to be kept: if possible, by somebody who does not
+    hold the same layers anyway, and on another node. 0: there is nobody."""
+    world = len(plan.held)
+    tried = {one % world for one in (1, node_ranks, node_ranks + 1, node_ranks - 1, 2 * node_ranks + 1)} - {0}
+
+    def weigh(reach: int) -> tuple[int, int, int]:
+        pairs = [(worker, (worker + reach) % world) for worker in range(world)]
+        alike = sum(not set(plan.held[one]).isdisjoint(plan.held[other]) for one, other in pairs)
+        near = sum(one // node_ranks == other // node_ranks for one, other in pairs)
+        return alike, near, reach
+
+    return min(tried, key=weigh, default=0)
 
 
 def _exchange_packed(

@@ -107,9 +107,8 @@ class PipelineRecovery:
 
     def _take_plan(self, plan: RoutePlan, reports: Sequence[WorkerReport]) -> None:
         held = self._held
-        held.plan, held.worker = plan, dist.get_rank()
+        held.take_plan(plan, dist.get_rank())
         held.meeting = max(report.meeting for report in reports) + 1
-        held.committed = plan.resume_step - 1
         held.incidents = max(report.incidents for report in reports)
         if held.vote[0] > held.committed:
             held.vote = (0, ())
