@@ -35,7 +35,10 @@ now = dict(rank=int(os.environ["RANK"]), generation=1 + ("HOLDFAST_REHEARSAL" in
 def strike(point):
     for rank, generation, step, where, number in strikes:
         if (rank, generation, step, where) == (now["rank"], now["generation"], now["step"], point):
-            with open(f"{{folder}}/struck-{{rank}}-{{generation}}", "x") as file:
+            note = f"{{folder}}/struck-{{rank}}-{{generation}}"
+            if os.path.exists(note):
+                continue
+            with open(note, "x") as file:
                 file.write(point)
                 file.flush()
                 os.fsync(file.fileno())
