@@ -84,16 +84,15 @@ class GradientSums:
     ) -> None:
         layer, size = unit.number, sum(parameter.numel() for parameter in unit.parameters)
         holders, cuts = self._holders[layer], self._cut(layer, size)
-        dtype = unit.gradient_dtype
         for holder, (first, end) in zip(holders, cuts, strict=True):
-            if holder == self._worker:
-                for source in sorted(self._rows[layer]):
-                    if source != holder and end > first:
-                        rows = self._count_rows(layer, source)
-                        into = torch.empty(rows, end - first, dtype=dtype, device=traffic.device)
-                        waits.append((source, into, traffic.start_receive(into, source, 2 * layer)))
-            elif own is not None and end > first:
+            if holder != self._worker and own is not None and end > first:
                 traffic.send(own[:, first:end].contiguous(), holder, 2 * layer)
+        first, end = cuts[holders.index(self._worker)]
+        for source in sorted(self._rows[layer]) if end > first else ():
+            if source != self._worker:
+                rows = self._count_rows(layer, source)
+                into = torch.empty(rows, end - first, dtype=unit.gradient_dtype, device=traffic.device)
+                waits.append((source, into, traffic.start_receive(into, source, 2 * layer)))
 
     def _sum_piece(
         self, layer: int, own: torch.Tensor | None, came: list[tuple[int, torch.Tensor, Any]]
@@ -122,16 +121,14 @@ class GradientSums:
         whole = torch.empty(size, dtype=unit.gradient_dtype, device=traffic.device)
         works = []
         for holder, (first, end) in zip(holders, cuts, strict=True):
-            if end == first:
-                continue
             if holder == self._worker:
                 whole[first:end] = piece
-                for other in holders:
-                    if other != holder:
-                        traffic.send(piece, other, 2 * layer + 1)
-            else:
+            elif end > first:
                 into = torch.empty(end - first, dtype=unit.gradient_dtype, device=traffic.device)
                 works.append((first, end, into, traffic.start_receive(into, holder, 2 * layer + 1)))
+        for other in holders if piece.numel() else ():
+            if other != self._worker:
+                traffic.send(piece, other, 2 * layer + 1)
         for first, end, into, work in works:
             work.wait()
             whole[first:end] = into
