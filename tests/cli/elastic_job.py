@@ -26,6 +26,8 @@ import holdfast
 from holdfast.client.elastic.step_phases import StepPhases
 folder = sys.argv[1]
 asked = json.loads(os.environ.get("HOLDFAST_JOB", "{{}}"))
+if "store_every" in asked:
+    asked["path"] = f"{{folder}}/layers"
 strikes = json.loads(os.environ.get("HOLDFAST_STRIKES", "[]"))  # rank, generation, step, point, signal
 gates = json.loads(os.environ.get("HOLDFAST_GATES", "[]"))
 torch.set_num_threads(1)
@@ -84,7 +86,7 @@ pipeline = holdfast.ElasticPipeline(
 @holdfast.survive(pipeline=pipeline)
 def train(here):
     now.update(rank=here.rank, generation=here.generation, step=0)
-    for step in pipeline.steps({STEPS}):
+    for step in pipeline.steps(int(os.environ.get("HOLDFAST_STEPS", "{STEPS}"))):
         while step in gates and not os.path.exists(f"{{folder}}/go-{{step}}"):
             time.sleep(0.02)
         now["step"] = step
@@ -96,6 +98,7 @@ def train(here):
         holdfast.step(step, loss=loss)
 
 train()
+print("holds", *pipeline.layers, flush=True)
 told = [dict(policy=r.policy, step=r.step, again=r.again, workers=r.workers) for r in pipeline.recoveries]
 with open(f"{{folder}}/recoveries-{{dist.get_rank()}}", "w") as file:
     json.dump(told, file)

@@ -2,18 +2,18 @@
 
 import json
 import signal
-from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
-from tests.cli.elastic_job import POINTS, STRUCK, TRAIN, losses, recoveries, strike_at, struck
+from tests.cli.elastic_job import POINTS, STRUCK, TRAIN, losses, made_steps, recoveries, strike_at, struck
 from tests.cli.rungs import CALM, QUICK, lose, node_of, reaches, said
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 slow = pytest.mark.slow
 
+Calm = tuple[set[str], dict[int, float]]  # the digest of its state, and its losses
 TWO = ("--nnodes", "2", "--nproc-per-node", "2")
 
 
@@ -28,13 +28,13 @@ def digests(job: Job) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def calm(start_shared: Start) -> tuple[set[str], dict[int, float]]:
+def calm(start_shared: Start) -> Calm:
     job = start_shared(*TWO, *CALM, script=TRAIN, name="calm")
     job.ends(0)
     return digests(job), losses(job.folder)
 
 
-def test_a_killed_rank_is_replaced(start: Start, calm: tuple[set[str], dict[int, float]]) -> None:
+def test_a_killed_rank_is_replaced(start: Start, calm: Calm) -> None:
     strikes = strike_at((2, 1, STRUCK, "backward", signal.SIGKILL))
     job = start(*TWO, *CALM, script=TRAIN, HOLDFAST_STRIKES=strikes)
     job.ends(0)
@@ -49,12 +49,8 @@ def test_a_killed_rank_is_replaced(start: Start, calm: tuple[set[str], dict[int,
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("how", SIGNALS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_at_every_point(
-    start: Start, calm: tuple[set[str], dict[int, float]], tmp_path: Path, policy: str, how: str, point: str
-) -> None:
-    asked = {"policies": [policy]}
-    if policy == "disk rollback":
-        asked |= {"path": str(tmp_path / "layers"), "store_every": 3}
+def test_every_policy_at_every_point(start: Start, calm: Calm, policy: str, how: str, point: str) -> None:
+    asked = {"policies": [policy]} | ({"store_every": 3} if policy == "disk rollback" else {})
     strikes = strike_at((1, 1, STRUCK, point, SIGNALS[how]))
     flags = CALM if how == "kill" else HANGS
     job = start(*TWO, *flags, script=TRAIN, HOLDFAST_STRIKES=strikes, HOLDFAST_JOB=json.dumps(asked))
@@ -70,7 +66,7 @@ def test_every_policy_at_every_point(
 
 
 @slow
-def test_it_goes_on_without_a_node_and_grows_back(start: Start, calm: tuple[set[str], dict[int, float]]) -> None:
+def test_it_goes_on_without_a_node_and_grows_back(start: Start, calm: Calm) -> None:
     flags = ("--nnodes", "4", "--min-nodes", "3", *QUICK, "--set", "recovery.last_call_s=4")
     job = start(*flags, script=TRAIN, HOLDFAST_GATES="[3,6]")
     reaches(job, 2)
@@ -107,10 +103,46 @@ MORE = {
 
 @slow
 @pytest.mark.parametrize("case", MORE)
-def test_more_than_one_failure(start: Start, calm: tuple[set[str], dict[int, float]], case: str) -> None:
+def test_more_than_one_failure(start: Start, calm: Calm, case: str) -> None:
     strikes, done = MORE[case]
     job = start(*TWO, *CALM, script=TRAIN, HOLDFAST_STRIKES=strike_at(*strikes))
     job.ends(0)
     assert struck(job) == {f"{rank}-{generation}": point for rank, generation, _, point, _ in strikes}
     assert (digests(job), losses(job.folder)) == calm
     assert [(one["policy"], one["again"]) for one in recoveries(job)] == done
+
+
+@slow
+def test_shadows_take_the_place_of_a_whole_stage(start: Start, calm: Calm) -> None:
+    strikes = strike_at((1, 1, STRUCK, "backward", KILL), (3, 1, STRUCK, "backward", KILL))
+    asked = json.dumps({"shadows": True, "policies": ["redundant layers"]})
+    job = start(*TWO, *CALM, script=TRAIN, HOLDFAST_STRIKES=strikes, HOLDFAST_JOB=asked)
+    job.ends(0)
+    assert len(struck(job)) == 2
+    assert (digests(job), losses(job.folder)) == calm
+    assert [(one["policy"], one["again"]) for one in recoveries(job)] == [("redundant layers", 0)]
+
+
+@slow
+def test_others_go_on_before_a_new_rank_has_its_layers(start: Start, start_shared: Start) -> None:
+    longer = start_shared(*TWO, *CALM, script=TRAIN, name="longer", HOLDFAST_STEPS="60")
+    longer.ends(0)
+    strikes = strike_at((1, 1, STRUCK, "backward", KILL))
+    asked = json.dumps({"policies": ["hybrid"]})
+    job = start(*TWO, *CALM, script=TRAIN, HOLDFAST_STRIKES=strikes, HOLDFAST_JOB=asked, HOLDFAST_STEPS="60")
+    job.ends(0)
+    assert struck(job) == {"1-1": "backward"}
+    assert [(one["policy"], one["again"]) for one in recoveries(job)] == [("hybrid", 0)]
+    assert sorted(said(job, "holds")) == [["0", "1", "2"]] * 2 + [["3", "4", "5"]] * 2, "at the end"
+    assert digests(job) == digests(longer)
+
+
+@slow
+def test_a_job_that_has_lost_all_ranks_begins_again_from_files(start: Start, calm: Calm) -> None:
+    strikes = strike_at(*((rank, 1, STRUCK, "sums", KILL) for rank in range(4)))
+    asked = json.dumps({"store_every": 2})
+    job = start(*TWO, *CALM, script=TRAIN, HOLDFAST_STRIKES=strikes, HOLDFAST_JOB=asked)
+    job.ends(0)
+    assert len(struck(job)) == 4
+    assert (digests(job), losses(job.folder)) == calm
+    assert [step for step, _, generation in made_steps(job.folder) if generation > 1] == [5, 6, 7, 8]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from holdfast.client.elastic.layer_units import LayerUnit
-from holdfast.client.elastic.worker_traffic import WorkerTraffic
+from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.model.route_plan import RoutePlan
 
 Reduction = Literal["ordered", "float"]
@@ -37,7 +37,10 @@ class GradientSums:
         self._holders = [[w for w, held in enumerate(plan.held) if layer in held] for layer in range(layers)]
 
     def sum_gradients(
-        self, units: Mapping[int, LayerUnit], gradients: dict[tuple[int, int], torch.Tensor], traffic: WorkerTraffic
+        self,
+        units: Mapping[int, LayerUnit],
+        gradients: dict[tuple[int, int], torch.Tensor],
+        traffic: RankTraffic,
     ) -> None:
         """Give each unit the sum of its gradients over all microbatches. Leaves no gradients of microbatches."""
         mine = [layer for layer in sorted(units) if units[layer].parameters]
@@ -80,9 +83,12 @@ class GradientSums:
         unit: LayerUnit,
         own: torch.Tensor | None,
         waits: list[tuple[int, torch.Tensor, Any]],
-        traffic: WorkerTraffic,
+        traffic: RankTraffic,
     ) -> None:
-        layer, size = unit.number, sum(parameter.numel() for parameter in unit.parameters)
+        layer, size = (
+            unit.number,
+            sum(parameter.numel() for parameter in unit.parameters),
+        )
         holders, cuts = self._holders[layer], self._cut(layer, size)
         for holder, (first, end) in zip(holders, cuts, strict=True):
             if holder != self._worker and own is not None and end > first:
@@ -95,7 +101,10 @@ class GradientSums:
                 waits.append((source, into, traffic.start_receive(into, source, 2 * layer)))
 
     def _sum_piece(
-        self, layer: int, own: torch.Tensor | None, came: list[tuple[int, torch.Tensor, Any]]
+        self,
+        layer: int,
+        own: torch.Tensor | None,
+        came: list[tuple[int, torch.Tensor, Any]],
     ) -> torch.Tensor:
         parts = {source: rows for source, rows, _ in came}
         if own is not None:
@@ -110,9 +119,12 @@ class GradientSums:
             total = by_number[number].clone() if total is None else total.add_(by_number[number])
         return total if total is not None else torch.empty(0)
 
-    def _gather_pieces(self, unit: LayerUnit, traffic: WorkerTraffic) -> torch.Tensor:
+    def _gather_pieces(self, unit: LayerUnit, traffic: RankTraffic) -> torch.Tensor:
         """Send the piece that this worker has summed to the other holders, and return the whole."""
-        layer, size = unit.number, sum(parameter.numel() for parameter in unit.parameters)
+        layer, size = (
+            unit.number,
+            sum(parameter.numel() for parameter in unit.parameters),
+        )
         piece = unit.gradient
         assert piece is not None
         holders, cuts = self._holders[layer], self._cut(layer, size)
@@ -125,7 +137,14 @@ class GradientSums:
                 whole[first:end] = piece
             elif end > first:
                 into = torch.empty(end - first, dtype=unit.gradient_dtype, device=traffic.device)
-                works.append((first, end, into, traffic.start_receive(into, holder, 2 * layer + 1)))
+                works.append(
+                    (
+                        first,
+                        end,
+                        into,
+                        traffic.start_receive(into, holder, 2 * layer + 1),
+                    )
+                )
         for other in holders if piece.numel() else ():
             if other != self._worker:
                 traffic.send(piece, other, 2 * layer + 1)

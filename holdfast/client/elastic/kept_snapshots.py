@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.layer_units import LayerUnit
-from holdfast.client.elastic.worker_traffic import WorkerTraffic
+from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.model.route_plan import RoutePlan
 
 _STEPS = 2  # that are kept, as a worker may be lost while the newest is made
@@ -22,7 +22,7 @@ class KeptSnapshots:
     def find(self, layer: int, step: int) -> torch.Tensor:
         return self._packed[layer, step]
 
-    def take(self, step: int, units: dict[int, LayerUnit], traffic: WorkerTraffic, reach: int) -> None:
+    def take(self, step: int, units: dict[int, LayerUnit], traffic: RankTraffic, reach: int) -> None:
         """Keep this worker's layers, send them to the worker `reach` further on, and keep those of the one that sends.
         All workers call it at the same step."""
         mine = {layer: units[layer].pack() for layer in sorted(units)}
@@ -55,7 +55,7 @@ def choose_reach(plan: RoutePlan, node_ranks: int) -> int:
 
 
 def _exchange_packed(
-    mine: dict[int, torch.Tensor], to: int, source: int, traffic: WorkerTraffic
+    mine: dict[int, torch.Tensor], to: int, source: int, traffic: RankTraffic
 ) -> dict[int, torch.Tensor]:
     sizes = torch.tensor([[layer, packed.numel()] for layer, packed in mine.items()], dtype=torch.int64).reshape(-1, 2)
     traffic.send(torch.tensor([len(mine)]), to, 0)

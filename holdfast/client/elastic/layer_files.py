@@ -33,7 +33,7 @@ class LayerFiles:
         assert self._path is not None
         folder = self._path / f"step-{step}-{line}"
         folder.mkdir(parents=True, exist_ok=True)
-        content = memoryview(packed.numpy())
+        content = packed.numpy().data
         new = folder / f".layer-{layer}.{os.getpid()}"
         with new.open("wb") as file:
             file.write(content)

@@ -108,7 +108,14 @@ class LayerUnit:
                 numbers[name] = value
         places, end = [], 0
         for name, tensor in tensors:
-            places.append(PackedTensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), end))
+            places.append(
+                PackedTensor(
+                    name,
+                    str(tensor.dtype).removeprefix("torch."),
+                    tuple(tensor.shape),
+                    end,
+                )
+            )
             end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
         header = UnitHeader(self.number, self.step, tuple(places), numbers, tuple(self._list_groups()))
         head = _encode_header(header)
@@ -200,7 +207,7 @@ def _read_tensor(packed: torch.Tensor, begin: int, place: PackedTensor) -> torch
 
 
 def digest_packed(packed: torch.Tensor) -> str:
-    return blake2b(memoryview(packed.numpy()), digest_size=16).hexdigest()
+    return blake2b(packed.numpy().data, digest_size=16).hexdigest()
 
 
 def draw_seed(*of: int) -> int:

@@ -12,20 +12,33 @@ from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_units import MakeLayer, MakeOptimizer
 from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery
-from holdfast.client.elastic.routed_passes import Batch, Loss, PassSettings, RoutedPasses
+from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.routed_passes import (
+    BatchOf,
+    LossOf,
+    PassSettings,
+    RoutedPasses,
+)
 from holdfast.client.elastic.state_moves import digest_states
 from holdfast.client.elastic.step_phases import StepPhases
-from holdfast.client.elastic.step_vote import clip_scale, exchange_totals, first_holder, mean_loss
+from holdfast.client.elastic.step_vote import (
+    clip_scale,
+    exchange_totals,
+    first_holder,
+    mean_loss,
+)
 from holdfast.client.elastic.task_order import order_tasks
-from holdfast.client.elastic.worker_traffic import WorkerTraffic
 from holdfast.core.elastic.departure_policy import MIGRATE, SAVE
-from holdfast.core.elastic.hybrid_policy import HYBRID
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.model.route_plan import PipelineJob, Semantics
 
-_FLOORS = {"exact": Semantics.EXACT, "fp_order": Semantics.FP_ORDER, "batch_changed": Semantics.BATCH_CHANGED}
+_FLOORS = {
+    "exact": Semantics.EXACT,
+    "fp_order": Semantics.FP_ORDER,
+    "batch_changed": Semantics.BATCH_CHANGED,
+}
 
-_FOLLOWED = tuple(name for name in POLICIES if name not in (HYBRID, MIGRATE, SAVE))  # what is carried out so far
+_FOLLOWED = tuple(name for name in POLICIES if name not in (MIGRATE, SAVE))  # what is carried out so far
 
 
 class StepSettings(NamedTuple):
@@ -55,7 +68,7 @@ class ElasticPipeline:
         self,
         layers: Sequence[MakeLayer],
         optimizer: MakeOptimizer,
-        loss: Loss,
+        loss: LossOf,
         *,
         microbatches: int,
         stages: int = 1,
@@ -68,13 +81,14 @@ class ElasticPipeline:
         snapshot_every: int = 10,
         path: str | Path | None = None,
         store_every: int = 0,
+        shadows: bool = False,
         policies: Sequence[str] = _FOLLOWED,
     ) -> None:
         """`layers` are functions that each make one: a worker makes those that it holds, from `seed`. `optimizer` gets
         a layer's parameters; `loss` the last layer's output and what the batch says, for one microbatch. `stages` are
         those of a whole pipeline; ranks beyond one are replicas of it. `rate` gives the learning rate of a step.
         Snapshots go to another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path`
-        every `store_every` steps.
+        every `store_every` steps. With `shadows` each rank also keeps the layers of those that it sends to.
         """
         _check_arguments(layers, semantics, reduction, policies, store_every and path is None)
         self.job = PipelineJob(
@@ -88,6 +102,7 @@ class ElasticPipeline:
         passes = PassSettings(loss, microbatches, len(layers), seed, recompute)
         self._settings = StepSettings(passes, reduction, clip_norm, rate, snapshot_every, store_every)
         self._held = HeldLayers(self.job, list(layers), optimizer, None if path is None else Path(path))
+        self._held.keeps_shadows = shadows
         self._phases = StepPhases()
         self._recovery = PipelineRecovery(self._held, self._phases, self._apply, tuple(policies))
 
@@ -105,37 +120,43 @@ class ElasticPipeline:
         """Meet the other ranks, bring all layers to the step that counts, and yield the steps after it up to `total`.
         Call `step` once for each. All ranks call this at the same time, as the function that survives begins."""
         self._recovery.meet()
-        plan = self._held.plan
-        self._tasks = order_tasks(plan.routes)
-        self._sums = GradientSums(plan, dist.get_rank(), self._settings.reduction, self.job.layers)
+        self._prepare()
         while (step := self._held.committed + 1) <= total:
+            if self._recovery.change_plan():
+                self._prepare()
             yield step
             if self._held.committed != step:
                 raise RuntimeError(f"step {step} was not made: call step() once for each number that steps() yields")
 
-    def step(self, batch: Batch) -> float:
+    def _prepare(self) -> None:
+        """Make ready what all steps of a plan have in common."""
+        plan = self._held.plan
+        self._tasks = order_tasks(plan.routes)
+        self._sums = GradientSums(plan, dist.get_rank(), self._settings.reduction, self.job.layers)
+
+    def step(self, batch: BatchOf) -> float:
         """Make the next step and return its loss, the same on all ranks: the mean over its microbatches.
 
         `batch(step, microbatch)` returns the input of the first layer, and what the loss takes beside the last layer's
         output; for equal arguments the same on every rank.
         """
+        step, self._held.finished = self._held.committed + 1, 0
         try:
             with torch.random.fork_rng(devices=()):
-                totals = self._make_step(self._held.committed + 1, batch)
-        except BaseException:
-            self._held.broke_at = time.time()
-            raise
+                totals = self._make_step(step, batch)
+        finally:
+            self._held.broke_at = 0.0 if self._held.finished == step else time.time()
         return mean_loss(self.job, totals)
 
     def digest(self) -> str:
         """Return a hash of all layers with their optimizers' states, the same on all ranks. All ranks call it."""
         return digest_states(self._held.units)
 
-    def _make_step(self, step: int, batch: Batch) -> tuple[float, ...]:
+    def _make_step(self, step: int, batch: BatchOf) -> tuple[float, ...]:
         held, phases, settings = self._held, self._phases, self._settings
         phases.begin()
         phases.enter("passes")
-        traffic = WorkerTraffic(held.device)
+        traffic = RankTraffic(held.device)
         passes = RoutedPasses(settings.passes, held.units, traffic)
         buffers = held.buffer_versions()
         passes.run(held.plan, self._tasks, dist.get_rank(), step, batch)
@@ -153,6 +174,7 @@ class ElasticPipeline:
         phases.enter("keep")
         self._keep_state(step, traffic)
         phases.end_step()
+        held.finished = step
         return totals
 
     def _apply(self, step: int, totals: tuple[float, ...]) -> None:
@@ -163,7 +185,7 @@ class ElasticPipeline:
             unit.apply(step, scale, rate)
         self._held.committed = step
 
-    def _keep_state(self, step: int, traffic: WorkerTraffic) -> None:
+    def _keep_state(self, step: int, traffic: RankTraffic) -> None:
         held, settings = self._held, self._settings
         if settings.snapshot_every and step % settings.snapshot_every == 0:
             held.snapshots.take(step, held.units, traffic, held.reach)
@@ -176,7 +198,11 @@ class ElasticPipeline:
 
 
 def _check_arguments(
-    layers: Sequence[MakeLayer], semantics: str, reduction: str, policies: Sequence[str], pathless: bool
+    layers: Sequence[MakeLayer],
+    semantics: str,
+    reduction: str,
+    policies: Sequence[str],
+    pathless: bool,
 ) -> None:
     if not layers or not all(callable(one) and not isinstance(one, torch.nn.Module) for one in layers):
         raise TypeError("layers must be functions that each make a layer, such as functools.partial(nn.Linear, 8, 8)")

@@ -14,17 +14,18 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_units import find_shared
-from holdfast.client.elastic.state_moves import STORAGE, StateMoves
-from holdfast.client.elastic.step_phases import StepPhases
-from holdfast.client.elastic.worker_reports import (
-    WorkerReport,
+from holdfast.client.elastic.rank_reports import (
+    RankReport,
     choose_costs,
     describe_situation,
     settle_step,
 )
-from holdfast.client.elastic.worker_traffic import WorkerTraffic
+from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.state_moves import STORAGE, StateMoves
+from holdfast.client.elastic.step_phases import StepPhases
 from holdfast.client.training.progress import here as progress
 from holdfast.core.decoding import from_msgpack
+from holdfast.core.elastic.layer_owners import Held
 from holdfast.core.elastic.plan_choice import POLICIES, choose_plan, first_plan
 from holdfast.core.elastic.proposal import Proposal
 from holdfast.model.route_plan import RoutePlan, Semantics
@@ -75,11 +76,11 @@ class PipelineRecovery:
         proposal = None if fresh else self._choose(reports)
         plan = proposal.plan if proposal else _begin_plan(held, reports)
         phases.enter("move")
-        traffic = WorkerTraffic(held.device)
-        StateMoves(held.make_unit, held.snapshots, held.files, traffic).follow(plan, held.units, dist.get_rank())
-        if shared := find_shared(held.units.values()):
-            raise ValueError(shared)
-        self._take_plan(plan, reports)
+        self._follow(plan, settle_step(reports).held)
+        held.meeting = max(report.meeting for report in reports) + 1
+        held.incidents = max(report.incidents for report in reports)
+        if held.vote[0] > held.committed:
+            held.vote = (0, ())
         phases.enter("")
         progress.on_restored(held.committed, time.time() - began_at)
         if proposal is not None:
@@ -87,7 +88,7 @@ class PipelineRecovery:
         elif held.committed and dist.get_rank() == 0:
             _say(f"it begins again after step {held.committed}, which is on storage")
 
-    def _choose(self, reports: Sequence[WorkerReport]) -> Proposal:
+    def _choose(self, reports: Sequence[RankReport]) -> Proposal:
         held = self._held
         settled = settle_step(reports)
         if held.ready == settled.committed and settled.totals:
@@ -105,15 +106,25 @@ class PipelineRecovery:
             raise NoPlanError(f"no policy can go on with the pipeline ({told})")
         return choice.chosen
 
-    def _take_plan(self, plan: RoutePlan, reports: Sequence[WorkerReport]) -> None:
+    def change_plan(self) -> bool:
+        """Follow the plan that comes after this one, if it is time; return whether it was. All workers call it."""
         held = self._held
-        held.take_plan(plan, dist.get_rank())
-        held.meeting = max(report.meeting for report in reports) + 1
-        held.incidents = max(report.incidents for report in reports)
-        if held.vote[0] > held.committed:
-            held.vote = (0, ())
+        then = held.bare.then
+        if then is None or then.resume_step != held.committed + 1:
+            return False
+        self._follow(then, held.plan.held)
+        return True
 
-    def _note_recovery(self, reports: Sequence[WorkerReport], proposal: Proposal, began_at: float) -> None:
+    def _follow(self, bare: RoutePlan, have: Held) -> None:
+        held, rank = self._held, dist.get_rank()
+        plan = held.complete(bare, have)
+        moves = StateMoves(held.make_unit, held.snapshots, held.files, RankTraffic(held.device))
+        moves.follow(plan, held.units, rank)
+        if shared := find_shared(held.units.values()):
+            raise ValueError(shared)
+        held.take_plan(bare, plan, rank)
+
+    def _note_recovery(self, reports: Sequence[RankReport], proposal: Proposal, began_at: float) -> None:
         """Tell of a recovery, and note what it took for the next choice."""
         held, took_s = self._held, self._phases.took_s
         broke_at = min((report.broke_at for report in reports if report.broke_at), default=began_at)
@@ -135,13 +146,13 @@ class PipelineRecovery:
             _say(describe_recovery(recovery))
 
 
-def _exchange_reports(mine: WorkerReport) -> list[WorkerReport]:
+def _exchange_reports(mine: RankReport) -> list[RankReport]:
     told: list[bytes] = [b""] * dist.get_world_size()
     dist.all_gather_object(told, msgspec.msgpack.encode(mine))
-    return [from_msgpack(one, WorkerReport) for one in told]
+    return [from_msgpack(one, RankReport) for one in told]
 
 
-def _begin_plan(held: HeldLayers, reports: Sequence[WorkerReport]) -> RoutePlan:
+def _begin_plan(held: HeldLayers, reports: Sequence[RankReport]) -> RoutePlan:
     """Return the plan of a job that begins, or of one that begins again from storage because all workers were lost."""
     stored = min(report.stored for report in reports)
     sources = (STORAGE,) * held.job.layers

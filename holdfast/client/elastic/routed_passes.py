@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.client.elastic.layer_units import LayerUnit, draw_seed
+from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.task_order import Task
-from holdfast.client.elastic.worker_traffic import WorkerTraffic
 from holdfast.model.route_plan import RoutePlan, RouteSegment
 
-Batch = Callable[[int, int], tuple[torch.Tensor, Any]]  # step and microbatch -> input, and what the loss takes
-Loss = Callable[[torch.Tensor, Any], torch.Tensor]
+BatchOf = Callable[[int, int], tuple[torch.Tensor, Any]]  # step and microbatch -> input, and what the loss takes
+LossOf = Callable[[torch.Tensor, Any], torch.Tensor]
 
 
 class PassSettings(NamedTuple):
     """What all steps of a job have in common."""
 
-    loss: Loss
+    loss: LossOf
     microbatches: int
     layers: int
     seed: int
@@ -39,7 +39,12 @@ class Island(NamedTuple):
 class RoutedPasses:
     """One step's passes of one worker."""
 
-    def __init__(self, settings: PassSettings, units: Mapping[int, LayerUnit], traffic: WorkerTraffic) -> None:
+    def __init__(
+        self,
+        settings: PassSettings,
+        units: Mapping[int, LayerUnit],
+        traffic: RankTraffic,
+    ) -> None:
         self._settings, self._units, self._traffic = settings, units, traffic
         self._open: dict[tuple[int, int], list[Island]] = {}  # by microbatch and depth
         self._inputs: dict[tuple[int, int], torch.Tensor] = {}  # with recomputation
@@ -47,7 +52,7 @@ class RoutedPasses:
         self.losses: dict[int, float] = {}  # by microbatch
         self.gradients: dict[tuple[int, int], torch.Tensor] = {}  # by layer and microbatch
 
-    def run(self, plan: RoutePlan, tasks: list[Task], worker: int, step: int, batch: Batch) -> None:
+    def run(self, plan: RoutePlan, tasks: list[Task], worker: int, step: int, batch: BatchOf) -> None:
         for task in tasks:
             route = plan.routes[task.microbatch]
             if route[task.depth].worker != worker:
@@ -58,11 +63,17 @@ class RoutedPasses:
                 self._go_forward(route, task, step, batch)
         self._traffic.settle()
 
-    def _go_forward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: Batch) -> None:
+    def _go_forward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
         m, depth = task.microbatch, task.depth
         segment = route[depth]
         if depth:
-            given = self._fetch(route[depth - 1].worker, segment.worker, m, segment.first, backward=False)
+            given = self._fetch(
+                route[depth - 1].worker,
+                segment.worker,
+                m,
+                segment.first,
+                backward=False,
+            )
         else:
             given = batch(step, m)[0].to(self._traffic.device)
         if self._settings.recompute and depth + 1 < len(route):  # the last segment goes backward at once
@@ -76,9 +87,16 @@ class RoutedPasses:
             self._open[m, depth] = islands
             made = islands[-1].made.detach()
         if depth + 1 < len(route):
-            self._hand_over(made, segment.worker, route[depth + 1].worker, m, segment.end, backward=False)
+            self._hand_over(
+                made,
+                segment.worker,
+                route[depth + 1].worker,
+                m,
+                segment.end,
+                backward=False,
+            )
 
-    def _go_backward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: Batch) -> None:
+    def _go_backward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
         m, depth = task.microbatch, task.depth
         segment = route[depth]
         if (m, depth) in self._inputs:
@@ -99,9 +117,16 @@ class RoutedPasses:
             came = island.given.grad
             gradient = torch.zeros_like(island.given) if came is None else came.contiguous()
         if depth:
-            self._hand_over(gradient, segment.worker, route[depth - 1].worker, m, segment.first, backward=True)
+            self._hand_over(
+                gradient,
+                segment.worker,
+                route[depth - 1].worker,
+                m,
+                segment.first,
+                backward=True,
+            )
 
-    def _start_backward(self, output: torch.Tensor, step: int, m: int, batch: Batch) -> torch.Tensor:
+    def _start_backward(self, output: torch.Tensor, step: int, m: int, batch: BatchOf) -> torch.Tensor:
         """Note the microbatch's loss, and return the gradient of its share in the step's loss."""
         leaf = output.detach().requires_grad_()
         torch.manual_seed(draw_seed(self._settings.seed, step, m, self._settings.layers))
@@ -133,7 +158,16 @@ class RoutedPasses:
     def _tag(self, m: int, border: int, *, backward: bool) -> int:
         return ((m * (self._settings.layers + 1) + border) * 2 + backward) * 2
 
-    def _hand_over(self, tensor: torch.Tensor, own: int, to: int, m: int, border: int, *, backward: bool) -> None:
+    def _hand_over(
+        self,
+        tensor: torch.Tensor,
+        own: int,
+        to: int,
+        m: int,
+        border: int,
+        *,
+        backward: bool,
+    ) -> None:
         tag = self._tag(m, border, backward=backward)
         if to == own:
             self._values[tag, 0] = tensor

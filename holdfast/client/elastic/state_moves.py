@@ -9,7 +9,7 @@ import torch.distributed as dist
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots
 from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_units import LayerUnit, digest_packed
-from holdfast.client.elastic.worker_traffic import WorkerTraffic
+from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.model.route_plan import RoutePlan
 
 STORAGE = -1
@@ -28,9 +28,14 @@ class StateMoves:
         make_unit: Callable[[int], LayerUnit],
         snapshots: KeptSnapshots,
         files: LayerFiles,
-        traffic: WorkerTraffic,
+        traffic: RankTraffic,
     ) -> None:
-        self._make_unit, self._snapshots, self._files, self._traffic = make_unit, snapshots, files, traffic
+        self._make_unit, self._snapshots, self._files, self._traffic = (
+            make_unit,
+            snapshots,
+            files,
+            traffic,
+        )
 
     def follow(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
         """Change `units` to what the plan says. A source keeps what it sends until all are done."""
@@ -62,7 +67,11 @@ class StateMoves:
         self._move(moves, rank, lambda layer: self._snapshots.find(layer, step), units)
 
     def _move(
-        self, moves: Iterable[Move], rank: int, find: Callable[[int], torch.Tensor], units: dict[int, LayerUnit]
+        self,
+        moves: Iterable[Move],
+        rank: int,
+        find: Callable[[int], torch.Tensor],
+        units: dict[int, LayerUnit],
     ) -> None:
         found: dict[int, torch.Tensor] = {}
         moves = list(moves)

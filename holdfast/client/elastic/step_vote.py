@@ -14,7 +14,12 @@ from holdfast.model.route_plan import PipelineJob, RoutePlan
 
 
 def exchange_totals(
-    job: PipelineJob, plan: RoutePlan, units: Mapping[int, LayerUnit], losses: Mapping[int, float], *, norms: bool
+    job: PipelineJob,
+    plan: RoutePlan,
+    units: Mapping[int, LayerUnit],
+    losses: Mapping[int, float],
+    *,
+    norms: bool,
 ) -> tuple[float, ...]:
     """Return the losses by microbatch, then with `norms` the squares of the summed gradient by layer, else zeros. Each
     number comes from one worker, so adding them up changes none."""

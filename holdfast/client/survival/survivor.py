@@ -75,8 +75,7 @@ def survive(
     rank calls it while the others train (`recovery.spares`), so that its own first step takes no longer than theirs.
     No other rank takes part, and what it computes is discarded.
 
-    With `pipeline` the state lives in the ranks: those that survive bring it to the others when the function calls
-    `pipeline.steps`, and no Checkpointer is needed. Its own floor of semantics holds.
+    With `pipeline` the state lives in the ranks, who bring it to others in `pipeline.steps`: no Checkpointer is needed.
 
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
@@ -174,12 +173,7 @@ class Survivor:
         while True:
             if not self._carries:
                 self._make_groups()
-            if self._slot is not None:
-                self._slot.mark_survives(True)
-                if self._carries:
-                    self._slot.mark_carries()
-                    if WorldSizes.any:
-                        self._slot.mark_resizes()
+            self._announce()
             place = _read_place()
             self._line.enter(place.rank, place.generation)
             failure: BaseException | None = None
@@ -199,6 +193,16 @@ class Survivor:
             traceback.clear_frames(failure.__traceback__)  # what the function had is free for the next time
             del failure
             self._rejoin(self._line.park())
+
+    def _announce(self) -> None:
+        """Tell the agent that this rank survives the failure of others, and whether it has its state with it."""
+        if self._slot is None:
+            return
+        self._slot.mark_survives(True)
+        if self._carries:
+            self._slot.mark_carries()
+        if self._carries and WorldSizes.any:
+            self._slot.mark_resizes()
 
     def _rehearse(self) -> None:
         """Make the script's rehearsed step: in groups of this process alone or, if the model is divided among ranks,
@@ -264,11 +268,11 @@ class Survivor:
             if self._carries:
                 await_ranks()
             self._bind_groups(made)
-        except BaseException:  # another rank failed, or the order to leave has come: they are made in the next one
-            torch_groups.forget_groups()
-            GROUP_CALLS.made[:] = made
-            raise
-        self._due = False
+            self._due = False
+        finally:
+            if self._due:  # another rank failed, or the order to leave has come: they are made in the next generation
+                torch_groups.forget_groups()
+                GROUP_CALLS.made[:] = made
         progress.on_group_teardown("")
         progress.on_group()
 

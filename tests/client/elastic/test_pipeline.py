@@ -33,9 +33,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(sentence: str) -> None:
 
 
 def test_policies_that_are_not_carried_out_are_refused() -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="just-in-time save"):
         holdfast.ElasticPipeline(**GOOD, policies=["just-in-time save"])
-    assert str(caught.value).startswith("'just-in-time save' is no policy; these are: replace, ")
 
 
 def test_it_needs_a_group() -> None:

@@ -12,7 +12,7 @@ from holdfast.core.elastic.proposal import PhaseCosts
 from holdfast.model.route_plan import PipelineSituation, RoutePlan, RouteSegment
 
 
-class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker has, when it meets the others in a new generation."""
 
     meeting: int = 0  # at which its plan was made, counted from the job's first; 0: it has none
@@ -39,7 +39,7 @@ class SettledStep(msgspec.Struct, frozen=True):
     totals: tuple[float, ...]  # of its vote, for workers that have not made it; () if there are none
 
 
-def settle_step(reports: Sequence[WorkerReport]) -> SettledStep:
+def settle_step(reports: Sequence[RankReport]) -> SettledStep:
     """Return the newest step that anybody has made or seen voted for, and who holds which layers at it."""
     made = [step for report in reports for _, step in report.layers]
     committed = max([0, *made, *(report.voted for report in reports)])
@@ -51,24 +51,53 @@ def settle_step(reports: Sequence[WorkerReport]) -> SettledStep:
         )
         for report in reports
     )
-    totals = next((report.totals for report in reports if report.voted == committed and report.totals), ())
+    totals = next(
+        (report.totals for report in reports if report.voted == committed and report.totals),
+        (),
+    )
     return SettledStep(committed, held, totals)
 
 
-def describe_situation(reports: Sequence[WorkerReport], settled: SettledStep) -> PipelineSituation:
+def describe_situation(reports: Sequence[RankReport], settled: SettledStep) -> PipelineSituation:
     """Return the situation from which routes are chosen, with the earlier plan in today's numbers of workers: those of
     workers that are gone are below zero."""
     newest = max(report.meeting for report in reports)
     told = {report.worker: rank for rank, report in enumerate(reports) if report.meeting == newest and report.plan}
-    plan = next((report.plan for report in reports if report.meeting == newest and report.plan), None)
+    plan = next(
+        (report.plan for report in reports if report.meeting == newest and report.plan),
+        None,
+    )
     gone = [worker for worker in range(len(plan.held)) if worker not in told] if plan else []
     return PipelineSituation(
         committed=settled.committed,
-        held=settled.held,
-        earlier=_renumber(plan, told | {worker: -1 - place for place, worker in enumerate(gone)}, len(reports)),
+        held=_split_shadows(reports, settled.held, plan, newest, shadows=False),
+        shadows=_split_shadows(reports, settled.held, plan, newest, shadows=True),
+        earlier=_renumber(
+            plan,
+            told | {worker: -1 - place for place, worker in enumerate(gone)},
+            len(reports),
+        ),
         lost=tuple(plan.held[worker] for worker in gone) if plan else (),
         snapshots=tuple(report.snapshots for report in reports),
         stored=min(report.stored for report in reports),
+    )
+
+
+def _split_shadows(
+    reports: Sequence[RankReport],
+    held: tuple[tuple[int, ...], ...],
+    plan: RoutePlan | None,
+    newest: int,
+    *,
+    shadows: bool,
+) -> tuple[tuple[int, ...], ...]:
+    """Return what each worker holds beside what the plan gave it as its own; or, without `shadows`, the rest."""
+    own = [
+        plan.held[report.worker] if plan and report.meeting == newest and report.plan else mine
+        for report, mine in zip(reports, held, strict=True)
+    ]
+    return tuple(
+        tuple(layer for layer in mine if (layer not in known) == shadows) for mine, known in zip(held, own, strict=True)
     )
 
 
@@ -87,7 +116,7 @@ def _renumber(plan: RoutePlan | None, numbers: dict[int, int], world: int) -> Ro
     return RoutePlan(held=tuple(held), routes=routes, resume_step=plan.resume_step)
 
 
-def choose_costs(reports: Sequence[WorkerReport]) -> PhaseCosts:
+def choose_costs(reports: Sequence[RankReport]) -> PhaseCosts:
     """Return the costs as measured by the worker that has seen most incidents, and the time of the slowest steps."""
     known = max(reports, key=lambda report: report.incidents)
     step_s = max(report.step_s for report in reports)

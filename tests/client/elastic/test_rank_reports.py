@@ -2,17 +2,17 @@
 
 import msgspec
 
-from holdfast.client.elastic.worker_reports import WorkerReport, choose_costs, describe_situation, settle_step
+from holdfast.client.elastic.rank_reports import RankReport, choose_costs, describe_situation, settle_step
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.proposal import PhaseCosts
 from holdfast.model.route_plan import PipelineJob
 
 PLAN = first_plan(PipelineJob(layers=2, microbatches=2, stages=2), 4)
-NEW = WorkerReport()
+NEW = RankReport()
 
 
-def report(worker: int, step: int, *, ready: int = 0, voted: int = 0) -> WorkerReport:
-    return WorkerReport(
+def report(worker: int, step: int, *, ready: int = 0, voted: int = 0) -> RankReport:
+    return RankReport(
         meeting=1,
         worker=worker,
         plan=PLAN,
@@ -57,5 +57,5 @@ def test_who_missed_the_newest_plan_has_no_place_in_it() -> None:
 
 
 def test_costs_are_those_of_whoever_has_seen_most() -> None:
-    seen = WorkerReport(costs=PhaseCosts(rebuild_s=0.25), incidents=2, step_s=0.5)
-    assert choose_costs([WorkerReport(step_s=0.75), seen]) == PhaseCosts(rebuild_s=0.25, step_s=0.75)
+    seen = RankReport(costs=PhaseCosts(rebuild_s=0.25), incidents=2, step_s=0.5)
+    assert choose_costs([RankReport(step_s=0.75), seen]) == PhaseCosts(rebuild_s=0.25, step_s=0.75)

@@ -9,7 +9,7 @@ _MOST_DIMENSIONS = 8
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-class WorkerTraffic:
+class RankTraffic:
     """Sends without waiting, so passes in any order that all workers share cannot block. What is sent is kept until
     `settle`."""
 
