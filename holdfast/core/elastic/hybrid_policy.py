@@ -29,6 +29,7 @@ def propose_hybrid(job: PipelineJob, situation: PipelineSituation, costs: PhaseC
     later = msgspec.structs.replace(second.plan, resume_step=first.plan.resume_step + steps)
     downtime: dict[Phase, float] = dict(first.downtime_s)
     downtime["rebuild"] = 2 * costs.regroup_s  # without the lost, and then with what was prepared
+    downtime["agree"] = 2 * costs.agree_s
     downtime |= {name: second.downtime_s[name] for name in ("move", "verify") if name in second.downtime_s}
     return Proposal(
         policy=HYBRID,

@@ -30,13 +30,13 @@ Propose = Callable[[PipelineJob, PipelineSituation, PhaseCosts], Proposal | Infe
 
 POLICIES: Mapping[str, Propose] = {
     REPLACE: propose_replace,
+    MIGRATE: propose_migration,
     REROUTE: propose_reroute,
     RETEMPLATE: propose_retemplate,
     REDUNDANT: propose_redundant,
     STOCHASTIC: propose_stochastic,
     DROP: propose_drop,
     HYBRID: propose_hybrid,
-    MIGRATE: propose_migration,
     SAVE: propose_save,
     MEMORY_ROLLBACK: propose_memory_rollback,
     DISK_ROLLBACK: propose_disk_rollback,
@@ -88,7 +88,7 @@ def cost_of(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, p
     it is changed back."""
     workers = len(situation.held) + len(situation.lost)
     stopped = sum(proposal.downtime_s.values()) + proposal.lost_steps * costs.step_s
-    slow = proposal.slow_steps * costs.step_s * (1 - proposal.slow_rate)
+    slow = proposal.slow_steps * costs.step_s * (1 / max(proposal.slow_rate, 0.01) - 1)
     degraded_s = min(costs.repair_s, costs.change_s)
     later = (1 - proposal.rate_after) * degraded_s
     expected = min(1.0, costs.failures_per_s * workers * degraded_s)

@@ -50,6 +50,7 @@ def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) ->
     _check_situation(job, situation)
     before, lost = (situation.earlier, situation.lost) if situation.earlier else _plan_as_begun(job, situation)
     before = msgspec.structs.replace(before, routes=share_routes(before.routes))
+    wanted = job.pipelines * job.stages or len(situation.held) + len(situation.lost)
     times = layer_times(job, costs, situation.speeds)
     return PlanGround(
         job=job,
@@ -58,7 +59,7 @@ def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) ->
         times=times,
         before=before,
         lost=lost,
-        whole_time=_whole_time(job, len(situation.held) + len(situation.lost), costs.layer_s),
+        whole_time=_whole_time(job, wanted, costs.layer_s),
         orphans=tuple(missing_layers(job, situation.held)),
     )
 
@@ -166,7 +167,7 @@ def live_proposal(
         return Infeasible(policy=policy, reason=f"a worker would hold more than {ground.job.capacity} layers")
     costs, situation = ground.costs, ground.situation
     downtime = stop_phases(ground)
-    if plan.routes == ground.before.routes:
+    if not plan.transfers and plan.routes == ground.before.routes:
         downtime["rebuild"] = costs.regroup_s
     if plan.transfers:
         fresh = set(newcomers(situation))

@@ -37,7 +37,7 @@ class PhaseCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     detect_s: float = 0.5
     abort_s: float = 0.1
-    agree_s: float = 0.1  # the suspects are fenced, the vote is sealed, and survivors say what they hold
+    agree_s: float = 0.1  # suspects are fenced, the vote is sealed, survivors say what they hold, and all go on
     plan_s: float = 0.05
     rebuild_s: float = 1.0  # new groups of communication
     regroup_s: float = 0.5  # new groups across pipelines alone, where those inside of pipelines stay as they are

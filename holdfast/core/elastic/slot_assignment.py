@@ -44,23 +44,23 @@ def _seat_slot(costs: Sequence[Sequence[int]], slot: int, state: tuple[list[int]
     far = sum(map(sum, costs)) + 1
     reach, came = [far] * members, [-1] * members  # by member: cheapest way to it, and the member before it
     seen: list[int] = []
+    open_to = set(range(members))
     at, last = slot, -1
     while True:
-        for member in range(members):
-            if member not in seen:
-                way = costs[at][member] - offers[at] - prices[member]
-                if way < reach[member]:
-                    reach[member], came[member] = way, last
-        last = min((m for m in range(members) if m not in seen), key=lambda m: (reach[m], m))
+        for member in open_to:
+            way = costs[at][member] - offers[at] - prices[member]
+            if way < reach[member]:
+                reach[member], came[member] = way, last
+        last = min(open_to, key=lambda member: (reach[member], member))
         step = reach[last]
         offers[slot] += step
         for member in seen:
             offers[slot_of[member]] += step
             prices[member] -= step
-        for member in range(members):
-            if member not in seen:
-                reach[member] -= step
+        for member in open_to:
+            reach[member] -= step
         seen.append(last)
+        open_to.remove(last)
         if slot_of[last] < 0:
             break
         at = slot_of[last]
