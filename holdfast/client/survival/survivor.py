@@ -61,10 +61,9 @@ def survive(
 ) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
     """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
-    Make process groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. Anything
-    else that the function changes must be made inside it too, or be passed to the Checkpointer as an extra. Gradients
-    of an interrupted step are dropped: those of `model`, and those of parameters that only `optimizer` (one, or
-    several) knows. `mesh` is passed on to `holdfast.attach`.
+    Make groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. What else the
+    function changes must be made inside it too, or be an extra of the Checkpointer. Gradients of an interrupted step
+    are dropped: those of `model`, and those that only `optimizer` (or several) knows. `mesh` is that of `attach`.
 
     `semantics` is the least that must hold of what is computed: "exact", the bits of a run without failures, or
     "fp_order", the same samples in the same steps, but sums of floats in another order. With "fp_order" ranks also go
@@ -73,9 +72,8 @@ def survive(
 
     `rehearsal` makes one step like those of the function, with made-up samples and without the Checkpointer. A spare
     rank calls it while the others train (`recovery.spares`), so that its own first step takes no longer than theirs.
-    No other rank takes part, and what it computes is discarded.
-
-    With `pipeline` the state lives in the ranks, who bring it to others in `pipeline.steps`: no Checkpointer is needed.
+    No other rank takes part, and what it computes is discarded. With `pipeline` the state lives in the ranks, who bring
+    it to others in `pipeline.steps`: no Checkpointer is needed.
 
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
