@@ -1,14 +1,12 @@
 """Elastic pipelines: a rank fails at a point of a step, and the others go on with the state in their processes."""
 
-import json
 import signal
-from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
-from tests.cli.elastic_job import POINTS, STRUCK, TRAIN, losses, strike_at, struck
+from tests.cli.elastic_job import STRUCK, TRAIN, losses, strike_at, struck
 from tests.cli.rungs import CALM, said
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

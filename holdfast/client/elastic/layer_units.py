@@ -170,7 +170,9 @@ def _encode_header(header: UnitHeader) -> bytes:
     try:
         text = msgspec.json.encode(header)
     except (TypeError, ValueError) as e:
-        raise UnitError(f"the optimizer of layer {header.layer} has state that is no number and no tensor: {e}") from None
+        raise UnitError(
+            f"the optimizer of layer {header.layer} has state that is no number and no tensor: {e}"
+        ) from None
     text += b" " * (-(len(text) + _LENGTH) % _ALIGNED)
     return len(text).to_bytes(_LENGTH, "little") + text
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.held_layers import HeldLayers
-from holdfast.client.elastic.layer_units import MakeLayer, MakeOptimizer, draw_seed
+from holdfast.client.elastic.layer_units import MakeLayer, MakeOptimizer
 from holdfast.client.elastic.pipeline_recovery import PipelineRecovery
 from holdfast.client.elastic.routed_passes import Batch, Loss, PassSettings, RoutedPasses
 from holdfast.client.elastic.state_moves import digest_states

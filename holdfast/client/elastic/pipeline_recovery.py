@@ -25,7 +25,7 @@ from holdfast.client.elastic.worker_traffic import WorkerTraffic
 from holdfast.client.training.progress import here as progress
 from holdfast.core.decoding import from_msgpack
 from holdfast.core.elastic.plan_choice import POLICIES, choose_plan, first_plan
-from holdfast.core.elastic.proposal import PhaseCosts, Proposal
+from holdfast.core.elastic.proposal import Proposal
 from holdfast.model.route_plan import RoutePlan
 
 

@@ -16,7 +16,15 @@ from holdfast.core.elastic.layer_owners import (
     spare_copies,
 )
 from holdfast.core.elastic.proposal import Infeasible, Phase, PhaseCosts, Proposal
-from holdfast.core.elastic.route_times import LayerTimes, Route, count_routes, layer_times, same_partition, share_routes, step_time
+from holdfast.core.elastic.route_times import (
+    LayerTimes,
+    Route,
+    count_routes,
+    layer_times,
+    same_partition,
+    share_routes,
+    step_time,
+)
 from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
 
 
