@@ -135,6 +135,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     last_at: Instant = 0.0  # when the furthest of its ranks reached its own newest step; 0: as `at`
     survives: bool = False  # each of its ranks can go on in its process when another one fails
     resizes: bool = False  # and among more or fewer ranks, with the same batch
+    carries: bool = False  # the job's state lives in the ranks, and those that survive bring it to the others
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from holdfast.core.terminal_sanitizer import mark_cut
 from holdfast.model.observation import Mark, StepValues
 from holdfast.model.told_bounds import MOST, MOST_REAL, MOST_S
 from holdfast.wire.rank_memory.slot_writer import (
+    CARRIES,
     CLAIMED,
     COLD,
     COUNTED,
@@ -87,6 +88,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     claimed: bool = False  # the process of this pid makes the rank's steps
     survives: bool = False  # it can go on in its process when another rank fails
     resizes: bool = False  # and among more or fewer ranks, with the same batch
+    carries: bool = False  # its state lives in its process, and it brings it to others
     ending: str = ""  # of a script: "returned", "parting" (it destroys its process groups), "parted" (none is left)
 
 
@@ -205,5 +207,6 @@ def _parse_reading(body: bytes) -> SlotReading:
         claimed=bool(flags & CLAIMED),
         survives=bool(flags & SURVIVES),
         resizes=bool(flags & RESIZES),
+        carries=bool(flags & CARRIES),
         ending=next((word for flag, word in _ENDINGS.items() if flags & flag), ""),
     )
