@@ -72,10 +72,11 @@ PACKAGE = ROOT / "holdfast"
 # Megatron-Core, 420; states that are asked for again, 40; captured graphs and the word of RAS, 230; ranks that go on
 # with the same batch on fewer nodes: whole states at another world size, and the batch that is divided, 460; standing
 # spare ranks and their rehearsal, 140; what trackers of scripts get, and runs of theirs that go on, 480; the time
-# between collectives as a map, 60; checkpoints that trainers write, looked at without them, 310.
-TOTAL_LINES = 87_950
+# between collectives as a map, 60; checkpoints that trainers write, looked at without them, 310; checkpoints that
+# replicas read together, and the records of routes, 200.
+TOTAL_LINES = 88_150
 SETTINGS = 119  # a detector has about five: its stance, its pace, its limits; hooks have five
-NOUNS = 81  # structs in holdfast/model/; the last one is what a launch resumed from
+NOUNS = 86  # structs in holdfast/model/; the last ones are routes through pipelines and what they are chosen from
 
 FILE_LINES = 400  # without imports, which are a list
 FUNCTION_LINES = 50

@@ -3,12 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
-import msgspec
-
 from holdfast.checkpoint.checkpoint_save import SMALL_AT_ONCE
 from holdfast.checkpoint.direct_io import THREADS, run_in_threads, spare_block
 from holdfast.checkpoint.manifest import (
-    BLOCK_BYTES,
     MANIFEST,
     METADATA,
     CheckpointPart,
@@ -17,7 +14,6 @@ from holdfast.checkpoint.manifest import (
     SealedFile,
     StorageError,
     block_count,
-    checksum_block,
     content_digest,
     decode_manifest,
     decode_part,
@@ -25,44 +21,16 @@ from holdfast.checkpoint.manifest import (
     part_name,
     step_of,
 )
-from holdfast.checkpoint.storage_opener import File, Storage, open_storage
-
-
-class PartPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A byte range of one rank's part, and the offset in the target memory where it belongs."""
-
-    rank: int
-    start: int
-    bytes: int
-    to: int
-
-
-class _BlockCut(msgspec.Struct, frozen=True):
-    """A byte range within one block, and the offset in the target memory where it belongs."""
-
-    start: int
-    bytes: int
-    to: int
-
-
-class _PartReader:
-    """Opens part files for one thread, one at a time: a checkpoint may have more files than a process may open."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._part: CheckpointPart | None = None
-        self._file: File | None = None
-
-    def open(self, part: CheckpointPart) -> File:
-        if self._file is None or self._part is not part:
-            self.close()
-            self._file, self._part = _open_part(self._storage, part), part
-        return self._file
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+from holdfast.checkpoint.part_blocks import (
+    PartPiece,
+    PartReader,
+    block_bytes,
+    check_block,
+    cut_blocks,
+    open_part,
+    place_block,
+)
+from holdfast.checkpoint.storage_opener import Storage, open_storage
 
 
 def read_manifest(url: str) -> Manifest:
@@ -95,70 +63,31 @@ def read_ranges(
     unusable. Whole blocks that go to page-aligned addresses are read there without a copy.
     """
     storage = open_storage(url)
-    ranks = sorted({piece.rank for piece in pieces})
-    small = _read_small(storage, [part_name(rank) for rank in ranks])
-    parts = {rank: decode_part(content) for rank, content in zip(ranks, small, strict=True)}
-    cuts = _cut_blocks(pieces, parts, len(into))
+    parts = _read_parts(storage, pieces)
+    cuts = cut_blocks(pieces, parts, len(into))
     blocks = sorted(cuts)
 
     def work(turns: Iterator[int]) -> None:
         spare = spare_block()
-        with closing(_PartReader(storage)) as reader:
+        with closing(PartReader(storage)) as reader:
             for turn in turns:
                 rank, block = blocks[turn]
-                _place_block(reader, parts[rank], block, (into, spare), cuts[rank, block])
+                place_block(reader, parts[rank], block, (into, spare), cuts[rank, block])
                 moved(sum(cut.bytes for cut in cuts[rank, block]))
 
     run_in_threads(len(blocks), threads, work)
 
 
-def _cut_blocks(
-    pieces: Sequence[PartPiece], parts: dict[int, CheckpointPart], room: int
-) -> dict[tuple[int, int], list[_BlockCut]]:
-    """Map every needed block, by rank and block number, to the byte ranges to copy out of it."""
-    cuts: dict[tuple[int, int], list[_BlockCut]] = {}
-    for piece in pieces:
-        if not 0 <= piece.start <= piece.start + piece.bytes <= parts[piece.rank].bytes:
-            raise StorageError(f"{parts[piece.rank].file} has no bytes {piece.start} to {piece.start + piece.bytes}")
-        if not 0 <= piece.to <= piece.to + piece.bytes <= room:
-            raise ValueError(f"memory of {room} bytes has no room for {piece}")
-        at, end = piece.start, piece.start + piece.bytes
-        while at < end:
-            block, inside = divmod(at, BLOCK_BYTES)
-            count = min(BLOCK_BYTES - inside, end - at)
-            cuts.setdefault((piece.rank, block), []).append(_BlockCut(inside, count, piece.to + at - piece.start))
-            at += count
-    return cuts
+def find_parts(url: str, pieces: Sequence[PartPiece]) -> tuple[Storage, dict[int, CheckpointPart]]:
+    """Return the storage of a checkpoint and, by rank, the parts that these pieces lie in."""
+    storage = open_storage(url)
+    return storage, _read_parts(storage, pieces)
 
 
-def _place_block(
-    reader: _PartReader, part: CheckpointPart, block: int, memory: tuple[memoryview, memoryview], cuts: list[_BlockCut]
-) -> None:
-    into, spare = memory
-    size = _block_bytes(part, block)
-    whole = cuts[0].bytes == size
-    target = into[cuts[0].to : cuts[0].to + size] if whole else spare[:size]
-    if why := _check_block(reader, part, block, target, spare):
-        raise CorruptError(why)
-    for cut in cuts[1:] if whole else cuts:
-        into[cut.to : cut.to + cut.bytes] = target[cut.start : cut.start + cut.bytes]
-
-
-def _check_block(reader: _PartReader, part: CheckpointPart, block: int, target: memoryview, spare: memoryview) -> str:
-    """Read one block into `target`; return one sentence on what is wrong with it, or "" if its checksum matches."""
-    start = block * BLOCK_BYTES
-    where = f"{part.file}: block {block} of {block_count(part.bytes)} (bytes {start} to {start + len(target)})"
-    try:
-        count = reader.open(part).read(start, target, spare)
-    except OSError as e:
-        return f"{where} cannot be read: {e.strerror or e}"
-    if count < len(target):
-        return f"{where} ends after {count} bytes"
-    return "" if checksum_block(target) == part.block_checksum(block) else f"{where} does not match its checksum"
-
-
-def _block_bytes(part: CheckpointPart, block: int) -> int:
-    return min(BLOCK_BYTES, part.bytes - block * BLOCK_BYTES)
+def _read_parts(storage: Storage, pieces: Sequence[PartPiece]) -> dict[int, CheckpointPart]:
+    ranks = sorted({piece.rank for piece in pieces})
+    small = _read_small(storage, [part_name(rank) for rank in ranks])
+    return {rank: decode_part(content) for rank, content in zip(ranks, small, strict=True)}
 
 
 def verify_checkpoint(url: str, *, threads: int = THREADS) -> tuple[str, ...]:
@@ -184,7 +113,7 @@ def _check_files(storage: Storage, manifest: Manifest) -> tuple[list[CheckpointP
                 content = _check_content(storage.read(expected.name), expected)
                 if is_part_name(expected.name):
                     part = decode_part(content)
-                    _open_part(storage, part).close()
+                    open_part(storage, part).close()
                     parts.append(part)
             except StorageError as e:
                 found.append(str(e))
@@ -199,10 +128,10 @@ def _check_blocks(storage: Storage, parts: Sequence[CheckpointPart], threads: in
 
     def work(turns: Iterator[int]) -> None:
         spare = spare_block()
-        with closing(_PartReader(storage)) as reader:
+        with closing(PartReader(storage)) as reader:
             for turn in turns:
                 part, block = blocks[turn]
-                if why := _check_block(reader, part, block, spare[: _block_bytes(part, block)], spare):
+                if why := check_block(reader, part, block, spare[: block_bytes(part, block)], spare):
                     found.append(why)
 
     run_in_threads(len(blocks), threads, work)
@@ -240,13 +169,3 @@ def _check_content(content: bytes | None, expected: SealedFile) -> bytes:
     if content_digest(content) != expected.digest:
         raise CorruptError(f"{expected.name} does not match its checksum")
     return content
-
-
-def _open_part(storage: Storage, part: CheckpointPart) -> File:
-    file = storage.open(part.file)
-    if file is None:
-        raise CorruptError(f"{part.file} is missing")
-    if file.bytes != part.bytes:
-        file.close()
-        raise CorruptError(f"{part.file} has {file.bytes} bytes instead of {part.bytes}")
-    return file

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.arena_header import PAGE_BYTES
-from holdfast.checkpoint.checkpoint_load import PartPiece
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout, is_empty_chunk, name_of
+from holdfast.checkpoint.part_blocks import PartPiece
 
 _FILE = re.compile(r"__(\d+)_0\.distcp")
 

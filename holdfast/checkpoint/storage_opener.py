@@ -16,3 +16,8 @@ def open_storage(url: str) -> Storage:
     if url.startswith(("file://", "local://")):
         return LocalStorage(url.partition("://")[2])
     return RemoteStorage(url)
+
+
+def is_remote(url: str) -> bool:
+    """Return whether bytes come from elsewhere, and not through a file system of this host."""
+    return isinstance(open_storage(url), RemoteStorage)

@@ -21,6 +21,7 @@ from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, single_image
 from holdfast.checkpoint.image_layout import ALIGN_BYTES, ImageLayout
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.manifest import MANIFEST, METADATA
+from holdfast.checkpoint.part_blocks import PartPiece
 from holdfast.checkpoint.record_locations import rank_of
 from holdfast.checkpoint.state_image import KNOWN_RECORDS, StateError, StateImage, decode_value, record_frame
 from holdfast.core.decoding import from_msgpack
@@ -117,7 +118,7 @@ class Reader(StorageReader):
             pieces, at = [], 0
             for item in batch:
                 rank, start = self._where(item)
-                pieces.append(checkpoint_load.PartPiece(rank=rank, start=start, bytes=self._length(item), to=at))
+                pieces.append(PartPiece(rank=rank, start=start, bytes=self._length(item), to=at))
                 at += self._room(item)
             checkpoint_load.read_ranges(self._place, pieces, memory)
             for item, piece in zip(batch, pieces, strict=True):

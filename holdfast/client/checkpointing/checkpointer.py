@@ -393,7 +393,7 @@ class Checkpointer:
         try:
             if pieces is not None and all(same for _, same in told):
                 # Of the generation before: what was just read from storage need not be written there again.
-                restoring.from_parts(url, step, self._generation - 1, pieces)
+                restoring.from_parts(self._world, url, SnapshotName(step=step, generation=self._generation - 1), pieces)
             elif note := restoring.from_other(url, metadata, self._world.rank):
                 self._say_once(f"{url} {note}")
         except (StorageError, StateError, ImageMetadataError, CheckpointException) as e:

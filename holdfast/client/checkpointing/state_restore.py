@@ -2,16 +2,19 @@
 
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import torch
 import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from holdfast.checkpoint import checkpoint_load, dcp
 from holdfast.checkpoint.arena import STORED, Arena, SnapshotName
-from holdfast.checkpoint.image_layout import EXTRA
+from holdfast.checkpoint.image_layout import EXTRA, ImageItem, ImageLayout
 from holdfast.checkpoint.image_metadata import unpack_metadata
 from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.part_blocks import PartPiece
 from holdfast.checkpoint.record_locations import locate_pieces
 from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
 from holdfast.client.checkpointing.extra_state import ExtraState
@@ -19,10 +22,24 @@ from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.replicated_state import extra_index, open_image, sign_items, spread_image
 from holdfast.client.checkpointing.script_state_dict import UserState
+from holdfast.client.checkpointing.shared_read import read_restored
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.wire.rank_keeper_messages import StateGrant
+
+
+class RestorePieces(NamedTuple):
+    """The byte ranges of a checkpoint that a rank needs: of state that it alone holds, and of what it shares."""
+
+    own: tuple[PartPiece, ...]
+    shared: tuple[PartPiece, ...]
+
+
+def divide_items(layout: ImageLayout) -> tuple[tuple[ImageItem, ...], tuple[ImageItem, ...]]:
+    """Return the items of an image that this rank alone holds, and those that it shares with replicas."""
+    own = tuple(item for item in layout.items if len(item.spec.replicas) == 1)
+    return own, tuple(item for item in layout.items if len(item.spec.replicas) > 1)
 
 
 class StateRestore:
@@ -110,19 +127,29 @@ class StateRestore:
         """Drop the snapshots of later steps: they belong to a lineage that the job has left."""
         self._snapshots.arena.drop_after(step)
 
-    def plan_read(self, url: str) -> tuple[Metadata, tuple[checkpoint_load.PartPiece, ...] | None]:
+    def plan_read(self, url: str) -> tuple[Metadata, RestorePieces | None]:
         """Return a checkpoint's metadata, and the byte ranges to read: None if its records are cut differently."""
         metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
-        return metadata, locate_pieces(metadata, self._snapshots.layout)
+        layout = self._snapshots.layout
+        own, shared = (
+            locate_pieces(metadata, msgspec.structs.replace(layout, items=items)) for items in divide_items(layout)
+        )
+        return metadata, RestorePieces(own, shared) if own is not None and shared is not None else None
 
-    def from_parts(self, url: str, step: int, generation: int, pieces: tuple[checkpoint_load.PartPiece, ...]) -> None:
-        """Restore a checkpoint that was split the same way: read it into a slot, and seal that slot as a snapshot."""
-        slot = self._snapshots.arena.begin_slot(step, generation, STORED)
-        if slot is None:
-            raise StorageError("there is no free slot to read into")
-        image = self._snapshots.images[slot.index]
-        image.forget_contents()
-        checkpoint_load.read_ranges(url, pieces, image.memory)
+    def from_parts(self, world: RankWorld, url: str, made: SnapshotName, pieces: RestorePieces) -> None:
+        """Restore a checkpoint that was split the same way; a collective. It is read into a slot, and that slot is
+        sealed as a snapshot. Of what several ranks need each block is read by one of them."""
+        slot, why = self._snapshots.arena.begin_slot(made.step, made.generation, STORED), ""
+        image = self._snapshots.images[slot.index] if slot else None
+        try:
+            if image is None:
+                raise StorageError("there is no free slot to read into")
+            image.forget_contents()
+            checkpoint_load.read_ranges(url, pieces.own, image.memory)
+        except StorageError as e:
+            why = str(e)
+        read_restored(world, url, pieces.shared, image.memory if image else memoryview(b""), why)
+        assert slot and image
         slot.seal()
         self._from_image(image)
 

@@ -1,0 +1,168 @@
+"""Reads a checkpoint with all ranks of the job together: of ranks that need the same blocks, one reads each block and
+sends it to the others, while the next ones are being read.
+
+N replicas that each read everything would ask N times as much of the storage, which is what a large job waits for.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from hashlib import blake2b
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from holdfast.checkpoint.checkpoint_load import find_parts, read_ranges
+from holdfast.checkpoint.direct_io import spare_block
+from holdfast.checkpoint.manifest import StorageError, checksum_block
+from holdfast.checkpoint.part_blocks import PartPiece, PartReader, block_bytes, check_block, cut_blocks
+from holdfast.checkpoint.storage_opener import is_remote
+from holdfast.client.checkpointing.rank_collectives import RankWorld
+
+BlockPlace = tuple[int, int]  # the rank whose part it is in, and its number there
+_AHEAD = 4  # blocks that are being read, and those that are being sent
+_GARBLED = "a block came damaged from rank"
+
+
+def read_restored(world: RankWorld, url: str, pieces: Sequence[PartPiece], into: memoryview, why: str = "") -> None:
+    """Read what this rank needs of a checkpoint into memory; a collective. Raises StorageError on every rank, with the
+    same sentence, if any of them cannot read; `why` is what has kept this one from it already.
+
+    Blocks are shared where ranks send them faster than they read them: over NCCL, or if the storage is remote. Over
+    gloo two ranks of one host took 3.4 times as long together as each alone from a local disk.
+    """
+    shares = world.size > 1 and ("nccl" in str(dist.get_backend()) or is_remote(url))
+    if shares:
+        read_together(world, url, pieces, into, why)
+        return
+    try:
+        if not why:
+            read_ranges(url, pieces, into)
+    except StorageError as e:
+        why = str(e)
+    if reasons := [failed for failed in world.gather_all(why) if failed]:
+        raise StorageError(reasons[0])
+
+
+def read_together(world: RankWorld, url: str, pieces: Sequence[PartPiece], into: memoryview, why: str = "") -> None:
+    """Read as `read_restored` does, each block once among the ranks that need the same ones."""
+    read: SharedRead | None = None
+    try:
+        read = None if why else SharedRead(url, pieces, into)
+    except StorageError as e:
+        why = str(e)
+    told = world.gather_all((why, read.sign_blocks() if read else b""))
+    if read and not any(failed for failed, _ in told):
+        alike = tuple(rank for rank, (_, sign) in enumerate(told) if sign == told[world.rank][1])
+        try:
+            read.exchange_blocks(world, alike) if len(alike) > 1 else read_ranges(url, pieces, into)
+        except StorageError as e:
+            why = str(e)
+        told = world.gather_all((why, b""))
+    if reasons := [failed for failed, _ in told if failed]:
+        raise StorageError(min(reasons, key=lambda reason: reason.startswith(_GARBLED)))
+
+
+class _SentBlock(NamedTuple):
+    """A block on its way; `error` is why this rank could not read it."""
+
+    place: BlockPlace
+    source: int
+    content: torch.Tensor
+    works: list[Any]
+    error: str
+
+
+class SharedRead:
+    """The blocks of a checkpoint that this rank needs. Raises StorageError."""
+
+    def __init__(self, url: str, pieces: Sequence[PartPiece], into: memoryview) -> None:
+        self._into = into
+        self._storage, self._parts = find_parts(url, pieces)
+        self._cuts = cut_blocks(pieces, self._parts, len(into))
+        self._blocks = sorted(self._cuts)
+
+    def sign_blocks(self) -> bytes:
+        """Return a hash of the blocks; equal on ranks that need the same ones."""
+        return blake2b(repr(self._blocks).encode(), digest_size=16).digest()
+
+    def exchange_blocks(self, world: RankWorld, alike: tuple[int, ...]) -> None:
+        """Read each block once among the ranks that need the same ones. Raises StorageError, after all blocks have
+        been sent: the others wait for them."""
+        wrong: list[str] = []
+        under_way: deque[_SentBlock] = deque()
+        with ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor(_AHEAD))
+            readers: SimpleQueue[PartReader] = SimpleQueue()
+            for _ in range(_AHEAD):
+                readers.put(stack.enter_context(closing(PartReader(self._storage))))
+            mine = self._read_ahead(pool, readers, self._blocks[alike.index(world.rank) :: len(alike)])
+            for turn, place in enumerate(self._blocks):
+                source = alike[turn % len(alike)]
+                size = block_bytes(self._parts[place[0]], place[1])
+                content, error = next(mine) if source == world.rank else (torch.empty(size, dtype=torch.uint8), "")
+                content = content.to(_find_device())
+                works = _send_block(content, source, alike, everyone=len(alike) == world.size)
+                under_way.append(_SentBlock(place, source, content, works, error))
+                if len(under_way) == _AHEAD:
+                    wrong += self._take_block(under_way.popleft(), world.rank)
+            while under_way:
+                wrong += self._take_block(under_way.popleft(), world.rank)
+        if wrong:
+            raise StorageError(wrong[0])
+
+    def _read_ahead(
+        self, pool: ThreadPoolExecutor, readers: "SimpleQueue[PartReader]", places: Sequence[BlockPlace]
+    ) -> Iterator[tuple[torch.Tensor, str]]:
+        """Yield the content of these blocks, and why it could not be read, while the next ones are being read."""
+        reading: deque[Future[tuple[torch.Tensor, str]]] = deque()
+        for place in places:
+            if len(reading) == _AHEAD:
+                yield reading.popleft().result()
+            reading.append(pool.submit(self._read_block, readers, place))
+        for one in reading:
+            yield one.result()
+
+    def _read_block(self, readers: "SimpleQueue[PartReader]", place: BlockPlace) -> tuple[torch.Tensor, str]:
+        part, reader, target = self._parts[place[0]], readers.get(), spare_block()
+        target = target[: block_bytes(part, place[1])]
+        try:
+            error = check_block(reader, part, place[1], target, spare_block())
+        except StorageError as e:
+            error = str(e)
+        finally:
+            readers.put(reader)
+        return torch.frombuffer(target, dtype=torch.uint8), error
+
+    def _take_block(self, sent: _SentBlock, rank: int) -> list[str]:
+        """Wait until a block is there, and copy what this rank needs of it. Return what is wrong with it."""
+        for work in sent.works:
+            work.wait()
+        if sent.error:
+            return [sent.error]
+        part, block = sent.place
+        content = memoryview(sent.content.cpu().numpy().data)
+        if sent.source != rank and checksum_block(content) != self._parts[part].block_checksum(block):
+            return [f"{_GARBLED} {sent.source}: block {block} of {self._parts[part].file}"]
+        for cut in self._cuts[sent.place]:
+            self._into[cut.to : cut.to + cut.bytes] = content[cut.start : cut.start + cut.bytes]
+        return []
+
+
+def _find_device() -> torch.device:
+    """Return the device whose memory the job's process group sends."""
+    return (
+        torch.device("cpu") if "gloo" in str(dist.get_backend()) else torch.device("cuda", torch.cuda.current_device())
+    )
+
+
+def _send_block(content: torch.Tensor, source: int, alike: tuple[int, ...], *, everyone: bool) -> list[Any]:
+    """Begin to send a block to all ranks that need it, or to receive it; return what to wait for."""
+    if everyone:
+        return [dist.broadcast(content, src=source, async_op=True)]
+    if dist.get_rank() != source:
+        return list(dist.batch_isend_irecv([dist.P2POp(dist.irecv, content, source)]))
+    return list(dist.batch_isend_irecv([dist.P2POp(dist.isend, content, one) for one in alike if one != source]))
