@@ -226,6 +226,27 @@ def test_fewer_nodes_are_told_when_they_are_launched() -> None:
     assert play.find(Say, decision).text == "going on with 1 of 2 nodes, same batch"
 
 
+WHOLE = msgspec.structs.replace(PROGRESS, survives=False, replicated=True)
+
+
+def test_fewer_ranks_restore_what_each_of_more_had() -> None:
+    play = Play(GROWING, WHOLE, least=1)
+    again = play.relaunch(play.fail(CRASH))
+    assert not again.keep and not again.resizes, "as many ranks get their own states, and their own random numbers"
+    play.hear(Outcome(action=again.id, ok=True))
+    play.hear(msgspec.structs.replace(WHOLE, generation=2, step=11, first_step=11, at=play.now, first_at=play.now))
+    fewer = play.relaunch(play.fail(msgspec.structs.replace(SILENCE, generation=2)))
+    assert not fewer.keep and fewer.resizes and [seat.node for seat in fewer.seats] == ["b"]
+
+
+def test_it_is_not_forgotten_when_fewer_ranks_fail_at_once() -> None:
+    play = Play(GROWING, WHOLE, least=1)
+    fewer = play.relaunch(play.fail(SILENCE))
+    play.hear(Outcome(action=fewer.id, ok=True))
+    again = play.relaunch(play.fail(msgspec.structs.replace(CRASH, generation=2)))
+    assert again.resizes
+
+
 def test_they_stay_when_a_node_comes() -> None:
     play = shrunk()
     paused = play.hear(Ready(node="c", host="c", nproc=2))
@@ -266,3 +287,47 @@ def test_a_newer_release_says_anew_whether_ranks_may_be_fewer() -> None:
     play.hear(Outcome(action=play.find(Stage, decision).id, ok=True))
     launch = play.relaunch(play.fail(SILENCE))
     assert launch.release.number == 2 and not launch.resizes and not launch.keep
+
+
+CARRIES = msgspec.structs.replace(RESIZES, carries=True)
+
+
+def test_ranks_with_their_state_are_kept_with_none_to_restore() -> None:
+    play = Play(progress=CARRIES)
+    launch = play.relaunch(play.fail(CRASH))
+    assert launch.keep and launch.carries
+    play = Play()
+    assert not play.relaunch(play.fail(CRASH)).carries
+
+
+def test_ranks_with_their_state_are_parked_amid_a_recovery_too() -> None:
+    play = Play(progress=CARRIES)
+    launch = play.relaunch(play.fail(CRASH))
+    play.hear(Outcome(action=launch.id, ok=True, kept=3))
+    stop = play.fail(CRASH)
+    assert stop.park_s > 0
+    play = Play(progress=RESIZES)
+    launch = play.relaunch(play.fail(CRASH))
+    play.hear(Outcome(action=launch.id, ok=True, kept=3))
+    assert play.fail(CRASH).park_s == 0.0, "others restore their state: all of them anew"
+
+
+def test_ranks_that_twice_failed_to_go_on_are_ended_with_their_state() -> None:
+    play = Play(progress=CARRIES)
+    stops = []
+    for _ in range(3):
+        stops.append(play.fail(CRASH))
+        decision = play.hear(Outcome(action=stops[-1].id, ok=True))
+        for action in decision.actions:
+            if isinstance(action, Probe):
+                decision = play.hear(Outcome(action=action.id, ok=True))
+        play.hear(Outcome(action=play.find(Launch, decision).id, ok=True, kept=3))
+    assert [stop.park_s > 0 for stop in stops] == [True, True, False]
+
+
+def test_a_newer_release_says_anew_where_its_state_lives() -> None:
+    play = Play(GROWING, CARRIES)
+    decision = play.hear(Order(verb="update", who="ann", release=Release(number=0, digest="t"), window_s=1000.0))
+    play.hear(Outcome(action=play.find(Stage, decision).id, ok=True))
+    launch = play.relaunch(play.fail(CRASH))
+    assert launch.release.number == 2 and not launch.carries and not launch.keep
