@@ -37,11 +37,13 @@ class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds which layers, and who computes them for each microbatch."""
 
     held: tuple[tuple[int, ...], ...]  # by worker: its layers, which take part in every optimizer step
-    routes: tuple[tuple[RouteSegment, ...], ...]  # by microbatch, in the order of the forward pass
+    routes: tuple[tuple[RouteSegment, ...], ...]  # by microbatch, in the order of the forward pass; (): left out
     transfers: tuple[LayerTransfer, ...] = ()
     rollback: bool = False  # to `resume_step` - 1, by snapshots in memory or by checkpoints, as `sources` says
     sources: tuple[int, ...] = ()  # with `rollback`, by layer: the worker that has the snapshot; -1: storage
     resume_step: int = 1  # the next step to make
+    saves: tuple[int, ...] = ()  # by layer: the worker that writes it to storage, as it is before `resume_step`
+    then: "RoutePlan | None" = None  # what follows from its own `resume_step` on, its transfers right before that
 
 
 class PipelineJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,7 @@ class PipelineJob(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
     microbatches: int
     stages: int  # of a whole pipeline, as the user wants it
+    pipelines: int = 0  # at most, beside standbys; 0: as many as there are workers for
     floor: Semantics = Semantics.EXACT
     ordered: bool = False  # gradients are summed by microbatch number, so any routes give the same bits
     capacity: int = 0  # layers that one worker has memory for, at most; 0: all of them
@@ -61,7 +64,7 @@ class PipelineSituation(msgspec.Struct, frozen=True, kw_only=True):
 
     committed: int  # the newest step that is applied wherever its layer is held
     held: tuple[tuple[int, ...], ...]  # by worker: layers at `committed`; () for one that has just come
-    earlier: RoutePlan | None = None  # the plan before, in today's numbers of workers
+    earlier: RoutePlan | None = None  # the plan before, in today's numbers; -1 - i in its routes is the i-th of `lost`
     lost: tuple[tuple[int, ...], ...] = ()  # layers that each lost worker held
     snapshots: tuple[tuple[tuple[int, int], ...], ...] = ()  # by worker: (layer, step) of the snapshots in its memory
     stored: int = -1  # step of the newest whole checkpoint; -1: there is none

@@ -25,7 +25,8 @@ def add_flags(run: argparse.ArgumentParser) -> None:
     known = ", ".join(failure_mixes.KNOWN)
     said = f"what fails, why and how often: {known}, or a TOML file of that form (default byterobust)"
     scale.add_argument("--failures", default=None, metavar="MIX", help=said)
-    said = f"one of {', '.join(policy_study.POLICIES)}, several by commas, or {_ALL} (default holdfast)"
+    named = ", ".join((*policy_study.POLICIES, *policy_study.KEPT))
+    said = f"one of {named}, several by commas, or {_ALL}: the first four (default holdfast)"
     scale.add_argument("--policy", default=None, metavar="NAME", help=said)
     said = f"switch a mechanism off: {', '.join(MECHANISMS)}; {_ALL}: each in turn"
     scale.add_argument("--ablate", default=None, metavar="NAME", help=said)
@@ -133,8 +134,9 @@ def _parse_policies(args: argparse.Namespace) -> tuple[str, ...]:
     if named == (_ALL,):
         return policy_study.POLICIES
     for name in named:
-        if name not in policy_study.POLICIES:
-            raise UsageError(f"--policy {name}: there are {', '.join(policy_study.POLICIES)} and {_ALL}")
+        known = (*policy_study.POLICIES, *policy_study.KEPT)
+        if name not in known:
+            raise UsageError(f"--policy {name}: there are {', '.join(known)} and {_ALL}")
     return named
 
 

@@ -72,6 +72,8 @@ class FleetStates:
 
     def describe_queue(self, nodes: Iterable[str]) -> str:
         """Return how many of these nodes are queued and why, in the cluster's words; "" if none is."""
+        if not self.nodes:
+            return ""
         reasons = Counter(self.nodes[node].reason for node in nodes if self.is_queued(node))
         told = {f"queued, {reason}" if reason else "queued": count for reason, count in sorted(reasons.items())}
         return next(iter(told)) if len(told) == 1 else "; ".join(f"{count} {words}" for words, count in told.items())

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.host_blocking import HostFaults
+from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Acquire, Block, Dismiss, Dismissal, Probe, Say
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
@@ -67,7 +68,8 @@ class Standbys:
     @property
     def queued(self) -> dict[str, str]:
         """Return the nodes that wait in the fleet's queue, each with the cluster's reason."""
-        return {node: self.fleet.nodes[node].reason for node in self.coming if self.fleet.is_queued(node)}
+        queued = {node for node in self.fleet.nodes if self.fleet.is_queued(node)}  # few, or none, of many that come
+        return {node: self.fleet.nodes[node].reason for node in self.coming if node in queued} if queued else {}
 
     @property
     def patience_s(self) -> float:
@@ -89,7 +91,9 @@ class Standbys:
 
     def count_missing(self, active: int, without_links: Set[str] = frozenset()) -> int:
         """Return how many nodes the fleet has yet to be asked for; 0 or less if none, or if it cannot be asked."""
-        have = active + len({*self.pool, *self.checking.values()} - without_links)
+        checked = set(self.checking.values()).difference(self.pool)
+        linked = len(self.pool) + len(checked) - sum(node in self.pool or node in checked for node in without_links)
+        have = active + linked
         have += len(self.coming) + sum(self.acquiring.values())
         return self.wanted_nodes - have if self.job.can_acquire else 0
 
@@ -103,7 +107,7 @@ class Standbys:
             self._retry_at = now + RETRY_S
         if not event.nodes:
             return f"the fleet gave no nodes: {event.detail or 'it did not say why'}"
-        return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
+        return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {format_nodes(new)} will come" if new else "")
 
     def take_report(self, now: float, nodes: Mapping[str, FleetNode]) -> None:
         """Record the fleet's report. The deadline of a node that has just got a machine counts from now."""
@@ -288,7 +292,13 @@ class Standbys:
         """Return when standbys next need attention: at an arrival deadline, at a retry and, while the job is steady, at
         a new probe. None if never."""
         patience_s = self._arrival_limit_s(standing)
-        waits = [at + patience_s for node, at in self.coming.items() if not self.fleet.is_queued(node)]
+        known = self.fleet.nodes  # empty where the fleet tells nothing, as at the start of thousands
+        asked = (
+            [at for node, at in self.coming.items() if not self.fleet.is_queued(node)]
+            if known
+            else self.coming.values()
+        )
+        waits = [min(asked) + patience_s] if asked else []
         waits += [self._retry_at] if self._retry_at is not None else []
         if steady or standing:
             waits += self._linkless.values()

@@ -12,6 +12,7 @@ from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, O
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 from holdfast.sim.scale import node_defects, node_neighbours
+from holdfast.sim.scale.elastic_recovery import ElasticRecovery
 from holdfast.sim.scale.failure_mixes import BlastFailure, FailureMix, FailureMode
 from holdfast.sim.scale.failure_schedule import (
     FailureSchedule,
@@ -29,6 +30,7 @@ from holdfast.sim.scale.scale_state import ScaleState
 from holdfast.sim.scale.simulated_people import SimulatedPeople
 from holdfast.sim.scale.slow_jobs import SlowJobs
 from holdfast.sim.scale.standby_failures import StandbyFailures
+from holdfast.sim.scale.survivor_recovery import SURVIVORS, KeptRecovery, SurvivorRecovery
 from holdfast.sim.scale.time_book import TRAIN, TimeBook
 from holdfast.sim.scale.virtual_clock import ALWAYS
 
@@ -38,9 +40,20 @@ _RUNS = (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING)
 _SETTLED = 30  # steps after a launch at which progress is told once more: a release has proved itself by then
 
 
+def _make_recovery(name: str, state: ScaleState) -> KeptRecovery | None:
+    """Return what goes on in kept processes; None if every restart begins with new ones."""
+    if name == NAME:
+        return None
+    return SurvivorRecovery(state) if name == SURVIVORS else ElasticRecovery(state, name)
+
+
 class HoldfastPolicy:
-    def __init__(self, setup: ScaleSetup, mix: FailureMix, sheet: PriceSheet) -> None:
+    def __init__(self, setup: ScaleSetup, mix: FailureMix, sheet: PriceSheet, name: str = NAME) -> None:
         self.state = ScaleState(setup, mix, sheet)
+        self.name = name
+        self.recovery = _make_recovery(name, self.state)  # in processes that are kept
+        self.state.course.survives = self.recovery is not None
+        self.state.course.resizes = self.recovery is not None and self.recovery.resizes
         self.standbys = self._standby_count()
         self._deeds = ScaleExecutor(self.state, self)
         self.people = SimulatedPeople(self.state, self.give_order)
@@ -93,14 +106,16 @@ class HoldfastPolicy:
         self._begin_job()
         self.state.clock.run(self.state.setup.end_at)
         self._book_spans(self.state.now)
+        if self.recovery is not None:
+            self.recovery.end_job()
         self.state.book.cut_at(self.state.now)
-        names, stall = (NAME, self.state.mix.name), self.state.course.saving_share()
+        names, stall = (self.name, self.state.mix.name), self.state.course.saving_share()
         return make_result(self.state.setup, names, self.standbys, self.state.book, self.state.tally, stall=stall)
 
     def _begin_job(self) -> None:
         job = Job(
             run_id=f"scale-{self.state.setup.seed}",
-            min_nodes=self.state.setup.nodes,
+            min_nodes=self.recovery.least_nodes() if self.recovery else self.state.setup.nodes,
             max_nodes=self.state.setup.nodes,
             standbys=self.standbys,
             probes="probes" not in self.state.setup.off,
@@ -319,14 +334,19 @@ class HoldfastPolicy:
         places = enumerate(zip(self._before, names, strict=False))
         lost = self._lost | self.state.dead
         dead = tuple(number for number, (was, now) in places if was != now and was in lost)
-        self.state.course.choose_restore(action, dead, changed=names != self._before)
+        if self.recovery is not None and self.recovery.seat_nodes(action):
+            self.state.course.keep_live()
+        else:
+            self.state.course.choose_restore(action, dead, changed=names != self._before)
         self._before, self._lost = names, set()
 
     def on_started(self, action: Launch) -> None:
-        fresh_s = self.state.prices("fresh") if "zygote" in self.state.setup.off else 0.0
-        self.state.call_later(
-            self.state.course.restore_s() + self.state.prices("first_step") + fresh_s, self._first_step, action
-        )
+        if self.recovery is not None and action.keep:
+            begin_s = self.recovery.resume_s()
+        else:
+            begin_s = self.state.prices("first_step")
+            begin_s += self.state.prices("fresh") if "zygote" in self.state.setup.off else 0.0
+        self.state.call_later(self.state.course.restore_s() + begin_s, self._first_step, action)
 
     def _first_step(self, action: Launch) -> None:
         if self.state.view.generation != action.generation or self.state.view.phase is not Phase.STARTING:
@@ -336,6 +356,8 @@ class HoldfastPolicy:
             self._show_failure(away, self._seated_node(self.state.rng.random()))
             return
         self.state.course.begin_steps(self.state.now)
+        if self.recovery is not None:
+            self.recovery.begin_steps()
         self._report_step()
         for steps in sorted({self.state.course.behind, _SETTLED} - {0}):
             self.state.call_later(steps * self.state.setup.step_s, self._report_settled, action.generation)

@@ -5,14 +5,17 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from holdfast.sim.scale import price_sheet, published_policy
+from holdfast.sim.scale.elastic_recovery import ELASTIC, SINGLE
 from holdfast.sim.scale.failure_mixes import FailureMix
 from holdfast.sim.scale.failure_schedule import MECHANISMS, ScaleSetup
 from holdfast.sim.scale.holdfast_policy import NAME, HoldfastPolicy
 from holdfast.sim.scale.price_sheet import PriceSheet
 from holdfast.sim.scale.scale_result import ScaleResult, ScaleSummary, make_summary
+from holdfast.sim.scale.survivor_recovery import SURVIVORS
 from holdfast.sim.scale.time_book import TimeBook
 
 POLICIES = (NAME, *published_policy.KNOWN)
+KEPT = (SURVIVORS, ELASTIC, *SINGLE)  # as ours, in processes that are kept
 
 
 def play_policy(
@@ -21,8 +24,8 @@ def play_policy(
     """Simulate one seed of a policy; return its result and its time book."""
     sheet = sheet or price_sheet.load_sheet()
     played = (
-        HoldfastPolicy(setup, mix, sheet)
-        if policy == NAME
+        HoldfastPolicy(setup, mix, sheet, policy)
+        if policy in (NAME, *KEPT)
         else published_policy.PolicyRun(published_policy.load_policy(policy), setup, mix, sheet)
     )
     return played.play_job(), played.book

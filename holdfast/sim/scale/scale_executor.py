@@ -36,10 +36,12 @@ class ScaleExecutor:
                 state.call_later(prices("tell"), job.step_decider, Outcome(action=action.id, ok=True))
             case Launch():
                 job.on_launching(action)
-                reach_s = prices("tell", "fork") + len(action.seats) * prices("tell_each")
+                start = ("tell",) if action.keep else ("tell", "fork")
+                reach_s = prices(*start) + len(action.seats) * prices("tell_each")
                 state.call_later(reach_s, self._on_launched, action)
             case Stop(nodes=nodes):
-                reach_s = prices("tell", "stop") + len(nodes) * prices("tell_each")
+                end = "park" if action.park_s else "stop"
+                reach_s = prices("tell", end) + len(nodes) * prices("tell_each")
                 state.call_later(reach_s, self._on_stopped, action)
             case Probe(nodes=nodes):
                 state.call_later(prices("tell", "probe"), self._on_probed, action)

@@ -15,6 +15,9 @@ _PUBLISHED_S = 120.0  # a checkpoint is complete on storage so long after its st
 
 
 class ScaleProgress:
+    survives = False  # ranks go on in their processes when a node is lost
+    resizes = False  # and among more or fewer nodes
+
     def __init__(self, setup: ScaleSetup, prices: PriceDraws, rng: Random, tally: ScaleTally) -> None:
         self._setup = setup
         self._prices = prices
@@ -27,6 +30,7 @@ class ScaleProgress:
         self._stalled_at: float | None = 0.0
         self._tier = "stored_state"
         self._again = False  # queued again: nothing is left in memory
+        self._drags: list[tuple[float, float, float]] = []  # of this generation: from, until, the part that is lost
 
     @property
     def stalled(self) -> bool:
@@ -35,8 +39,28 @@ class ScaleProgress:
     def current_step(self, now: float) -> int:
         if self._first_at is None:
             return self._best
-        until = now if self._stalled_at is None else self._stalled_at
-        return self._first + int((until - self._first_at) / self._setup.step_s)
+        return self._first + int(self._stepped_s(self.good_at(now)) / self._setup.step_s)
+
+    def _stepped_s(self, until: float) -> float:
+        """Return for how long this generation would have made steps until then, had none been slow."""
+        lost = sum(part * max(0.0, min(end, until) - start) for start, end, part in self._drags)
+        return until - (self._first_at or 0.0) - lost
+
+    def slow_steps(self, start: float, end: float, part: float) -> None:
+        """Lose this part of the time from `start` to `end`."""
+        self._drags.append((start, end, part))
+
+    def take_slow_steps(self, now: float) -> list[tuple[float, float, float]]:
+        """Return the slow stretches of the generation that has ended, and forget them."""
+        until = self.good_at(now)
+        found = [(start, min(end, until), part) for start, end, part in self._drags if start < until]
+        self._drags = []
+        return found
+
+    @property
+    def newest(self) -> int:
+        """Return the newest step that was made."""
+        return self._best
 
     def good_at(self, now: float) -> float:
         """Return the time until which training made steps: now, or the instant at which it stalled."""
@@ -66,12 +90,21 @@ class ScaleProgress:
         return Progress(
             generation=generation,
             step=step,
-            at=self._first_at + (step - self._first) * self._setup.step_s,
+            at=self._step_at(step, now),
             first_step=self._first,
             first_at=self._first_at,
             counted=False,
             backed="backups" not in self._setup.off,
+            survives=self.survives,
+            resizes=self.resizes,
         )
+
+    def _step_at(self, step: int, now: float) -> float:
+        """Return when this generation made its newest step."""
+        if self._drags:
+            good_at = self.good_at(now)
+            return good_at - self._stepped_s(good_at) % self._setup.step_s
+        return (self._first_at or 0.0) + (step - self._first) * self._setup.step_s
 
     def on_end(self, now: float) -> None:
         self.stall_steps(now)
@@ -99,13 +132,19 @@ class ScaleProgress:
         self._first, self._first_at = resumed + 1, None
         self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
 
+    def keep_live(self) -> None:
+        """Go on from what living nodes hold: no step is made again but the one under way."""
+        self._tier, self._again, self.behind = "live_state", False, 0
+        self._first, self._first_at = self._best + 1, None
+        self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
+
     def _late_s(self) -> float:
         """Draw how many seconds the floor lags behind training: sending a copy takes time, and a pause may follow."""
         sent_s = self._prices("peer_state")
         return sent_s + self._rng.uniform(0.0, sent_s / _DUTY + self._setup.step_s)
 
     def restore_s(self) -> float:
-        return self._prices(self._tier)
+        return 0.0 if self._tier == "live_state" else self._prices(self._tier)
 
     def begin_steps(self, now: float) -> None:
         self._first_at, self._stalled_at = now, None

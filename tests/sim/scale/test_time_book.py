@@ -42,7 +42,7 @@ def test_slow_steps_and_saving_are_in_the_curves() -> None:
     assert sliding == [pytest.approx(0.99 * (1 - 450 / 3600)), pytest.approx(0.99 * (1 - (450 + 180) / 3600))]
 
 
-@pytest.mark.parametrize("policy", policy_study.POLICIES)
+@pytest.mark.parametrize("policy", [*policy_study.POLICIES, "survivors", "elastic"])
 @pytest.mark.parametrize("days", [0.01, 1 / 7, pytest.param(12.0, marks=pytest.mark.slow)])
 def test_the_curve_ends_at_what_is_reported(policy: str, days: float) -> None:
     setup = ScaleSetup(gpus=9600, days=days, rate=0.01)

@@ -1,0 +1,115 @@
+"""The choice among recovery policies: all propose, those below the user's floor go, and the cheapest is taken."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from holdfast.core.elastic.departure_policy import MIGRATE, SAVE, propose_migration, propose_save
+from holdfast.core.elastic.drop_policy import DROP, propose_drop
+from holdfast.core.elastic.first_plan import first_plan
+from holdfast.core.elastic.hybrid_policy import HYBRID, propose_hybrid
+from holdfast.core.elastic.layer_owners import missing_layers, owners_by_layer
+from holdfast.core.elastic.plan_faults import plan_faults
+from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
+from holdfast.core.elastic.replace_policy import REPLACE, propose_replace
+from holdfast.core.elastic.reroute_policy import REROUTE, propose_reroute
+from holdfast.core.elastic.rollback_policy import (
+    DISK_ROLLBACK,
+    MEMORY_ROLLBACK,
+    propose_disk_rollback,
+    propose_memory_rollback,
+)
+from holdfast.core.elastic.shadow_policy import REDUNDANT, propose_redundant
+from holdfast.core.elastic.template_policy import RETEMPLATE, propose_retemplate
+from holdfast.core.elastic.wiring_policy import STOCHASTIC, propose_stochastic
+from holdfast.model.route_plan import PipelineJob, PipelineSituation
+
+__all__ = ["POLICIES", "ElasticChoice", "WeighedProposal", "choose_plan", "cost_of", "first_plan"]
+
+Propose = Callable[[PipelineJob, PipelineSituation, PhaseCosts], Proposal | Infeasible]
+
+POLICIES: Mapping[str, Propose] = {
+    REPLACE: propose_replace,
+    MIGRATE: propose_migration,
+    REROUTE: propose_reroute,
+    RETEMPLATE: propose_retemplate,
+    REDUNDANT: propose_redundant,
+    STOCHASTIC: propose_stochastic,
+    DROP: propose_drop,
+    HYBRID: propose_hybrid,
+    SAVE: propose_save,
+    MEMORY_ROLLBACK: propose_memory_rollback,
+    DISK_ROLLBACK: propose_disk_rollback,
+}
+
+
+class WeighedProposal(msgspec.Struct, frozen=True):
+    """A proposal with its cost, in seconds of one worker."""
+
+    proposal: Proposal
+    cost: float
+
+
+class ElasticChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The proposal that was chosen, all that were weighed, cheapest first, and the policies that had none."""
+
+    chosen: Proposal | None
+    weighed: tuple[WeighedProposal, ...]
+    refused: tuple[Infeasible, ...]
+
+
+def choose_plan(
+    job: PipelineJob,
+    situation: PipelineSituation,
+    costs: PhaseCosts,
+    policies: Mapping[str, Propose] = POLICIES,
+) -> ElasticChoice:
+    """Choose the cheapest proposal that keeps the user's floor; of equals, the one whose policy stands first."""
+    weighed: list[WeighedProposal] = []
+    refused: list[Infeasible] = []
+    for name, propose in policies.items():
+        found = propose(job, situation, costs)
+        if isinstance(found, Infeasible):
+            refused.append(found)
+        elif found.semantics < job.floor:
+            reason = f"results would be {found.semantics.name}, and the least to hold is {job.floor.name}"
+            refused.append(Infeasible(policy=name, reason=reason))
+        else:
+            weighed.append(WeighedProposal(found, cost_of(job, situation, costs, found)))
+    weighed.sort(key=lambda one: one.cost)
+    chosen = weighed[0].proposal if weighed else None
+    if chosen is not None:
+        assert not (wrong := list(plan_faults(job, situation, chosen.plan, chosen.semantics))), (chosen.policy, wrong)
+    return ElasticChoice(chosen=chosen, weighed=tuple(weighed), refused=tuple(refused))
+
+
+def cost_of(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
+    """Return what a proposal costs, in seconds of one worker: now, while it is degraded, at the next failure, and when
+    it is changed back."""
+    workers = len(situation.held) + len(situation.lost)
+    stopped = sum(proposal.downtime_s.values()) + proposal.lost_steps * costs.step_s
+    slow = proposal.slow_steps * costs.step_s * (1 / max(proposal.slow_rate, 0.01) - 1)
+    degraded_s = min(costs.repair_s, costs.change_s)
+    later = (1 - proposal.rate_after) * degraded_s
+    expected = min(1.0, costs.failures_per_s * workers * degraded_s)
+    if any(proposal.plan.held[number] for number in situation.leaving):
+        expected += 1  # those that leave take their layers with them
+    next_s = expected * _next_failure_s(job, situation, costs, proposal)
+    back = _change_s(costs) if proposal.rate_after < 1 else 0.0
+    return workers * (stopped + slow + later + next_s + back)
+
+
+def _change_s(costs: PhaseCosts) -> float:
+    return costs.agree_s + costs.plan_s + costs.rebuild_s + costs.transfer_s + costs.verify_s
+
+
+def _next_failure_s(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
+    """Return what the next failure is expected to stop, by how many workers are a layer's only owner."""
+    plan = proposal.plan
+    stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(plan.held))
+    only = {owners[0] for owners in owners_by_layer(job.layers, stay) if len(owners) == 1}
+    gone = len(missing_layers(job, stay))
+    alone = 1.0 if gone else len(only) / max(1, len(plan.held))
+    again = 0 if plan.saves else plan.resume_step - 1 - max(0, situation.stored)
+    rollback = costs.restart_s + job.layers * costs.storage_s + max(0, again) * costs.step_s
+    return costs.detect_s + costs.abort_s + _change_s(costs) + alone * rollback

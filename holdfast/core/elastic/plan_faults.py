@@ -1,0 +1,82 @@
+"""What is wrong with a plan: nothing, or a policy has a bug. The chosen plan is looked at before anybody follows it."""
+
+from collections.abc import Iterator
+
+from holdfast.core.elastic.layer_owners import Held, fits_memory
+from holdfast.core.elastic.plan_ground import can_compute
+from holdfast.core.elastic.route_times import Route, count_routes
+from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, Semantics
+
+
+def plan_faults(job: PipelineJob, situation: PipelineSituation, plan: RoutePlan, semantics: Semantics) -> Iterator[str]:
+    """Yield what makes a plan wrong: work without an owner, copies from who has none, or too much on one worker."""
+    if len(plan.held) != len(situation.held):
+        yield f"it has {len(plan.held)} workers, and {len(situation.held)} are there"
+        return
+    yield from _state_faults(job, situation, plan)
+    yield from _route_faults(job, plan, semantics)
+    if not fits_memory(job, plan.held):
+        yield f"a worker holds more than {job.capacity} layers"
+    if plan.then is not None:
+        if plan.then.resume_step <= plan.resume_step:
+            yield "what follows does not begin later"
+        after = PipelineSituation(committed=plan.then.resume_step - 1, held=plan.held)
+        yield from (f"then: {fault}" for fault in plan_faults(job, after, plan.then, semantics))
+
+
+def _state_faults(job: PipelineJob, situation: PipelineSituation, plan: RoutePlan) -> Iterator[str]:
+    if plan.rollback:
+        yield from _rollback_faults(job, situation, plan)
+        return
+    if plan.resume_step != situation.committed + 1:
+        yield f"it resumes at step {plan.resume_step}, and {situation.committed} is committed"
+    got: list[set[int]] = [set(mine) for mine in situation.held]
+    if situation.shadows:
+        got = [mine | set(more) for mine, more in zip(got, situation.shadows, strict=True)]
+    has = [frozenset(mine) for mine in got]
+    for transfer in plan.transfers:
+        if transfer.layer not in has[transfer.source]:
+            yield f"worker {transfer.source} is to send layer {transfer.layer}, which it has not"
+        got[transfer.target].add(transfer.layer)
+    for number, mine in enumerate(plan.held):
+        if lacks := sorted(set(mine) - got[number]):
+            yield f"worker {number} is to hold layers {lacks}, which it does not get"
+    if plan.saves and not (
+        len(plan.saves) == job.layers and all(layer in has[number] for layer, number in enumerate(plan.saves))
+    ):
+        yield "a layer is to be saved by who has it not"
+
+
+def _rollback_faults(job: PipelineJob, situation: PipelineSituation, plan: RoutePlan) -> Iterator[str]:
+    step = plan.resume_step - 1
+    if step > situation.committed:
+        yield f"it goes back to step {step}, and only {situation.committed} is committed"
+    if len(plan.sources) != job.layers or plan.transfers:
+        yield "a rollback needs one source of each layer, and no transfers"
+        return
+    for layer, source in enumerate(plan.sources):
+        kept = situation.snapshots[source] if 0 <= source < len(situation.snapshots) else ()
+        if not (step == situation.stored if source == -1 else (layer, step) in kept):
+            yield f"layer {layer} is not kept by {source} as it was at step {step}"
+
+
+def _route_faults(job: PipelineJob, plan: RoutePlan, semantics: Semantics) -> Iterator[str]:
+    if len(plan.routes) != job.microbatches:
+        yield f"it has {len(plan.routes)} microbatches, and a step has {job.microbatches}"
+    sets = [frozenset(mine) for mine in plan.held]
+    for route, count in count_routes(plan.routes):
+        if not route and semantics is not Semantics.BATCH_CHANGED:
+            yield f"{count} microbatches are left out"
+        if fault := _route_fault(job, route, plan.held, sets):
+            yield fault
+
+
+def _route_fault(job: PipelineJob, route: Route, held: Held, sets: list[frozenset[int]]) -> str:
+    at = 0
+    for segment in route:
+        if segment.first != at or segment.end <= at:
+            return f"after layer {at} comes layer {segment.first}"
+        if not segment.worker < len(held) or not can_compute(segment, sets):
+            return f"worker {segment.worker} computes layers that it does not hold"
+        at = segment.end
+    return "" if not route or at == job.layers else f"a route ends before layer {at}"

@@ -1,0 +1,186 @@
+"""What every policy starts from: the plan before, whom it has lost, and what the whole job would do in a step."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+
+from holdfast.core.elastic.first_plan import first_plan
+from holdfast.core.elastic.layer_owners import (
+    Held,
+    added_memory,
+    busiest_link,
+    fits_memory,
+    missing_layers,
+    newcomers,
+    spare_copies,
+)
+from holdfast.core.elastic.proposal import Infeasible, Phase, PhaseCosts, Proposal
+from holdfast.core.elastic.route_times import (
+    LayerTimes,
+    Route,
+    count_routes,
+    layer_times,
+    same_partition,
+    share_routes,
+    step_time,
+)
+from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
+
+
+class PlanGround(msgspec.Struct, frozen=True, kw_only=True):
+    """A situation, made ready for all policies."""
+
+    job: PipelineJob
+    situation: PipelineSituation
+    costs: PhaseCosts
+    times: LayerTimes
+    before: RoutePlan  # with lost workers as negative numbers, as in the situation
+    lost: Held  # by lost worker: its layers in that plan
+    whole_time: float  # of a step, with all workers that there were, in units of a layer
+    orphans: tuple[int, ...]  # layers that no live worker holds at the committed step
+
+    @property
+    def resume_step(self) -> int:
+        return self.situation.committed + 1
+
+
+def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> PlanGround:
+    """Return the ground for proposals. ValueError if a situation contradicts itself."""
+    _check_situation(job, situation)
+    before, lost = (situation.earlier, situation.lost) if situation.earlier else _plan_as_begun(job, situation)
+    before = msgspec.structs.replace(before, routes=share_routes(before.routes))
+    wanted = job.pipelines * job.stages or len(situation.held) + len(situation.lost)
+    times = layer_times(job, costs, situation.speeds)
+    return PlanGround(
+        job=job,
+        situation=situation,
+        costs=costs,
+        times=times,
+        before=before,
+        lost=lost,
+        whole_time=_whole_time(job, wanted, costs.layer_s),
+        orphans=tuple(missing_layers(job, situation.held)),
+    )
+
+
+def _check_situation(job: PipelineJob, situation: PipelineSituation) -> None:
+    earlier, workers = situation.earlier, len(situation.held)
+    if earlier is not None and (len(earlier.held) != workers or len(earlier.routes) != job.microbatches):
+        raise ValueError("the earlier plan is of other workers or of other microbatches")
+    if situation.speeds and len(situation.speeds) != workers:
+        raise ValueError("there are not as many speeds as workers")
+
+
+def _plan_as_begun(job: PipelineJob, situation: PipelineSituation) -> tuple[RoutePlan, Held]:
+    """Return what the job would have begun with; the lost ones are taken for its last workers."""
+    workers, lost = len(situation.held), len(situation.lost)
+    whole = first_plan(job, workers + lost)
+    names = {workers + number: -1 - number for number in range(lost)}
+    routes = {id(route): rename_route(route, names) for route, _ in count_routes(whole.routes)}
+    plan = RoutePlan(held=whole.held[:workers], routes=tuple(routes[id(route)] for route in whole.routes))
+    return plan, whole.held[workers:]
+
+
+@lru_cache(maxsize=64)
+def _whole_time(job: PipelineJob, workers: int, layer_s: tuple[float, ...]) -> float:
+    return step_time(first_plan(job, workers).routes, layer_times(job, PhaseCosts(layer_s=layer_s)))
+
+
+def rename_route(route: Route, names: dict[int, int]) -> Route:
+    """Return the route with other workers; the same object if none of them has another name."""
+    if not any(segment.worker in names for segment in route):
+        return route
+    return tuple(msgspec.structs.replace(s, worker=names.get(s.worker, s.worker)) for s in route)
+
+
+def join_segments(segments: Sequence[RouteSegment]) -> Route:
+    """Join neighbouring segments of one worker."""
+    found: list[RouteSegment] = []
+    for segment in segments:
+        if found and found[-1].worker == segment.worker:
+            found[-1] = msgspec.structs.replace(found[-1], end=segment.end)
+        else:
+            found.append(segment)
+    return tuple(found)
+
+
+def can_compute(segment: RouteSegment, held: Sequence[frozenset[int]]) -> bool:
+    """Return whether a segment's worker lives and holds all its layers."""
+    return segment.worker >= 0 and held[segment.worker].issuperset(range(segment.first, segment.end))
+
+
+def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ()) -> dict[int, Route]:
+    """Return the routes that cannot be taken any more, by their identity; `away` are workers not to be used."""
+    sets = [frozenset(mine) for mine in held]
+    gone = frozenset(away)
+    return {
+        id(route): route
+        for route, _ in count_routes(routes)
+        if not route or not all(s.worker not in gone and can_compute(s, sets) for s in route)
+    }
+
+
+def refuse_orphans(policy: str, ground: PlanGround) -> Infeasible | None:
+    """Refuse for a layer without a live owner, which only a rollback brings back."""
+    return Infeasible(policy=policy, reason=name_orphans(ground.orphans)) if ground.orphans else None
+
+
+def name_orphans(layers: Sequence[int]) -> str:
+    more = f" and {len(layers) - 8} more" if len(layers) > 8 else ""
+    return f"no live worker holds layers {', '.join(map(str, layers[:8]))}{more}"
+
+
+def stop_phases(ground: PlanGround) -> dict[Phase, float]:
+    """Return the phases that every change of plan has; a change that nobody's loss forces comes between two steps."""
+    costs, forced = ground.costs, bool(ground.situation.lost)
+    return {
+        "detect": costs.detect_s if forced else 0.0,
+        "abort": costs.abort_s if forced else 0.0,
+        "agree": costs.agree_s,
+        "plan": costs.plan_s,
+        "rebuild": costs.rebuild_s,
+    }
+
+
+def rate_of(ground: PlanGround, plan: RoutePlan, kappa: float = 1.0) -> float:
+    """Return samples per second by this plan, beside those of the whole job."""
+    kept = sum(count for route, count in count_routes(plan.routes) if route) / max(1, len(plan.routes))
+    taken = step_time(plan.routes, ground.times, kappa)
+    return min(1.0, ground.whole_time / taken) * kept if taken > 0 else 0.0
+
+
+def semantics_of(ground: PlanGround, plan: RoutePlan) -> Semantics:
+    """Return what holds of results under this plan, beside the plan before it."""
+    if not all(plan.routes):
+        return Semantics.BATCH_CHANGED
+    if ground.job.ordered or same_partition(ground.before.routes, plan.routes):
+        return Semantics.EXACT
+    return Semantics.FP_ORDER
+
+
+def live_proposal(
+    policy: str, ground: PlanGround, plan: RoutePlan, *, reason: str, kappa: float = 1.0
+) -> Proposal | Infeasible:
+    """Return the proposal of a plan that goes on from live state; Infeasible if a worker cannot hold that much."""
+    if not fits_memory(ground.job, plan.held):
+        return Infeasible(policy=policy, reason=f"a worker would hold more than {ground.job.capacity} layers")
+    costs, situation = ground.costs, ground.situation
+    downtime = stop_phases(ground)
+    if not plan.transfers and plan.routes == ground.before.routes:
+        downtime["rebuild"] = costs.regroup_s
+    if plan.transfers:
+        fresh = set(newcomers(situation))
+        downtime["move"] = busiest_link(plan.transfers) * costs.transfer_s
+        downtime["verify"] = costs.verify_s
+        downtime["warm"] = costs.warm_s if any(t.target in fresh for t in plan.transfers) else 0.0
+    return Proposal(
+        policy=policy,
+        plan=plan,
+        downtime_s=downtime,
+        rate_after=rate_of(ground, plan, kappa),
+        extra_memory=added_memory(ground.before.held, plan.held),
+        tolerance=spare_copies(ground.job.layers, plan.held, situation.leaving),
+        semantics=semantics_of(ground, plan),
+        reason=reason,
+    )

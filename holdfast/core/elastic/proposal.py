@@ -1,0 +1,62 @@
+"""What a recovery policy answers: a proposal with all that it costs, or why it has none; and the prices of phases."""
+
+from typing import Literal
+
+import msgspec
+
+from holdfast.model.route_plan import RoutePlan, Semantics
+
+Phase = Literal["detect", "abort", "agree", "plan", "rebuild", "move", "restore", "save", "restart", "verify", "warm"]
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan that a policy would follow, and what that costs."""
+
+    policy: str
+    plan: RoutePlan
+    downtime_s: dict[Phase, float]  # in which nobody trains
+    rate_after: float  # samples per second beside those of the whole job; 1: as fast
+    lost_steps: int = 0  # committed ones that have to be made again
+    extra_memory: int = 0  # layers that the fullest worker holds beyond what it held before
+    tolerance: int = 0  # further losses, whichever they are, after which every layer still has a live owner
+    semantics: Semantics
+    reason: str
+    slow_steps: int = 0  # made at `slow_rate` before `rate_after` holds: the first part of a plan in two
+    slow_rate: float = 1.0
+
+
+class Infeasible(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a policy has no proposal."""
+
+    policy: str
+    reason: str
+
+
+class PhaseCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds that each phase takes, as running means of what was measured, and what the future is expected to be."""
+
+    detect_s: float = 0.5
+    abort_s: float = 0.1
+    agree_s: float = 0.1  # suspects are fenced, the vote is sealed, survivors say what they hold, and all go on
+    plan_s: float = 0.05
+    rebuild_s: float = 1.0  # new groups of communication
+    regroup_s: float = 0.5  # new groups across pipelines alone, where those inside of pipelines stay as they are
+    transfer_s: float = 0.1  # one layer over one link
+    memory_s: float = 0.1  # one layer from a snapshot in memory
+    storage_s: float = 1.0  # one layer from storage
+    save_s: float = 1.0  # one layer to storage
+    restart_s: float = 30.0  # all processes end and start again
+    verify_s: float = 0.05
+    warm_s: float = 0.0  # of a worker that has just come, until it is as fast as the others
+    step_s: float = 10.0
+    layer_s: tuple[float, ...] = ()  # by layer: relative; () if all take the same
+    kappa: float = 1.0  # the share of a pipeline's filling and draining that foreign microbatches cannot use
+    repair_s: float = 3600.0  # until a lost worker is replaced by a new one
+    change_s: float = 36000.0  # until the plan changes for another reason
+    failures_per_s: float = 0.0  # of one worker
+    weight: float = 0.25  # of a new measurement in the running mean
+
+    def seen_phase(self, name: str, seconds: float) -> "PhaseCosts":
+        """Return the costs with one more measurement of a phase."""
+        before = getattr(self, f"{name}_s")
+        return msgspec.structs.replace(self, **{f"{name}_s": before + self.weight * (seconds - before)})

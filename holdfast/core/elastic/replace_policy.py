@@ -1,0 +1,50 @@
+"""Replacement: a standby or a new worker takes a lost one's layers from a live owner, and its place in all routes."""
+
+from collections.abc import Sequence
+
+from holdfast.core.elastic.layer_owners import Held, newcomers, transfers_to
+from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, refuse_orphans, rename_route, survey
+from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
+from holdfast.core.elastic.route_times import Route, count_routes
+from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan
+
+REPLACE = "replace"
+
+
+def propose_replace(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+    """Propose that standbys take the places of all lost workers that held something."""
+    ground = survey(job, situation, costs)
+    if refused := refuse_orphans(REPLACE, ground):
+        return refused
+    filled = fill_places(ground)
+    if isinstance(filled, str):
+        return Infeasible(policy=REPLACE, reason=filled)
+    held, routes, taken = filled
+    transfers = transfers_to(job, situation, held)
+    plan = RoutePlan(held=held, routes=routes, transfers=transfers, resume_step=ground.resume_step)
+    reason = f"{taken} standbys take the places of those lost" if taken else "everyone who holds layers is here"
+    return live_proposal(REPLACE, ground, plan, reason=reason)
+
+
+def fill_places(ground: PlanGround, away: Sequence[int] = ()) -> tuple[Held, tuple[Route, ...], int] | str:
+    """Return what all hold and all routes when newcomers have the places of the lost and of those `away`, and how many
+    newcomers that takes; or why that cannot be."""
+    before = ground.before
+    places = {-1 - number: tuple(mine) for number, mine in enumerate(ground.lost) if mine}
+    places |= {number: before.held[number] for number in away if before.held[number]}
+    used = {segment.worker for route, _ in count_routes(before.routes) for segment in route}
+    unknown = {number for number in used if number < 0} - places.keys()
+    if unknown:
+        return "it is not known what a lost worker held"
+    names: dict[int, int] = {}
+    held = [() if number in away else mine for number, mine in enumerate(before.held)]
+    free = [
+        n for n in newcomers(ground.situation) if not held[n] and n not in away
+    ]  # one whose place is kept comes back to that
+    if len(places) > len(free):
+        return f"{len(places)} workers are to be replaced, and {len(free)} stand by"
+    for place, number in zip(sorted(places, reverse=True), free, strict=False):
+        names[place] = number
+        held[number] = places[place]
+    routes = {id(route): rename_route(route, names) for route, _ in count_routes(before.routes)}
+    return tuple(held), tuple(routes[id(route)] for route in before.routes), len(names)

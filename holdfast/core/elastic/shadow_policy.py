@@ -1,0 +1,79 @@
+"""Redundant layers: a worker that keeps a lost one's layers current beside its own computes them from now on."""
+
+from holdfast.core.elastic.layer_owners import Held, missing_layers
+from holdfast.core.elastic.plan_ground import (
+    PlanGround,
+    broken_routes,
+    can_compute,
+    join_segments,
+    live_proposal,
+    name_orphans,
+    rename_route,
+    survey,
+)
+from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
+from holdfast.core.elastic.reroute_policy import reroute_all
+from holdfast.core.elastic.route_times import Route, count_routes
+from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan
+
+REDUNDANT = "redundant layers"
+
+
+def shadows_of(plan: RoutePlan) -> Held:
+    """Return by worker the layers that it should keep current beside its own: those of whom it sends to."""
+    found: list[set[int]] = [set() for _ in plan.held]
+    for route, _ in count_routes(plan.routes):
+        for segment, following in zip(route, (*route[1:], *route[:1]), strict=True):
+            found[segment.worker].update(plan.held[following.worker])
+    return tuple(tuple(sorted(more - set(mine))) for more, mine in zip(found, plan.held, strict=True))
+
+
+def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+    """Propose that those with shadows of lost layers compute them, each all of one lost worker's if it can."""
+    ground = survey(job, situation, costs)
+    if not any(situation.shadows):
+        return Infeasible(policy=REDUNDANT, reason="nobody keeps layers beside its own")
+    both = tuple(tuple(sorted({*mine, *more})) for mine, more in zip(situation.held, situation.shadows, strict=True))
+    if orphans := missing_layers(job, both):
+        return Infeasible(policy=REDUNDANT, reason=name_orphans(orphans))
+    routes = _hand_over(ground, both)
+    if broken_routes(routes, both, situation.leaving):
+        stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(both))
+        if orphans := missing_layers(job, stay):
+            return Infeasible(policy=REDUNDANT, reason=name_orphans(orphans))
+        routes = reroute_all(ground, both, situation.leaving)
+    held = _held_for(situation.held, routes)
+    plan = RoutePlan(held=held, routes=routes, resume_step=ground.resume_step)
+    return live_proposal(REDUNDANT, ground, plan, reason="shadows of lost layers are computed from now on")
+
+
+def _hand_over(ground: PlanGround, both: Held) -> tuple[Route, ...]:
+    """Give each lost worker's place to the one with the fewest places that has all its layers."""
+    sets = [frozenset(mine) for mine in both]
+    taken = [0] * len(both)
+    names: dict[int, int] = {}
+    for number, mine in enumerate(ground.lost):
+        able = [n for n, has in enumerate(sets) if has.issuperset(mine) and n not in ground.situation.leaving]
+        shadow = [n for n in able if not set(mine).issubset(ground.situation.held[n])]
+        if mine and able:
+            heir = min(shadow or able, key=lambda one: (taken[one], one))
+            names[-1 - number] = heir
+            taken[heir] += 1
+    found = {id(route): _renamed(route, names, sets) for route, _ in count_routes(ground.before.routes)}
+    return tuple(found[id(route)] for route in ground.before.routes)
+
+
+def _renamed(route: Route, names: dict[int, int], sets: list[frozenset[int]]) -> Route:
+    renamed = rename_route(route, names)
+    if renamed is route or not all(can_compute(segment, sets) for segment in renamed):
+        return route
+    return join_segments(renamed)
+
+
+def _held_for(held: Held, routes: tuple[Route, ...]) -> Held:
+    """Return what all hold with the shadows that these routes need."""
+    found = [set(mine) for mine in held]
+    for route, _ in count_routes(routes):
+        for segment in route:
+            found[segment.worker].update(range(segment.first, segment.end))
+    return tuple(tuple(sorted(mine)) for mine in found)
