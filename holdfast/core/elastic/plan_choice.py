@@ -24,7 +24,7 @@ from holdfast.core.elastic.template_policy import RETEMPLATE, propose_retemplate
 from holdfast.core.elastic.wiring_policy import STOCHASTIC, propose_stochastic
 from holdfast.model.route_plan import PipelineJob, PipelineSituation
 
-__all__ = ["POLICIES", "PlanChoice", "WeighedProposal", "choose_plan", "cost_of", "first_plan"]
+__all__ = ["POLICIES", "ElasticChoice", "WeighedProposal", "choose_plan", "cost_of", "first_plan"]
 
 Propose = Callable[[PipelineJob, PipelineSituation, PhaseCosts], Proposal | Infeasible]
 
@@ -50,7 +50,7 @@ class WeighedProposal(msgspec.Struct, frozen=True):
     cost: float
 
 
-class PlanChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ElasticChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The proposal that was chosen, all that were weighed, cheapest first, and the policies that had none."""
 
     chosen: Proposal | None
@@ -63,7 +63,7 @@ def choose_plan(
     situation: PipelineSituation,
     costs: PhaseCosts,
     policies: Mapping[str, Propose] = POLICIES,
-) -> PlanChoice:
+) -> ElasticChoice:
     """Choose the cheapest proposal that keeps the user's floor; of equals, the one whose policy stands first."""
     weighed: list[WeighedProposal] = []
     refused: list[Infeasible] = []
@@ -80,7 +80,7 @@ def choose_plan(
     chosen = weighed[0].proposal if weighed else None
     if chosen is not None:
         assert not (wrong := list(plan_faults(job, situation, chosen.plan, chosen.semantics))), (chosen.policy, wrong)
-    return PlanChoice(chosen=chosen, weighed=tuple(weighed), refused=tuple(refused))
+    return ElasticChoice(chosen=chosen, weighed=tuple(weighed), refused=tuple(refused))
 
 
 def cost_of(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
