@@ -184,6 +184,7 @@ class Ledger:
             phase=self.phase,
             generation=self.generation,
             step=self.step,
+            step_at=self.newest.at if self.newest else 0.0,
             stepped=self._stepped_ever,
             since=self._counted_since(),
             code=code,
