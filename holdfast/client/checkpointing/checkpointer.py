@@ -135,6 +135,8 @@ class Checkpointer:
         if self._replay:
             return self._sign_replay(step)
         due = self._due is not None and (self._due.is_due(step, self._stall_s) or force)
+        if due and self._rival:
+            self._rival.check_due()
         if here.is_astray():  # the states before it may be needed, and would be overwritten
             self._say_once("no snapshots are taken while the loss is not finite")
             taken = None
