@@ -94,8 +94,10 @@ def apply_doubts(
 
 def mark_doubts(base: str, run: str, doubts: Collection[Doubt]) -> tuple[int, ...]:
     """Note at the storage which checkpoints of this run are in doubt; return the steps newly marked.
-    No run restores those. Notes about runs without checkpoints are dropped. If the note is damaged, write a new one;
-    raise UnknownDoubtsError if other runs have checkpoints here, as their doubts are unknown."""
+
+    No run restores those. Entries of runs without checkpoints are dropped. A damaged note is replaced; but if other
+    runs have checkpoints here, nothing is written and UnknownDoubtsError is raised, because their doubts were in it.
+    """
     storage = open_storage(base)
     found = _find_published(storage)
     there = {one.author.run for one in found} - {run}

@@ -118,8 +118,8 @@ class Controller:
         resumed_at: float = 0.0,
     ) -> int:
         """Drive the job to its end and return its exit code; `on_begun` is called once orders can be taken. A new job
-        begins with `release` at `started_at`. A job that ended before `resumed_at` continues only if it ended because
-        its nodes ran out of time."""
+        begins with `release` at `started_at`. `resumed_at` is when the run was last resumed, 0 if never. A job that
+        had ended by then goes on only if it ended because its nodes ran out of time."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
         self.registry.expect_nodes(self.clock(), known - set(self.view.gone), self.journal.alive_at)

@@ -24,7 +24,8 @@ class ShardCheckpointer:
     """Saves and restores the parameters and states of these optimizers, and the buffers of a module."""
 
     def __init__(self, optimizers: Sequence[Optimizer], module: torch.nn.Module, extra: Values, **more: Any) -> None:
-        """`extra` is per rank, as are the buffers; `more` goes to the Checkpointer, with `path` among it."""
+        """Each rank saves its own `extra` and its own buffers. `more` is passed on to the Checkpointer and must have
+        `path`."""
         self._optimizers = optimizers
         self._weights = set(module.parameters())
         self._more = more
@@ -75,8 +76,8 @@ class ShardCheckpointer:
 
 
 class GroupValues:
-    """The plain values of parameter groups: learning rates, and counts that some optimizers keep there; and how much
-    state there is beside them."""
+    """The plain values of parameter groups, such as learning rates and step counts. Beside them it saves how many state
+    entries each optimizer has; loading a state with another number fails."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers

@@ -134,8 +134,14 @@ def test_runs_of_a_database(shared_postgres: str, tmp_path: Path, capsys: Captur
         journal.append(entry, durable=False)
     journal.flush()
     journal._link.close()  # as if killed
-    found = [run for run in summary(capsys, "--journal", shared_postgres)["runs"] if run["run_id"] == name]
-    assert [run["job_s"] for run in found] == [pytest.approx(fold_entries(ENTRIES[:50]).job_s)]
+    bad = PostgresJournal(shared_postgres, f"{name} bad", lease, JournalKey(TOKEN, f"{name} bad"))
+    bad.append(ENTRIES[0], durable=True)
+    bad._link.execute("update holdfast.entry set at = 7 where run_id = %(run)s", {"run": f"{name} bad"})
+    bad._link.close()
+    told = summary(capsys, "--journal", shared_postgres)
+    found = [run for run in told["runs"] if run["run_id"].startswith(name)]
+    assert [(run["run_id"], run["job_s"]) for run in found] == [(name, pytest.approx(fold_entries(ENTRIES[:50]).job_s))]
+    assert len([one for one in told["unread"] if one.startswith(f"{name} bad: ")]) == 1
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def when_parked(line, plain=OrderLine._send_state):
 
 OrderLine._send_state = when_parked
 before(torch_groups, "abort_groups", "aborting")
-before(torch_groups, "await_gpu", "leaving")
+before(torch_groups, "await_gpus", "leaving")
 before(OrderLine, "wait_for_seat", "waiting-for-the-seat")
 before(Survivor, "_regroup", "making-groups")
 again = lambda phase: int(os.environ["HOLDFAST_GENERATION"]) > 1 and die_amid(phase)

@@ -70,12 +70,12 @@ class ZygotePreload:
         self._made.set()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
-        """Return the request for a new zygote that adds what the script imports up to its first step; None if the
-        zygote has those modules or a zygote is being made.
+        """Return the request for a new zygote that also has what the script imports up to its first step. None if
+        nothing is missing, if a zygote is being made, or while ranks that train have yet to write what they imported.
 
-        A node without ranks, such as a standby, takes the imports from other nodes. The entry's `later` modules are
-        added only once ranks train (`trains`) or a node without ranks has been idle for a while: starting ranks need
-        all processors.
+        A node without ranks, such as a standby, takes the imports that other nodes learned. The entry's `later`
+        modules wait until ranks train (`trains`), or until a node without ranks has been idle for a while: ranks that
+        start need all processors.
         """
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S

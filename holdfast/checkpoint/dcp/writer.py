@@ -223,7 +223,8 @@ class Writer(StorageWriter):
         return checkpoint_save.staging_folder(self._storage.url, self._call.step, self._author)
 
     def _results(self, layout: ImageLayout, things: Things) -> list[WriteResult]:
-        """Return the save's folder under the EXTRA key, the same on all ranks, and then the location of each record."""
+        """Return a result with the EXTRA key that holds the save's folder, the same on all ranks, or "" if a keeper
+        writes the files; and after it the place of each record that this rank owns."""
         told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
         for item, at in layout.owned_items():
             index, length = index_of(item.spec), item.length

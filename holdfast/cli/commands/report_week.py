@@ -20,7 +20,7 @@ from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.report_window import fold_since
 from holdfast.core.record.week_summary import RunAccount, WeekSummary, summarize_runs
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.journal_errors import JournalDamagedError, JournalError
 from holdfast.model.event import Entry, Ready
 from holdfast.ports import Journal
 
@@ -37,7 +37,7 @@ def print_week(folders: list[str], url: str | None, *, as_json: bool, html: Path
         raise UsageError("--journal names the runs of a database; name no folders beside it")
     until = _clock()
     since, unread = until - _WEEK_S, list[str]()
-    found = _database_runs(url, since) if url else _folder_runs(folders, since, unread)
+    found = _database_runs(url, since, unread) if url else _folder_runs(folders, since, unread)
     summary = msgspec.structs.replace(summarize_runs(found, since, until), unread=tuple(unread))
     if as_json:
         print(msgspec.json.encode(summary).decode())
@@ -87,7 +87,9 @@ def _list_run_dirs(folders: list[str]) -> Iterable[Path]:
     return found
 
 
-def _database_runs(url: str, since: float) -> Iterator[RunAccount]:
+def _database_runs(url: str, since: float, unread: list[str]) -> Iterator[RunAccount]:
+    """Yield the runs of a database that were alive after `since`. For each that is damaged, add a sentence to `unread`.
+    Raises JournalError if the database itself cannot be read."""
     with open_database(url, "--journal ") as link:
         from holdfast.journal import postgres_schema, run_lease
         from holdfast.journal.postgres_journal import PostgresJournal
@@ -98,8 +100,13 @@ def _database_runs(url: str, since: float) -> Iterator[RunAccount]:
         if run.alive_at and run.alive_at < since:
             continue
         with contextlib.closing(PostgresJournal(url, run.run_id)) as journal:
-            if found := _account_for(run.run_id, journal, since, _clock() if run.held else None):
-                yield found
+            try:
+                found = _account_for(run.run_id, journal, since, _clock() if run.held else None)
+            except JournalDamagedError as e:
+                unread.append(f"{run.run_id}: {e}")
+                continue
+        if found:
+            yield found
 
 
 def _account_for(run_id: str, journal: Journal, since: float, now: float | None) -> RunAccount | None:

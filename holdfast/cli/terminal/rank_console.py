@@ -164,7 +164,8 @@ class Console:
         self._show_folded(up_to)
 
     def _show_sentence(self, line: bytes) -> None:
-        """Show one of our sentences: one about the end of ranks after their output, one about a start before it."""
+        """Show one of our sentences in its place: the end of ranks comes after all that they have printed, a start
+        before anything that the new ranks print."""
         opens, closes = _OPENING.match(line), _CLOSING.match(line)
         if _LAST.match(line):
             self._find_files()

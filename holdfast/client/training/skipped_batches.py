@@ -1,7 +1,7 @@
 """Skips batches that the controller lists: `holdfast.skip(step)` and `holdfast.batches(loader)`.
 
-A step has the number that the script reports after it, to `holdfast.step(n)` or `Checkpointer.save(n)`. If `skip(n)`
-is true, its batch is skipped: the number is passed over and never reported, and the position in the data moves on.
+Step n is the step after which the script calls `holdfast.step(n)` or `Checkpointer.save(n)`. If `skip(n)` is true, the
+script drops that step's batch, takes the next one for step n + 1, and never reports n.
 """
 
 import os

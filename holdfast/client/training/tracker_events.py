@@ -102,7 +102,7 @@ class TrackerEvents:
         self._thread.start()
 
     def _find_notes(self) -> list[dict[str, Any]]:
-        """Return the incidents that this process logs: those after which its own generation made its first step."""
+        """Return the incidents for this process to log: those that its own generation's first step closed."""
         own = self._told["generation"] == int(os.environ.get("HOLDFAST_GENERATION", "0"))
         return self._told["notes"] if own else []
 

@@ -236,7 +236,7 @@ class Ledger:
         return msgspec.structs.replace(account, spans=tuple(spans))
 
     def _counted_since(self) -> str:
-        """Return since when steps are counted, in words; "" if the script or its optimizer gave the step's number."""
+        """Return, in words, whether steps are counted from the last launch or the start of this run; "" if neither."""
         newest = self.newest
         if newest is not None and newest.counted:
             return "the last launch"

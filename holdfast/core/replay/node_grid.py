@@ -1,11 +1,11 @@
 """Chooses which nodes replay together: n groups of m, cut in two ways; groups of different cuts share at most one node.
 
-Of z = m * n nodes, node x is in horizontal group x // m and in vertical group x mod n. With m <= n, the nodes of one
-horizontal group all lie in different vertical groups, so a faulty group of each phase has exactly one node in common.
-With m > n they do not, and such a plan is refused.
+Of the m * n nodes of the grid, node x is in horizontal group x // m and in vertical group x mod n. With m <= n, a
+horizontal and a vertical group share at most one node. So if one group of each phase fails because of one node, that is
+the node that they share. With m > n they may share more, and such a plan is refused.
 
-Nodes that are left over (z does not factor, or is prime) are tested in further groups of the same size, filled up with
-nodes of the grid. A group of another size would do other work and could not be compared.
+The fewer than m nodes that do not fit into the grid are tested in further groups of m, filled up with nodes of the
+grid. A group of another size would do other work and could not be compared.
 """
 
 from collections.abc import Sequence
