@@ -11,7 +11,7 @@ from holdfast.wire.run_and_node_specs import RunEnd
 
 
 @pytest.mark.parametrize(
-    "ended, told",
+    ("ended", "told"),
     [
         (RunEnd(code=143, reason="stopped by ann"), "stopped\n"),
         (RunEnd(code=0, reason="all ranks ended well"), "the run has ended with code 0: all ranks ended well\n"),

@@ -124,11 +124,11 @@ finally:
 
 
 def test_of_two_runs_that_came_to_the_path_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ["", "", "another run writes there", "", "", "", "too late"]
+    found = ["", "", "RIVAL", "", "", "", "too late"]
     monkeypatch.setattr(rival_run, "find_rival", lambda url, run_id: found.pop(0))
     rival = rival_run.RivalRun("/checkpoints", RankWorld(), with_agent=False)
     rival.check_due()
-    with pytest.raises(StateError, match="another run writes there"):
+    with pytest.raises(StateError, match="RIVAL"):
         rival.check_due()
     alone = rival_run.RivalRun("/checkpoints", RankWorld(), with_agent=False)
     for _ in range(3):
