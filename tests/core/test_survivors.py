@@ -253,7 +253,7 @@ def test_they_stay_when_a_node_comes() -> None:
     probes = [action for action in paused.actions if isinstance(action, Probe)]
     stop = play.find(Stop, play.hear(Outcome(action=probes[0].id, ok=True)) if probes else paused)
     assert (stop.park_s, stop.parking, stop.nodes) == (LIMITS.survive_s, 2, ("b",))
-    assert play.present().startswith("ranks leave the step and stay: 1 more nodes are there")
+    assert play.present().startswith("ranks leave the step and stay: 1 more node is there")
     launch = play.relaunch(stop)
     assert launch.keep and launch.resizes and [seat.node for seat in launch.seats] == ["b", "c"]
     play.hear(Outcome(action=launch.id, ok=True, kept=2))
@@ -261,7 +261,7 @@ def test_they_stay_when_a_node_comes() -> None:
     changed = play.hear(msgspec.structs.replace(RESIZES, **made)).changed
     assert changed and (changed.kept, changed.renewed, changed.short) == (2, 2, "")
     assert changed.sentence == (
-        "1 more nodes are there: restarted from step 11, 2 ranks in the processes they had and 2 new; c admitted, "
+        "1 more node is there: restarted from step 11, 2 ranks in the processes they had and 2 new; c admitted, "
         "lost 4.0 s"
     )
     view = play.page.make_view(None)

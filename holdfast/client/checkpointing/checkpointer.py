@@ -135,11 +135,11 @@ class Checkpointer:
         if self._replay:
             return self._sign_replay(step)
         due = self._due is not None and (self._due.is_due(step, self._stall_s) or force)
-        if here.is_astray():  # the states before it may be needed, and would be overwritten
+        if due and self._rival:
+            self._rival.check_due()
+        if astray := here.is_astray():  # the states before it may be needed, and would be overwritten
             self._say_once("no snapshots are taken while the loss is not finite")
-            taken = None
-        else:
-            taken = self._take_snapshot(step, due)
+        taken = None if astray else self._take_snapshot(step, due)
         if self._link and (why := self._link.write_files()):
             self._say_once(f"rank {self._world.rank} {why}", by_all=True)  # each node has a disk of its own
         if taken is None:
