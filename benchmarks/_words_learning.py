@@ -101,7 +101,9 @@ def learn_words(lessons: Sequence[Lesson], trust: tuple[float, float, float] = (
     matrix = _make_matrix([case[0] for case in cases], places, rarity)
     share = torch.tensor([case[3] for case in cases])
     share /= share.sum()
-    classes, actions = (_fit_names(matrix, [case[at] for case in cases], share) for at in (1, 2))
+    classes, actions = (
+        _fit_names(matrix, names, share) for names in ([case[1] for case in cases], [case[2] for case in cases])
+    )
     return _pack_weights(rarity, classes, actions, trust)
 
 

@@ -26,6 +26,6 @@ def test_a_run_that_was_ending_by_itself_was_not_stopped(
         run_and_node_specs.write_json(run_dir / "exit.json", ended)
 
     monkeypatch.setattr(stop, "ask_controller", end_run)
-    monkeypatch.setattr(stop.run_selection, "run_to_change", lambda args: tmp_path)
+    monkeypatch.setattr("holdfast.cli.run_dirs.run_selection.run_to_change", lambda args: tmp_path)
     assert stop.main([]) == 0
     assert capsys.readouterr().out == told
