@@ -37,7 +37,7 @@ from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.optimizer_step_pre_hook import do_nothing
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.checkpointing.replicated_state import WorldSizes, announce_sizes
+from holdfast.client.checkpointing.replicated_state import announce_sizes
 from holdfast.client.checkpointing.rival_run import RivalRun
 from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.snapshot.live_state_items import ChangedError
@@ -218,9 +218,8 @@ class Checkpointer:
         self._refused = ""
         if not self._storage or self._replay:
             return None
-        self._refused = why = self._world.broadcast_first(
-            write_refusal(self._storage.url) if self._world.rank == 0 else ""
-        )
+        why = write_refusal(self._storage.url) if self._world.rank == 0 else ""
+        self._refused = why = self._world.broadcast_first(why)
         rival = RivalRun(self._storage.url, self._world, with_agent=self._link is not None)
         if rival.sentence:
             self._say_once(f"{rival.sentence}; states there can be restored, but not saved")
@@ -333,9 +332,8 @@ class Checkpointer:
             return self._restore_newest(state)
         restoring = self._start_restore()
         if state.replicated:
-            saved_by = restoring.from_replicas(state, self._world, self._generation, link.path.parent)
-            if saved_by != self._world.size and not WorldSizes.any:
-                self._say_once(f"step {state.step} was saved by {saved_by} ranks: random numbers will differ")
+            if note := restoring.from_replicas(state, self._world, self._generation, link.path.parent):
+                self._say_once(note)
         elif state.source == "storage":
             if why := self._load_checkpoint(restoring, state.url, state.step):
                 raise StateError(f"{state.url} cannot be restored: {why}")

@@ -20,7 +20,7 @@ from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
 from holdfast.client.checkpointing.extra_state import ExtraState
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.checkpointing.replicated_state import extra_index, open_image, sign_items, spread_image
+from holdfast.client.checkpointing.replicated_state import WorldSizes, extra_index, open_image, sign_items, spread_image
 from holdfast.client.checkpointing.script_state_dict import UserState
 from holdfast.client.checkpointing.shared_read import read_restored
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams
@@ -64,9 +64,9 @@ class StateRestore:
         if arena.slot_seq(slot) != found[0].seq:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
-    def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> int:
+    def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> str:
         """Restore the whole state that this node or another rank has; a collective. Afterwards each rank has a snapshot
-        of it. A rank that got the state of another keeps its own random numbers. Return how many ranks saved it."""
+        of it. A rank that got the state of another keeps its own random numbers. Return what else is to be said, or ""."""
         saved_by = self._from_whole(state, folder) if state.source != "replica" else 0
         told = world.gather_all((saved_by, sign_items(self._snapshots.layout)))
         source = next((rank for rank, (there, _) in enumerate(told) if there), None)
@@ -76,11 +76,12 @@ class StateRestore:
             raise StateError("ranks have different states, so none can take that of another")
         if not saved_by:
             self._receive_whole(state.step, generation, source)
-            return told[source][0]
-        slot = self._find_or_take(state.step, generation)
-        if not all(there for there, _ in told):
-            spread_image(self._snapshots.images[slot], source=source, lacks=False)
-        return saved_by
+        else:
+            slot = self._find_or_take(state.step, generation)
+            if not all(there for there, _ in told):
+                spread_image(self._snapshots.images[slot], source=source, lacks=False)
+        same = WorldSizes.any or told[source][0] == world.size
+        return "" if same else f"step {state.step} was saved by {told[source][0]} ranks: random numbers will differ"
 
     def _from_whole(self, state: StateGrant, folder: Path) -> int:
         """Restore the whole state from any rank's snapshot on this node, even of another number of ranks; return that
