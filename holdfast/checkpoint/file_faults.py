@@ -76,16 +76,20 @@ def distcp_fault(folder: Path) -> str:
     """Return what is wrong with a checkpoint of torch.distributed.checkpoint; its `.metadata` is written last."""
     try:
         for place in sorted(read_places(folder)):
-            with open_file(folder / place.file) as file:
-                if os.fstat(file.fileno()).st_size < place.offset + place.length:
-                    return f"{place.file} is cut short"
-                if not _is_whole_record(io.BufferedReader(_RecordFile(file, place))):
-                    return f"{place.file} is damaged"
+            if fault := _record_fault(folder, place):
+                return f"{place.file} {fault}"
     except FileNotFoundError as e:
         return f"{Path(str(e.filename)).name} is missing"
     except (OutlineError, *_DAMAGE) as e:
         return f"it is not whole ({e})"
     return ""
+
+
+def _record_fault(folder: Path, place: RecordPlace) -> str:
+    with open_file(folder / place.file) as file:
+        if os.fstat(file.fileno()).st_size < place.offset + place.length:
+            return "is cut short"
+        return "" if _is_whole_record(io.BufferedReader(_RecordFile(file, place))) else "is damaged"
 
 
 def _is_whole_record(record: io.BufferedReader) -> bool:

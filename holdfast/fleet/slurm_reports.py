@@ -162,10 +162,8 @@ def _json_job(entry: dict[str, Any]) -> SlurmJob | None:
 
 def parse_end(log: str) -> str:
     """Return a job's final state, read from Slurm's own line in the job's output; "" if there is no such line."""
-    found = _ENDED.findall(log)
-    if not found:
-        return ""
-    return "CANCELLED" if found[-1].startswith("SIGNAL ") else _DUE_TO.get(found[-1], "")
+    last = (_ENDED.findall(log) or ["no end"])[-1]
+    return "CANCELLED" if last.startswith("SIGNAL ") else _DUE_TO.get(last, "")
 
 
 def parse_canceller(text: str) -> str:

@@ -136,6 +136,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     survives: bool = False  # each of its ranks can go on in its process when another one fails
     resizes: bool = False  # and among more or fewer ranks, with the same batch
     carries: bool = False  # the job's state lives in the ranks, and those that survive bring it to the others
+    replicated: bool = False  # every rank, of several, has the whole state
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):

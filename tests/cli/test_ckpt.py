@@ -268,7 +268,7 @@ def test_names_and_authors_of_strangers_are_shown_as_text(tmp_path: Path, capsys
         said = capsys.readouterr().out
         assert not any(line.startswith("holdfast") for line in said.splitlines())
         assert re.fullmatch(r"[^\x00-\x09\x0b-\x1f\ud800-\udfff]+", said), ascii(said)
-        assert f"{tmp_path}/x\ufffd holdfast: all is well-7" in said
+        assert said.count(f"{tmp_path}/x\ufffd holdfast: all is well-7") == 1
     assert ckpt.main(["ls", str(tmp_path), "--json"]) == 0
     [one] = json.loads(capsys.readouterr().out)["trainers"]
     assert one["url"] == str(trained)

@@ -124,7 +124,10 @@ def test_a_flood_at_keepers_while_a_node_is_lost_costs_nobody_but_that_node(star
     jobs = [host(start, f"127.0.0.1:{port}", *flags, name=name, script=SNAPSHOTS) for name in ("a", "b", "c")]
     leader = leader_of(*jobs)
     leader.until(lambda: leader.status().get("floor", 0) > 3, "copies on peers")
-    nodes = lambda role: [one["node"] for one in leader.status().get("nodes", ()) if one["role"] == role]  # noqa: E731
+
+    def nodes(role: str) -> list[str]:
+        return [one["node"] for one in leader.status().get("nodes", ()) if one["role"] == role]
+
     leader.until(lambda: nodes("ready"), "a standby")
     name = next(node for node in nodes("active") if node != leader.run_dir.name)
     [lost] = [job for job in jobs if job.run_dir.name == name]

@@ -226,13 +226,34 @@ def test_fewer_nodes_are_told_when_they_are_launched() -> None:
     assert play.find(Say, decision).text == "going on with 1 of 2 nodes, same batch"
 
 
+WHOLE = msgspec.structs.replace(PROGRESS, survives=False, replicated=True)
+
+
+def test_fewer_ranks_restore_what_each_of_more_had() -> None:
+    play = Play(GROWING, WHOLE, least=1)
+    again = play.relaunch(play.fail(CRASH))
+    assert not again.keep and not again.resizes, "as many ranks get their own states, and their own random numbers"
+    play.hear(Outcome(action=again.id, ok=True))
+    play.hear(msgspec.structs.replace(WHOLE, generation=2, step=11, first_step=11, at=play.now, first_at=play.now))
+    fewer = play.relaunch(play.fail(msgspec.structs.replace(SILENCE, generation=2)))
+    assert not fewer.keep and fewer.resizes and [seat.node for seat in fewer.seats] == ["b"]
+
+
+def test_it_is_not_forgotten_when_fewer_ranks_fail_at_once() -> None:
+    play = Play(GROWING, WHOLE, least=1)
+    fewer = play.relaunch(play.fail(SILENCE))
+    play.hear(Outcome(action=fewer.id, ok=True))
+    again = play.relaunch(play.fail(msgspec.structs.replace(CRASH, generation=2)))
+    assert again.resizes
+
+
 def test_they_stay_when_a_node_comes() -> None:
     play = shrunk()
     paused = play.hear(Ready(node="c", host="c", nproc=2))
     probes = [action for action in paused.actions if isinstance(action, Probe)]
     stop = play.find(Stop, play.hear(Outcome(action=probes[0].id, ok=True)) if probes else paused)
     assert (stop.park_s, stop.parking, stop.nodes) == (LIMITS.survive_s, 2, ("b",))
-    assert play.present().startswith("ranks leave the step and stay: 1 more nodes are there")
+    assert play.present().startswith("ranks leave the step and stay: 1 more node is there")
     launch = play.relaunch(stop)
     assert launch.keep and launch.resizes and [seat.node for seat in launch.seats] == ["b", "c"]
     play.hear(Outcome(action=launch.id, ok=True, kept=2))
@@ -240,7 +261,7 @@ def test_they_stay_when_a_node_comes() -> None:
     changed = play.hear(msgspec.structs.replace(RESIZES, **made)).changed
     assert changed and (changed.kept, changed.renewed, changed.short) == (2, 2, "")
     assert changed.sentence == (
-        "1 more nodes are there: restarted from step 11, 2 ranks in the processes they had and 2 new; c admitted, "
+        "1 more node is there: restarted from step 11, 2 ranks in the processes they had and 2 new; c admitted, "
         "lost 4.0 s"
     )
     view = play.page.make_view(None)

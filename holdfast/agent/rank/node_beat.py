@@ -50,6 +50,7 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         survives=all(r.survives for r in readings),
         resizes=all(r.resizes for r in readings),
         carries=all(r.carries for r in readings),
+        replicated=all(r.replicated for r in readings),
     )
 
 

@@ -90,7 +90,7 @@ class ElasticPipeline:
         Snapshots go to another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path`
         every `store_every` steps. With `shadows` each rank also keeps the layers of those that it sends to.
         """
-        _check_arguments(layers, semantics, reduction, policies, store_every and path is None)
+        _check_arguments(layers, semantics, reduction, policies, store_every > 0 and path is None)
         self.job = PipelineJob(
             layers=len(layers),
             microbatches=microbatches,
@@ -198,7 +198,7 @@ class ElasticPipeline:
 
 
 def _check_arguments(
-    layers: Sequence[MakeLayer],
+    layers: Sequence[object],
     semantics: str,
     reduction: str,
     policies: Sequence[str],

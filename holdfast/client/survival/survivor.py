@@ -169,16 +169,15 @@ class Survivor:
         elif GROUP_CALLS.rehearses:
             self._due = True
         while True:
-            if not self._carries:
-                self._make_groups()
+            if self._due and not self._carries:
+                self._regroup()
             self._announce()
             place = _read_place()
             self._line.enter(place.rank, place.generation)
             failure: BaseException | None = None
             try:
                 try:
-                    self._make_groups()
-                    return function(place)
+                    return self._call(function, place)
                 finally:
                     self._line.leave()
             except BaseException as e:
@@ -191,6 +190,11 @@ class Survivor:
             traceback.clear_frames(failure.__traceback__)  # what the function had is free for the next time
             del failure
             self._rejoin(self._line.park())
+
+    def _call(self, function: Callable[[Here], Result], place: Here) -> Result:
+        if self._due:
+            self._regroup()
+        return function(place)
 
     def _announce(self) -> None:
         """Tell the agent that this rank survives the failure of others, and whether it has its state with it."""
@@ -253,11 +257,8 @@ class Survivor:
         SEAL_FENCE.lower()
         self._due = True
 
-    def _make_groups(self) -> None:
-        """If this process comes from another generation, make all process groups again, with all other ranks, in place
-        of the old ones, and bind the model to them."""
-        if not self._due:
-            return
+    def _regroup(self) -> None:
+        """Make all process groups again, with all other ranks, in place of the old ones, and bind the model to them."""
         made = list(GROUP_CALLS.made)
         torch_groups.forget_groups()
         os.environ.pop(REHEARSAL, None)

@@ -275,7 +275,9 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     state.resizes, state.carries = (told and release.number == old for told in (state.resizes, state.carries))
     changed = release.number != old or (world_size(seats) != world and not state.resizes)
     keep, carries = keeps_ranks(state, changed=changed), state.carries
-    launch = msgspec.structs.replace(launch, keep=keep, resizes=state.resizes, carries=carries)
+    state.whole_in = state.whole_in if release.number == old else 0
+    resizes = state.resizes or state.whole_in not in (0, world_size(seats))
+    launch = msgspec.structs.replace(launch, keep=keep, resizes=resizes, carries=carries)
     state.emit(launch)
     if (short := describe_short(state)) and len(seats) != sitting:
         state.emit(Say(text=f"going on with {short}"))
@@ -312,6 +314,7 @@ def on_progress(state: JobState, now: float, event: Progress) -> str:
     if state.standing is not None and event.at > state.standing.at:
         on_stall_over(state, state.standing, event)
     state.progress, state.untold, state.resizes, state.carries = event, False, event.resizes, event.carries
+    state.whole_in = world_size(state.nodes.seats) if event.replicated else 0
     if event.at > state.taken_over_at:
         state.taken_over_at = 0.0
     state.failures.on_progress(event)

@@ -212,6 +212,7 @@ class JobPace:
             survives=all(b.survives for b in beats),
             resizes=all(b.resizes for b in beats),
             carries=all(b.carries for b in beats),
+            replicated=all(b.replicated for b in beats),
         )
 
 

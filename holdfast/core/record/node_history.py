@@ -1,6 +1,6 @@
 """The history of each node, from the journal: its role, its ranks, what it was suspected of, and its probes."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -88,7 +88,7 @@ class NodeHistory:
         if outcome.ok:  # an evicted node that has passed its examination, and is not given back, is a standby again
             dismissed = {action.node for action in entry.decision.actions if isinstance(action, Dismiss)}
             passed = (node for node in tried if node not in outcome.failed and node not in dismissed)
-            self._take_roles(passed, NodeRole.READY, at, since=(NodeRole.EVICTED,))
+            self._take_roles(passed, NodeRole.READY, at, (NodeRole.EVICTED,))
         for node in tried:
             story, found = self._find_node(node), outcome.failed.get(node, "")
             story.probes = [*story.probes[1 - _PROBES :], ProbeResult(at=at, what=what, ok=not found, found=found)]
@@ -104,9 +104,7 @@ class NodeHistory:
             story = self._take_role(seat.node, NodeRole.ACTIVE, at)
             story.first_rank, story.nproc, story.near = seat.first_rank, seat.nproc, seat.near
 
-    def _take_roles(
-        self, nodes: Iterable[str], role: NodeRole, at: float, *, since: tuple[NodeRole, ...] = _HERE
-    ) -> None:
+    def _take_roles(self, nodes: Iterable[str], role: NodeRole, at: float, since: Collection[str] = _HERE) -> None:
         for node in nodes:
             story = self._find_node(node)
             if story.role not in since or story.first_rank >= 0:

@@ -274,7 +274,7 @@ class PageFold:
         self, account: Account, bill: Bill, nodes: tuple[PageNode, ...], status: dict[str, Any], absence: str
     ) -> PageHead:
         over = account.phase is Phase.DONE
-        ended = f"ended with code {account.code}: {account.ending}" if account.code is not None else absence
+        ended = f"ended with code {account.code}: {account.ending}" if over else absence
         opened = self.stories.tell_open(0) is not None
         told = ("floor", "disk", "behind", "held", "asking", "asks_until", "waiting", "waiting_until", "queued")
         return PageHead(

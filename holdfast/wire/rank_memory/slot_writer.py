@@ -41,6 +41,7 @@ MADE_UP = 4096  # the optimizer's count has a step that torch made only to creat
 SURVIVES = 16384  # the rank can go on in its process when another one fails
 CARRIES = 65536  # the job's state lives in the ranks, and those that survive bring it to the others
 RESIZES = 32768  # its whole state is on every rank, and its script goes on with any number of ranks
+REPLICATED = 131072  # each of several ranks has the whole state
 
 
 class SlotWriter:
@@ -245,6 +246,10 @@ class SlotWriter:
     def mark_resizes(self) -> None:
         """Record that this rank can go on among more or fewer ranks, with the same batch."""
         self._set_flag(RESIZES)
+
+    def mark_replicated(self) -> None:
+        """Record that each of the job's several ranks has its whole state."""
+        self._set_flag(REPLICATED)
 
     def mark_carries(self) -> None:
         """Record that this rank keeps its state in its process, and brings it to others: none needs restoring."""

@@ -19,6 +19,7 @@ class Residual(nn.Module):
         super().__init__()
         self.linear, self.dropout = nn.Linear(width, width), nn.Dropout(0.1)
         if "moving" in sys.argv:
+            self.calls: torch.Tensor
             self.register_buffer("calls", torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ GOOD: dict[str, Any] = {
     "loss": nn.functional.mse_loss,
     "microbatches": 4,
 }
-BAD = {
+BAD: dict[str, dict[str, Any]] = {
     "layers must be functions that each make a layer, such as functools.partial(nn.Linear, 8, 8)": {
         "layers": [nn.Linear(2, 2)]
     },
