@@ -1,5 +1,6 @@
 """On a real Slurm with a topology.conf: a job knows the switches above its nodes."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: str) -> I
         yield start
         for job in start.jobs:
             if job.process.poll() is None:
-                job.process.kill()
+                job.process.send_signal(signal.SIGKILL)
                 job.process.wait()
         lab.call("scancel", "-u", "root", "-f", check=False)
 
