@@ -7,11 +7,13 @@ from random import Random
 import msgspec
 import pytest
 
-from holdfast.core.elastic import layer_owners, plan_choice, reroute_policy
+from holdfast.core.elastic import layer_owners, reroute_policy
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.plan_choice import POLICIES, choose_plan, cost_of
 from holdfast.core.elastic.plan_faults import plan_faults
+from holdfast.core.elastic.plan_ground import PlanGround
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
+from holdfast.core.elastic.replace_policy import propose_replace
 from holdfast.model.route_plan import LayerTransfer, PipelineJob, PipelineSituation, RoutePlan, Semantics
 from tests.core.elastic import situations
 from tests.core.elastic.plan_oracle import faults_of
@@ -97,7 +99,7 @@ def test_a_copy_from_one_that_holds_nothing_is_seen(monkeypatch: pytest.MonkeyPa
 def test_routes_by_the_plan_before_instead_of_live_holders_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     real = reroute_policy.reroute_all
 
-    def wrong(ground: reroute_policy.PlanGround, held: layer_owners.Held, away: tuple[int, ...] = ()) -> object:
+    def wrong(ground: PlanGround, held: layer_owners.Held, away: tuple[int, ...] = ()) -> object:
         return real(ground, ground.before.held, away) if not ground.orphans else real(ground, held, away)
 
     monkeypatch.setattr(reroute_policy, "reroute_all", wrong)
@@ -106,7 +108,7 @@ def test_routes_by_the_plan_before_instead_of_live_holders_are_seen(monkeypatch:
 
 def test_a_lost_microbatch_is_seen() -> None:
     def wrong(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-        found = plan_choice.propose_replace(job, situation, costs)
+        found = propose_replace(job, situation, costs)
         if isinstance(found, Infeasible):
             return found
         shorter: RoutePlan = msgspec.structs.replace(found.plan, routes=((), *found.plan.routes[1:]))
