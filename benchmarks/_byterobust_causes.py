@@ -23,7 +23,7 @@ from holdfast.chaos import hardware_faults
 from holdfast.chaos.hardware_faults import LINES, NVML, READINGS
 from holdfast.model.alarm import Kind
 
-TRIALS = 2 if FULL else 1  # jobs, each with every cause once
+TRIALS = int(os.environ.get("BENCH_ROUNDS", "2" if FULL else "1"))  # jobs, each with every cause once
 STANDBYS, MACHINES = 3, 40
 LIMIT_S = 120.0
 APART_S = 45.0  # losses of links that are further apart are not taken for one: 1.5 times health.network_s

@@ -3,29 +3,15 @@
 import statistics
 
 from benchmarks._byterobust_part import Part
+from benchmarks._ettr_windows import WINDOWS_S, window_figures
 from benchmarks._report import FULL
 from benchmarks.ettr import DURATION_S, EVERY_S, Stormy, steps_for, stormy
-from holdfast.core.record.job_account import Span
 from holdfast.sim.scale import failure_mixes, policy_study
 from holdfast.sim.scale.failure_schedule import ScaleSetup
 from holdfast.sim.scale.holdfast_policy import NAME
-from holdfast.sim.scale.time_book import TimeBook
 
-WINDOWS_S = (60.0, 300.0)
-LOOK_S = 1.0
 SEEDS = range(1, 4) if FULL else range(1, 2)
 DENSE = ScaleSetup(gpus=9600, rate=155 / (1200 * 90))  # and 20 hot updates: its dense job's 175 incidents
-
-
-def sliding(spans: list[Span], window_s: float) -> list[float]:
-    """The ETTR of every window that lies within the job, a second apart."""
-    book, start_at = TimeBook(), spans[0].start_at
-    for span in spans:
-        book.add_piece(span.use.value, span.end_at - start_at)
-    instants = [window_s + LOOK_S * n for n in range(int((book.wall_s - window_s) / LOOK_S) + 1)]
-    made = book.productive_until(0.0, instants)
-    before = book.productive_until(0.0, [at - window_s for at in instants])
-    return [(now - then) / window_s for now, then in zip(made, before, strict=True)]
 
 
 def ettr() -> Part:
@@ -35,12 +21,13 @@ def ettr() -> Part:
     published = "cumulative up to 97 %; of any hour at most 50 min unproductive"
     part.rows.append((f"ETTR, {lived}", f"{100 * storm.ettr:.1f} %", published, "4 gloo ranks"))
     part.figures |= {"live": round(storm.ettr, 4), "live_wall_s": round(storm.wall_s, 1)}
+    found = window_figures(storm.spans)
     for window_s in WINDOWS_S:
-        found = sliding(storm.spans, window_s)
-        least, middle = min(found), statistics.median(found)
-        ours = f"least {100 * least:.0f} %, median {100 * middle:.1f} %"
-        part.rows.append((f"ETTR of any {window_s:g} s of it", ours, "", ""))
-        part.figures |= {f"live_{window_s:g}_s_least": round(least, 4), f"live_{window_s:g}_s_median": round(middle, 4)}
+        least, middle = (found.get(f"{window_s:g}_s_{which}") for which in ("least", "median"))
+        if isinstance(least, float) and isinstance(middle, float):
+            ours = f"least {100 * least:.0f} %, median {100 * middle:.1f} %"
+            part.rows.append((f"ETTR of any {window_s:g} s of it", ours, "", ""))
+    part.figures |= {f"live_{name}": value for name, value in found.items()}
     part.figures |= {f"live {rung}": count for rung, count in storm.rungs.items()}
     ended = ", ".join(f"{rung} {count}" for rung, count in storm.rungs.items())
     part.rows.append(("the same job: incidents by what ended them", ended, "table 4", ""))

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -26,7 +27,7 @@ from holdfast.logs.log_diagnosis import open_log, read_log_lines
 from holdfast.model.diagnosis import Diagnosis
 
 OUTSIDE = CORPUS / "outside"
-ROUNDS = ("abcd", "ef", "ghij", "kl", "mn", "opq", "r", "s")  # by first letters of names, in the order of collection
+ROUNDS = ("abcd", "ef", "ghij", "kl", "mn", "opq", "r", "s", "t")  # first letters of names, in order of collection
 OF_OUTSIDE = 2.0  # weight of a log from outside
 PENALTY = 5e-6
 TWICE = 2  # a word of fewer logs is not learned
@@ -89,20 +90,36 @@ def _make_try(klass: str, group: str, action: str, confidence: float) -> Diagnos
 
 
 def learn_words(lessons: Sequence[Lesson], trust: tuple[float, float, float] = (1.0, 2.3, 0.8)) -> LearnedWords:
-    """Fit a multinomial logistic regression of classes on rare words, and pack its weights."""
+    """Fit multinomial logistic regressions of classes and of actions on rare words, and pack their weights."""
     torch.manual_seed(0)
-    cases = [(one.words, one.label.klass, OF_OUTSIDE if one.outside else 1.0) for one in lessons]
-    cases += [(one.calm, NOTHING, OF_OUTSIDE if one.outside else 1.0) for one in lessons if one.calm]
-    classes = sorted({klass for _, klass, _ in cases})
-    counts = Counter(word for words, _, _ in cases for word in words)
+    cases = [(one.words, one.label.klass, one.label.action, OF_OUTSIDE if one.outside else 1.0) for one in lessons]
+    cases += [(one.calm, NOTHING, NOTHING, OF_OUTSIDE if one.outside else 1.0) for one in lessons if one.calm]
+    counts = Counter(word for case in cases for word in case[0])
     words = sorted(word for word, count in counts.items() if count >= TWICE)
     rarity = {word: math.log((len(cases) + 1) / (counts[word] + 1)) + 1 for word in words}
     places = {word: place for place, word in enumerate(words)}
     matrix = _make_matrix([case[0] for case in cases], places, rarity)
-    target = torch.tensor([classes.index(klass) for _, klass, _ in cases])
-    share = torch.tensor([weight for _, _, weight in cases])
-    weights, bias = _fit_weights(matrix, target, share / share.sum(), len(classes))
-    return _pack_weights(rarity, classes, weights, bias, trust)
+    share = torch.tensor([case[3] for case in cases])
+    share /= share.sum()
+    classes, actions = (
+        _fit_names(matrix, names, share) for names in ([case[1] for case in cases], [case[2] for case in cases])
+    )
+    return _pack_weights(rarity, classes, actions, trust)
+
+
+class NameWeights(NamedTuple):
+    """Fitted weights of each word for each of some names."""
+
+    names: list[str]
+    weights: torch.Tensor
+    bias: torch.Tensor
+
+
+def _fit_names(matrix: torch.Tensor, said: Sequence[str], share: torch.Tensor) -> NameWeights:
+    names = sorted(set(said))
+    target = torch.tensor([names.index(one) for one in said])
+    weights, bias = _fit_weights(matrix, target, share, len(names))
+    return NameWeights(names, weights - weights.mean(1, keepdim=True), bias)
 
 
 def _make_matrix(logs: list[set[str]], places: dict[str, int], rarity: dict[str, float]) -> torch.Tensor:
@@ -146,26 +163,28 @@ def _minimize(loss: Callable[[], torch.Tensor], parameters: list[torch.Tensor]) 
 
 
 def _pack_weights(
-    rarity: dict[str, float],
-    classes: list[str],
-    weights: torch.Tensor,
-    bias: torch.Tensor,
-    trust: tuple[float, float, float],
+    rarity: dict[str, float], classes: NameWeights, actions: NameWeights, trust: tuple[float, float, float]
 ) -> LearnedWords:
     """Round the weights to levels, each a sign of a string, and drop what is near zero."""
-    scaled = (weights - weights.mean(1, keepdim=True)) * torch.tensor(list(rarity.values()))[:, None]
-    scale = (
-        float(scaled.abs().quantile(0.9999)) / ZERO if scaled.numel() < 1 << 24 else float(scaled.abs().max()) / ZERO
-    )
+    rare = torch.tensor(list(rarity.values()))[:, None]
+    sizes = (classes.weights * rare).abs()
+    scale = float(sizes.quantile(0.9999) if sizes.numel() < 1 << 24 else sizes.max()) / ZERO
+    scaled = torch.cat([classes.weights, actions.weights], 1) * rare
     levels = (scaled / scale).round().clamp(-ZERO, len(SIGNS) - 1 - ZERO).int().tolist()
     rarest = max(rarity.values()) / (len(SIGNS) - 1)
     packed = {}
     for word, mine in zip(rarity, levels, strict=True):
         pairs = "".join(SIGNS[place] + SIGNS[level + ZERO] for place, level in enumerate(mine) if abs(level) >= CUT)
         packed[word] = SIGNS[round(rarity[word] / rarest)] + pairs
-    rounded = tuple(round(float(one), 4) for one in bias)
     return LearnedWords(
-        classes=tuple(classes), bias=rounded, scale=scale, rarity_scale=rarest, trust=trust, least=LEAST, words=packed
+        classes=tuple(classes.names),
+        actions=tuple(actions.names),
+        bias=tuple(round(float(one), 4) for one in (*classes.bias, *actions.bias)),
+        scale=scale,
+        rarity_scale=rarest,
+        trust=trust,
+        least=LEAST,
+        words=packed,
     )
 
 

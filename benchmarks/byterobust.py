@@ -1,7 +1,7 @@
 """ByteRobust's evaluation, repeated here: its tables beside what we measure, live where a fault can be made here.
 
-`make bench-byterobust ARGS="causes rungs"` does parts of it. BENCH_FULL=1 keeps each part in benchmarks/out/ when it is
-done, and makes a record once all are.
+`make bench-byterobust ARGS="causes rungs"` does parts of it. BENCH_FULL=1 keeps each part in benchmarks/out/ until all
+that was asked for is done, and then makes a record; one of parts has their names in its own.
 """
 
 import sys
@@ -16,7 +16,7 @@ from benchmarks._byterobust_part import Part
 from benchmarks._byterobust_rungs import rungs
 from benchmarks._byterobust_symptoms import symptoms
 from benchmarks._kept import Kept
-from benchmarks._report import FULL, Findings, report
+from benchmarks._report import Findings, report
 
 PARTS: dict[str, Callable[[], Part]] = {
     "causes": causes,
@@ -47,10 +47,8 @@ def main(asked: list[str]) -> int:
         findings.goals |= part.goals
         findings.skipped |= part.skipped
         runs |= {f"{name} {key}": values for key, values in part.runs.items()}
-    if FULL and asked:
-        print(f"kept: {', '.join(asked)}; a run of all parts makes the record")
-        return 0
-    report("byterobust", table, findings, runs)
+    findings.skipped |= {name: "not asked for" for name in PARTS if asked and name not in asked}
+    report("-".join(["byterobust", *asked]), table, findings, runs)
     kept.forget()
     return 0
 

@@ -10,6 +10,7 @@ import msgspec
 from rich.table import Table
 
 from benchmarks._ettr_plan import Strike, plan
+from benchmarks._ettr_windows import window_figures
 from benchmarks._exact_scene import RANKS, Failed, Scene
 from benchmarks._harness import Job
 from benchmarks._kept import Kept
@@ -140,6 +141,7 @@ def judge(reference: Calm, storm: Stormy) -> Findings:
             "incidents": storm.incidents,
             "load": round(storm.load, 1),
             **{f"{use}_s": round(seconds, 2) for use, seconds in storm.spent_s.items()},
+            **{f"of_any_{name}": value for name, value in window_figures(storm.spans).items()},
         },
         goals={"ettr_at_least_0.90": storm.ettr >= GOAL, "weights_exact": reference.digest == storm.digest},
     )

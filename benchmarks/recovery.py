@@ -1,7 +1,11 @@
-"""From a fault to all ranks stepping again, for each kind of fault, under holdfast and under launchers of others."""
+"""From a fault to all ranks stepping again, for each kind of fault, under holdfast and under launchers of others.
+
+`make bench-recovery ARGS="holdfast torchrun"` runs these launchers alone.
+"""
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -211,7 +215,7 @@ def middle_phases(played: Sequence[Round], case: str) -> dict[str, float]:
 
 
 def shown(rounds: Mapping[str, Sequence[Round]]) -> Table:
-    table = Table("fault", *rounds, "phases of holdfast, s", title=(__doc__ or "").strip())
+    table = Table("fault", *rounds, "phases of holdfast, s", title=(__doc__ or "").partition("\n")[0])
     for case in CASES:
         cells = []
         for played in rounds.values():
@@ -224,8 +228,15 @@ def shown(rounds: Mapping[str, Sequence[Round]]) -> Table:
     return table
 
 
-def main() -> None:
+def main(asked: list[str]) -> int:
     found, skipped = launchers()
+    if strange := sorted({*asked} - {launcher.name for launcher in found}):
+        here = ", ".join(launcher.name for launcher in found)
+        print(f"bench-recovery: there is no launcher {', '.join(strange)} here; there are {here}", file=sys.stderr)
+        return 2
+    if asked:
+        skipped |= {launcher.name: "not asked for" for launcher in found if launcher.name not in asked}
+        found = sorted((one for one in found if one.name in asked), key=lambda one: asked.index(one.name))
     kept, rounds = Kept("recovery"), {launcher.name: list[Round]() for launcher in found}
     for turn in range(ROUNDS):
         for launcher in found:
@@ -235,7 +246,8 @@ def main() -> None:
     runs = {f"{name}, {case}": times for name in rounds for case in CASES if (times := seconds(rounds[name], case))}
     report("recovery", shown(rounds), judge(rounds, skipped), runs)
     kept.forget()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,8 @@
 
 A small GPT (gpt.py) trains on four nodes and a standby, each a process tree of its own. First undisturbed, then again
 while one rank is killed and one whole node is lost. At the end stand the timeline, the ETTR, and whether the final
-weights of the two runs are equal, bit for bit.
+weights of the two runs are equal, bit for bit. Then the web page of the second run opens, with the story of each
+incident, until Ctrl-C.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from holdfast.cli.commands import report
+from holdfast.cli.commands import dash, report
 from holdfast.cli.commands.status import render_status
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.wire.controller_request import ControllerNotRunning
@@ -111,12 +112,17 @@ def watch(run: Run, title: str, faults: list[tuple[int, Strike]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--no-page", action="store_true", help="end without the web page of the second run")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
-        return _demo(Path(folder), args.steps)
+        code, run_dir = _demo(Path(folder), args.steps)
+        if console.is_terminal and not args.no_page:
+            console.rule("what happened, in a browser")
+            dash.main([str(run_dir)])
+        return code
 
 
-def _demo(folder: Path, steps: int) -> int:
+def _demo(folder: Path, steps: int) -> tuple[int, Path]:
     nodes = ["--nnodes", "4", "--nproc-per-node", "1"]
     first = Run(folder / "undisturbed", steps, nodes)
     try:
@@ -138,8 +144,8 @@ def _demo(folder: Path, steps: int) -> int:
     console.print("equal, bit for bit" if equal else "NOT EQUAL", style="bold green" if equal else "bold red")
     if not equal or len(struck) != 2:
         console.print("\n".join([*first.lines, "", *second.lines]), style="dim")
-        return 1
-    return 0
+        return 1, second.run_dir
+    return 0, second.run_dir
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ replay = holdfast.replayable(seed=seed)   # lets nodes repeat steps, to find one
 if holdfast.skip(n): continue             # before step n: whether to leave its batch out
 for n, batch in holdfast.batches(loader)  # yields the batches of a loader, except those to skip
 batch = holdfast.GlobalBatch(...)         # divides each step's samples among the ranks, however many there are
+pipeline = holdfast.ElasticPipeline(...)  # a model in layers, whose ranks bring their state to others after a failure
 @holdfast.survive(model=ddp)              # calls the function again, in the same process, when another rank fails
 """
 
@@ -19,12 +20,14 @@ from holdfast.client.training.skipped_batches import batches, skip
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from holdfast.client.checkpointing.checkpointer import Checkpointer
+    from holdfast.client.elastic.pipeline import ElasticPipeline
     from holdfast.client.survival.global_batch import GlobalBatch, Microbatch
     from holdfast.client.survival.survivor import Here, survive
 
 __version__ = "0.1.0"
 __all__ = [
     "Checkpointer",
+    "ElasticPipeline",
     "GlobalBatch",
     "Here",
     "Microbatch",
@@ -55,6 +58,10 @@ def __getattr__(name: str) -> object:
         from holdfast.client.checkpointing.checkpointer import Checkpointer
 
         return Checkpointer
+    if name == "ElasticPipeline":
+        from holdfast.client.elastic.pipeline import ElasticPipeline
+
+        return ElasticPipeline
     if name in ("Here", "survive"):
         from holdfast.client.survival import survivor
 

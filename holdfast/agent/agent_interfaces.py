@@ -186,6 +186,10 @@ class HealthSigns(Protocol):
         """The peak FLOP/s of the GPUs that the node's ranks use; 0 if that is not known."""
 
     @property
+    def tensor_share(self) -> float | None:
+        """For what share of the time the tensor cores of the machine's GPUs have worked lately; None: not known."""
+
+    @property
     def strains(self) -> tuple[Strain, ...]:
         """The strains of this machine, which may explain what happens to the job."""
 

@@ -365,10 +365,10 @@ class Agent:
     def _send_beat(self) -> None:
         self._beat_at = self.clock.monotonic()
         if self.controller_clock.known:
-            generation, held = self.life.generation, self.ranks.held
-            running = sum(key.generation == generation and rank.code is None for key, rank in held.items())
-            found = {"running": running, "strains": self.health.strains, "links_read": self.health.links_read}
-            self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), **found)))
+            generation, held, signs = self.life.generation, self.ranks.held, self.health
+            told = {"strains": signs.strains, "links_read": signs.links_read, "tensor_share": signs.tensor_share}
+            told["running"] = sum(key.generation == generation and rank.code is None for key, rank in held.items())
+            self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), **told)))
 
     def _summarize_ranks(self) -> Beat:
         """Return the node's beat, with the step of its slowest rank. While a rank has reported no step, the step is -1,

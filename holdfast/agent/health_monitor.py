@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.agent.sources import Read, Signal, SourceAbsent
+from holdfast.agent.sources import Read, Signal, SourceAbsent, tensor_activity
 from holdfast.agent.sources.gpu import GpuSource, load_nvml
 from holdfast.agent.sources.host import HostSource
 from holdfast.agent.sources.kernel_log import KernelLogSource
@@ -99,6 +99,7 @@ class HealthMonitor:
         self._gpu_models: tuple[str, ...] = ()
         self._gpu_peaks = catalog_files.load_gpu_peaks()
         self.peak_flops = 0.0  # of this node's ranks; 0: not known
+        self.tensor_share: float | None = None  # of the time, the GPUs' tensor cores worked; None: not known
         self._host: HostSource | None = None
         self._kernel: KernelLogSource | None = None
         self._generation = 0
@@ -260,6 +261,9 @@ class HealthMonitor:
         """Turn signals into alarms; handle a large backlog in slices, so that beats go out in between."""
         if feed.name == _NETWORK and (links := self._traffic.on_gauges(s for s in found if isinstance(s, Gauge))):
             self._ties.on_traffic(links)
+        if feed.name == _GPUS:
+            told = [s.value / 100 for s in found if isinstance(s, Gauge) and s.name == tensor_activity.GAUGE]
+            self.tensor_share = sum(told) / len(told) if told else None
         owned = self._make_owned(feed)
         until = self._clock.monotonic() + _SLICE_S
         for place, signal in enumerate(found):

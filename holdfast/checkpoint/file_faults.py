@@ -2,15 +2,19 @@
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
+from holdfast.checkpoint.direct_io import open_regular
 from holdfast.checkpoint.pickle_outline import Blank, OutlineError, outline_pickle
 
 _HEAD_BYTES = 8  # of a safetensors file: the length of its header
 _MOST_HEADER_BYTES = 100_000_000
+_MOST_JSON_BYTES, _MOST_METADATA_BYTES = 256 << 20, 2 << 30  # of a file that is read whole; whoever writes may lie
+_PIECE_BYTES = 8 << 20
 METADATA = ".metadata"
 _DAMAGE = (  # what reading a damaged file raises, whose directory or header may say anything
     OSError,
@@ -21,6 +25,7 @@ _DAMAGE = (  # what reading a damaged file raises, whose directory or header may
     AttributeError,
     OverflowError,
     RuntimeError,
+    MemoryError,
     zipfile.BadZipFile,
 )
 _ZIPPED = b"PK"  # as torch.save writes it
@@ -34,6 +39,34 @@ class RecordPlace(NamedTuple):
     length: int
 
 
+class _RecordFile(io.RawIOBase):
+    """One record of a file, as a file of its own; a record may be larger than memory."""
+
+    def __init__(self, file: BinaryIO, place: RecordPlace) -> None:
+        self._file, self._place, self._at = file, place, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._place.length}[whence]
+        if at < 0:
+            raise ValueError(f"there is nothing at {at}")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:
+        left = max(0, self._place.length - self._at)
+        self._file.seek(self._place.offset + min(self._at, self._place.length))
+        found = self._file.read(min(len(buffer), left, _PIECE_BYTES))
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
 def first_fault(paths: Iterable[Path]) -> str:
     """Return what is wrong with the first of these files that is missing, cut short or damaged; else empty."""
     return next((f"{path.name} {fault}" for path in paths if (fault := _file_fault(path))), "")
@@ -43,13 +76,8 @@ def distcp_fault(folder: Path) -> str:
     """Return what is wrong with a checkpoint of torch.distributed.checkpoint; its `.metadata` is written last."""
     try:
         for place in sorted(read_places(folder)):
-            with (folder / place.file).open("rb") as file:
-                file.seek(place.offset)
-                record = file.read(place.length)
-            if len(record) < place.length:
-                return f"{place.file} is cut short"
-            if record.startswith(_ZIPPED) and not _is_whole_archive(io.BytesIO(record)):
-                return f"{place.file} is damaged"
+            if fault := _record_fault(folder, place):
+                return f"{place.file} {fault}"
     except FileNotFoundError as e:
         return f"{Path(str(e.filename)).name} is missing"
     except (OutlineError, *_DAMAGE) as e:
@@ -57,9 +85,46 @@ def distcp_fault(folder: Path) -> str:
     return ""
 
 
+def _record_fault(folder: Path, place: RecordPlace) -> str:
+    with open_file(folder / place.file) as file:
+        if os.fstat(file.fileno()).st_size < place.offset + place.length:
+            return "is cut short"
+        return "" if _is_whole_record(io.BufferedReader(_RecordFile(file, place))) else "is damaged"
+
+
+def _is_whole_record(record: io.BufferedReader) -> bool:
+    """Read a record to its end; return whether its checksums are right, if it is one of torch.save, which has some."""
+    if record.peek(len(_ZIPPED)).startswith(_ZIPPED):
+        return _is_whole_archive(record)
+    while record.read(_PIECE_BYTES):
+        pass
+    return True
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file for reading; OSError if it is no regular one, such as a pipe, which might wait for ever."""
+    return open(open_regular(str(path)), "rb")
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """Return the content of a file; OSError if it is no regular file, or has more than `most` bytes."""
+    with open_file(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > most:
+            raise OSError(f"{path.name} has {size:,} bytes, and no such file has more than {most:,}: it is not read")
+        return file.read(most)
+
+
+def read_json(path: Path) -> Any:
+    """Return what a file of JSON holds; OSError or ValueError if it cannot be read."""
+    try:
+        return json.loads(read_small(path, _MOST_JSON_BYTES))
+    except RecursionError as e:
+        raise ValueError(str(e)) from None
+
+
 def read_places(folder: Path) -> list[RecordPlace]:
     """Return the records that the folder's `.metadata` names; OutlineError if that file is not torch's metadata."""
-    metadata = outline_pickle((folder / METADATA).read_bytes())
+    metadata = outline_pickle(read_small(folder / METADATA, _MOST_METADATA_BYTES))
     held = metadata.state.get("storage_data") if isinstance(metadata, Blank) else None
     if not isinstance(held, dict):
         raise OutlineError("this is not torch metadata")
@@ -79,7 +144,7 @@ def _read_place(one: object) -> RecordPlace:
 def end_fault(path: Path) -> str:
     """Return whether a file of torch.save is missing or cut short, in words, by a look at its end; else empty."""
     try:
-        with zipfile.ZipFile(path):
+        with open_file(path) as file, zipfile.ZipFile(file):
             return ""
     except FileNotFoundError:
         return "is missing"
@@ -94,14 +159,15 @@ def _file_fault(path: Path) -> str:
         if path.suffix == ".safetensors":
             return _safetensors_fault(path)
         if path.suffix == ".json":
-            json.loads(path.read_bytes())
+            read_json(path)
             return ""
-        return "" if _is_whole_archive(path) else "is damaged"
+        with open_file(path) as file:
+            return "" if _is_whole_archive(file) else "is damaged"
     except _DAMAGE as e:
         return f"is not whole ({e})"
 
 
-def _is_whole_archive(file: Path | io.BytesIO) -> bool:
+def _is_whole_archive(file: IO[bytes]) -> bool:
     """Return whether the checksums are right in an archive of torch.save, which compresses nothing."""
     with zipfile.ZipFile(file) as archive:
         is_plain = all(one.compress_type == 0 and one.compress_size == one.file_size for one in archive.infolist())
@@ -110,7 +176,7 @@ def _is_whole_archive(file: Path | io.BytesIO) -> bool:
 
 def _safetensors_fault(path: Path) -> str:
     """Return how the file's size contradicts its header, or ""; the format has no checksums."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         size = int.from_bytes(file.read(_HEAD_BYTES), "little")
         if not 0 < size <= _MOST_HEADER_BYTES:
             return "has no header"

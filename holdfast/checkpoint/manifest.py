@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import xxhash
 
 from holdfast.core.decoding import from_json
+from holdfast.model.told_bounds import Number
 
 BLOCK_BYTES = 8 << 20  # what is read, written and checked at once
 FORMAT = 1
@@ -15,6 +16,7 @@ MANIFEST = "holdfast.json"
 METADATA = ".metadata"  # torch's own, so that torch alone can load the checkpoint
 _SMALL_BYTES, _METADATA_BYTES = 16 << 20, 2 << 30  # manifests of 100,000 ranks are smaller; whoever writes may lie
 
+_MOST_AT = 1e11  # the year 5138
 _STEP = re.compile(r"step-([0-9]{8,18})(?:\.([\w.-]+))?")
 _STAGED = re.compile(r"\.step-([0-9]{8,18})\.(tmp|gone)-([\w.-]+)")
 _PART = re.compile(r"__[0-9]{1,18}_0\.json")
@@ -115,13 +117,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The file that is written last and makes a folder a checkpoint; every byte can be checked against it."""
 
     format: int = FORMAT
-    step: int
-    world: int
+    step: Number
+    world: Number
     author: Author
-    at: float
+    at: Annotated[float, msgspec.Meta(ge=0.0, le=_MOST_AT)]
     layout: str = ""  # hex of the layout's hash
     torch: str = ""  # version that wrote the metadata
-    bytes: int = 0  # of all parts
+    bytes: Number = 0  # of all parts
     files: tuple[SealedFile, ...] = ()
     seal: str = ""  # digest of all the above
 

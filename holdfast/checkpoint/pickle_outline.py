@@ -8,6 +8,18 @@ import io
 import pickle  # noqa: TID251 nothing that a pickle names is ever found: see find_class
 from typing import Any, NoReturn
 
+PICKLE_DAMAGE = (  # what reading a damaged pickle raises
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+)
+
 
 class OutlineError(Exception):
     """The bytes are no whole pickle; the text says why."""
@@ -54,8 +66,11 @@ class _Outliner(pickle.Unpickler):
 
 
 def outline_pickle(content: bytes) -> Any:
-    """Return what the pickle holds, with blanks for everything but plain values; OutlineError if it is not whole."""
+    """Return what the pickle holds, with blanks for everything but plain values; OutlineError if it is not whole.
+
+    A hostile one can still take memory without end, or crash the interpreter by tuples in tuples: where strangers may
+    have written it, call this in a `limited_child`."""
     try:
         return _Outliner(io.BytesIO(content)).load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError) as e:
+    except PICKLE_DAMAGE as e:
         raise OutlineError(f"{type(e).__name__}: {e}") from None

@@ -4,25 +4,39 @@ A look says whether all files are there and none is cut short, by their sizes an
 that has a checksum: files of torch.save are archives with a CRC-32 of each record. Neither needs torch or the trainer.
 """
 
-import json
+import os
 import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import product
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from holdfast.checkpoint.file_faults import METADATA, distcp_fault, end_fault, first_fault, read_places
+from holdfast.checkpoint.file_faults import (
+    METADATA,
+    distcp_fault,
+    end_fault,
+    first_fault,
+    open_file,
+    read_json,
+    read_places,
+)
 from holdfast.checkpoint.manifest import MANIFEST
 from holdfast.checkpoint.pickle_outline import Blank, OutlineError, outline_pickle
+from holdfast.core.decoding import from_json
+from holdfast.core.terminal_sanitizer import plain_line
+from holdfast.linux.limited_child import ChildEndedError, call_in_child
 
 _STATES = "mp_rank_*model_states.pt"
 _ZERO = re.compile(r"(\w*zero_pp_rank)_(\d+)_mp_rank_(\d+)_((?:optim|model)_states\.pt)")
 _NUMBER = re.compile(r".*?(\d+)")
 _MOST_OUTLINE_BYTES = 1 << 30  # of the pickle in a file of torch.save, which holds no tensors
+_MOST_MEMORY_BYTES = 8 << 30  # to read one checkpoint: strangers may have written it
+_MOST_STEP = 1 << 53
+_SIGNS = re.compile(r".*_states\.pt|.*\.distcp|\.metadata|metadata\.json|mp_rank_.*")  # in a checkpoint's folder
 _OLD_FILE = "model_optim_rng.pt"  # of each rank, in the format that Megatron had first
 ONE_WRITE = "whether all files are of one write"
 
@@ -60,16 +74,44 @@ def find_trainer_checkpoints(place: str) -> tuple[TrainerCheckpoint, ...]:
     if "://" in place or not folder.is_dir():
         return ()
     inside = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    found = [one for path in (folder, *inside) if (one := _look_at(path))]
+    found = [one for path in (folder, *inside) if _may_be_one(path) and (one := _look_apart(path))]
     return tuple(sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.url), reverse=True))
 
 
 def verify_trainer_checkpoint(url: str) -> Verified:
     """Read every byte of a trainer's checkpoint that has a checksum, and say what was compared."""
-    kind = _kind_of(Path(url))
-    if kind is None:
-        return Verified("it is no trainer's checkpoint any more", "", "")
-    return kind.read(Path(url))
+    try:
+        told = call_in_child(lambda: msgspec.json.encode([*map(plain_line, _verify(Path(url)))]), _MOST_MEMORY_BYTES)
+    except ChildEndedError as e:
+        return Verified(f"it cannot be read: whoever read it {e}", "", "")
+    return from_json(told, Verified)
+
+
+def _verify(folder: Path) -> Verified:
+    kind = _kind_of(folder)
+    return kind.read(folder) if kind else Verified("it is no trainer's checkpoint any more", "", "")
+
+
+def _may_be_one(folder: Path) -> bool:
+    try:
+        return any(_SIGNS.fullmatch(name) for name in os.listdir(folder))
+    except OSError:
+        return True  # which is told
+
+
+def _look_apart(folder: Path) -> TrainerCheckpoint | None:
+    """Look at a folder in a process of its own, so that nothing in it takes this one along."""
+    try:
+        told = call_in_child(lambda: msgspec.json.encode(_look_at(folder)), _MOST_MEMORY_BYTES)
+    except ChildEndedError as e:
+        found = [_unread_checkpoint(f"whoever read it {e}", _named_step(folder))]
+    else:
+        found = from_json(told, list[TrainerCheckpoint])
+    return msgspec.structs.replace(found[0], url=str(folder)) if found else None
+
+
+def _unread_checkpoint(why: str, step: int | None = None) -> TrainerCheckpoint:
+    return TrainerCheckpoint(step=step, url="", trainer="", files=0, bytes=0, ok=False, why=plain_line(why))
 
 
 def _kind_of(folder: Path) -> _Kind | None:
@@ -78,26 +120,33 @@ def _kind_of(folder: Path) -> _Kind | None:
     return next((kind for kind in _KINDS if kind.is_kind(folder)), None)
 
 
-def _look_at(folder: Path) -> TrainerCheckpoint | None:
+def _look_at(folder: Path) -> list[TrainerCheckpoint]:
+    """Return the checkpoint in this folder, without its address; nothing if there is none."""
     try:
         kind = _kind_of(folder)
         if kind is None:
-            return None
+            return []
         sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-        why, step = kind.look(folder), _step_of(folder, kind)
-    except OSError as e:
-        return TrainerCheckpoint(step=None, url=str(folder), trainer="", files=0, bytes=0, ok=False, why=str(e))
-    return TrainerCheckpoint(
-        step=step, url=str(folder), trainer=kind.trainer, files=len(sizes), bytes=sum(sizes), ok=not why, why=why
-    )
+        why, step = plain_line(kind.look(folder)), _step_of(folder, kind)
+    except (OSError, RecursionError) as e:  # folders in folders without end
+        return [_unread_checkpoint(str(e))]
+    size = sum(sizes)
+    return [
+        TrainerCheckpoint(step=step, url="", trainer=kind.trainer, files=len(sizes), bytes=size, ok=not why, why=why)
+    ]
 
 
 def _step_of(folder: Path, kind: _Kind) -> int | None:
-    named = _NUMBER.fullmatch(folder.name)
-    if named or kind.trainer != _DEEPSPEED:
-        return int(named[1]) if named else None
+    named = _named_step(folder)
+    if named is not None or kind.trainer != _DEEPSPEED:
+        return named
     told = [outline.get("global_steps") for outline in _outlines(folder.glob(_STATES))]  # its tag may be any name
-    return next((step for step in told if isinstance(step, int)), None)
+    return next((step for step in told if type(step) is int and 0 <= step <= _MOST_STEP), None)
+
+
+def _named_step(folder: Path) -> int | None:
+    named = _NUMBER.fullmatch(folder.name)
+    return step if named and (step := int(named[1])) <= _MOST_STEP else None
 
 
 def _first_end_fault(paths: Iterable[Path]) -> str:
@@ -124,11 +173,12 @@ def _outlines(paths: Iterable[Path]) -> Iterator[dict[str, object]]:
 
 
 def _read_pickle(path: Path) -> bytes:
-    with zipfile.ZipFile(path) as file:
-        name = next((name for name in file.namelist() if name.endswith("/data.pkl")), "")
-        if not name or file.getinfo(name).file_size > _MOST_OUTLINE_BYTES:
+    with open_file(path) as file, zipfile.ZipFile(file) as archive:
+        found = [one for one in archive.infolist() if one.filename.endswith("/data.pkl")]
+        # torch compresses nothing: a small file that unpacks to gigabytes is none of its
+        if not found or found[0].compress_type != zipfile.ZIP_STORED or found[0].file_size > _MOST_OUTLINE_BYTES:
             raise OutlineError("there is no pickle in it, or too large a one")
-        return file.read(name)
+        return archive.read(found[0])
 
 
 def _missing_deepspeed(folder: Path) -> tuple[str, bool]:
@@ -141,11 +191,18 @@ def _missing_deepspeed(folder: Path) -> tuple[str, bool]:
     replicas, slices = (size if isinstance(size, int) and 0 < size < 1 << 20 else 0 for size in sizes)
     if not has_models and not any(found[4].startswith("model") for found in parts):
         return "mp_rank_00_model_states.pt is missing", False
-    needed = [f"mp_rank_{part:02d}_model_states.pt" for part in range(slices if has_models else 0)]
     most = [max((int(found[place]) for found in parts), default=-1) + 1 for place in (2, 3)]
-    places = [*product(range(max(replicas, most[0])), range(max(slices, most[1])))]
     kinds = sorted({(found[1], found[4]) for found in parts})
-    needed += [f"{kind}_{replica}_mp_rank_{part:02d}_{end}" for kind, end in kinds for replica, part in places]
+    # One by one, as the first that is missing ends it: the numbers in names and counts may be of any size.
+    needed = chain(
+        (f"mp_rank_{part:02d}_model_states.pt" for part in range(slices if has_models else 0)),
+        (
+            f"{kind}_{replica}_mp_rank_{part:02d}_{end}"
+            for kind, end in kinds
+            for replica in range(max(replicas, most[0]))
+            for part in range(max(slices, most[1]))
+        ),
+    )
     missing = next((f"{name} is missing" for name in needed if name not in names), "")
     return missing, bool(replicas and slices)
 
@@ -178,7 +235,7 @@ def _is_old_megatron(folder: Path) -> bool:
 
 def _is_sharded(folder: Path) -> bool:
     try:
-        told = json.loads((folder / "metadata.json").read_bytes())
+        told = read_json(folder / "metadata.json")
     except (OSError, ValueError):
         return False
     return isinstance(told, dict) and told.get("sharded_backend") == "torch_dist"
@@ -256,7 +313,7 @@ def _read_distcp(folder: Path) -> Verified:
 
 
 def _has_checksum(folder: Path, name: str, offset: int) -> bool:
-    with (folder / name).open("rb") as file:
+    with open_file(folder / name) as file:
         file.seek(offset)
         return file.read(2) == b"PK"
 

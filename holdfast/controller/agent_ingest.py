@@ -113,7 +113,8 @@ class AgentIngest:
         """Say in a few words why a node's hello is refused; empty if it is accepted.
 
         A hello may name a later epoch or generation than the journal has. That is accepted only from nodes of this host
-        and from nodes that had a seat: otherwise any node that was let in could stop the job with such a claim.
+        and from nodes that had a seat: otherwise any node that was let in could stop the job with such a claim. If the
+        whole journal is lost, nobody knows who had a seat, and nodes that joined before are believed.
         """
         if node not in ("", hello.node):
             return "this link is another node's"
@@ -136,7 +137,12 @@ class AgentIngest:
     def _was_launched(self, node: str) -> bool:
         """Whether a node has a seat, or had one in the newest launch that a node may have received."""
         plan = self.executor.newest_plan()
-        return self.registry.has_seat(node) or (plan is not None and node in plan.nodes)
+        launched = plan.nodes if plan else self._nodes_before_loss()
+        return self.registry.has_seat(node) or node in launched
+
+    def _nodes_before_loss(self) -> frozenset[str]:
+        """The nodes that may have had a seat if all of the journal is lost: those that an earlier controller let in."""
+        return self.certificates.recorded if self.controller.began_job else frozenset()
 
     def _had_lost_seat(self, node: str, generation: int) -> bool:
         """Whether a node had a seat in this generation, and the journal has lost all entries of that generation."""
@@ -227,7 +233,8 @@ class AgentIngest:
 
     def _on_hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
         if hello.epoch > self.links.epoch or hello.generation > self.view.generation:
-            self.controller.on_newer_node(hello)
+            names_all = self.certificates.knows_all and not self.executor.newest_plan()
+            self.controller.on_newer_node(hello, self._nodes_before_loss() if names_all else ())
         fresh = self.links.open_link(hello.node, outbox)
         self.registry.record_hello(now, hello)
         waits = hello.node in self.view.pool

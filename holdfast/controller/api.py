@@ -25,10 +25,10 @@ from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
 from holdfast.controller.composition import BuiltController
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.metrics import render_metrics
+from holdfast.controller.node_views import NodeView, view_nodes
 from holdfast.controller.order_admission import NO_SUCH_ORDER, OrderBody, OrderReceipt, describe_effect, order_refusal
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decoding import from_json
-from holdfast.core.detect.link_traffic import pick_job_links
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
@@ -38,7 +38,6 @@ from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
 from holdfast.model.event import Entry, Order, Phase, StorageReport
 from holdfast.model.job_and_seats import world_size
-from holdfast.model.observation import LinkTraffic
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.credentials import enrolment, mutual_tls
@@ -51,18 +50,6 @@ _MOST_SEQ = 1 << 63
 _SHUTDOWN_S = 1.0
 _AGENT = "/agent"
 _ARCHIVES = "/api/v1/releases/"
-
-
-class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    node: str
-    role: str  # one of core/decide/node_roles.py
-    ranks: str = ""
-    step: int = -1
-    loss: float | None = None
-    phase: str = ""
-    reason: str = ""  # why the cluster has it wait, in its own words
-    in_bytes_s: float | None = None  # over the links of its machine; None: not known, or another node there tells it
-    out_bytes_s: float | None = None
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,21 +106,6 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[Trace, ...]
 
 
-def _view_nodes(controller: Controller, queued: dict[str, str]) -> tuple[NodeView, ...]:
-    """Return a view of every node; nodes with ranks come first."""
-    view, number_step = controller.view, controller.detectors.pace.number_step
-    beats, traffic = controller.registry.beats, controller.detectors.network.list_traffic(controller.clock())
-    roles, views = view.assign_roles(controller.ledger.admitting), []
-    for seat in view.seats:
-        beat, role = beats.get(seat.node), roles.pop(seat.node)
-        current = beat if beat and beat.generation == view.generation else None
-        ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
-        step, loss, phase = (number_step(current), current.loss, current.phase) if current else (-1, None, "")
-        shown = NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase)
-        views.append(_add_traffic(shown, traffic.get(seat.node, ())))
-    return (*views, *(NodeView(node=node, role=role, reason=queued.get(node, "")) for node, role in roles.items()))
-
-
 def status_of(controller: Controller) -> Status:
     view, account = controller.view, controller.ledger.make_account(controller.clock())
     waiting, floor = view.waiting_release, controller.aims.floor
@@ -160,7 +132,7 @@ def status_of(controller: Controller) -> Status:
         behind="; ".join(filter(None, (floor.behind, floor.disk.missed))),
         storage=controller.registry.storage.newest,
         mesh=",".join(f"{name}={size}" for name, size in view.mesh),
-        nodes=_view_nodes(controller, queued),
+        nodes=view_nodes(controller, queued),
         seq=controller.seq,
         changes=len(account.changes),
         last_change=account.changes[-1].sentence if account.changes else "",
@@ -177,13 +149,6 @@ def status_of(controller: Controller) -> Status:
         lateness=controller.detectors.stalls.slow.lateness.encode(world_size(view.seats)),
         summary=view.summary,
     )
-
-
-def _add_traffic(view: NodeView, links: tuple[LinkTraffic, ...]) -> NodeView:
-    if not (ours := pick_job_links(links)):
-        return view
-    into, out = sum(link.in_bytes_s for link in ours), sum(link.out_bytes_s for link in ours)
-    return msgspec.structs.replace(view, in_bytes_s=into, out_bytes_s=out)
 
 
 class ApiEntrance(NamedTuple):

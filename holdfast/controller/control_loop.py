@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 
 import msgspec
 
@@ -102,6 +102,7 @@ class Controller:
         self._acts: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
         self._stepping = False
+        self.began_job = False  # the journal was empty, as at a new job, or after all of it was lost
 
     @property
     def epoch(self) -> int:
@@ -124,7 +125,8 @@ class Controller:
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
         self.registry.expect_nodes(self.clock(), known - set(self.view.gone), self.journal.alive_at)
         async with asyncio.TaskGroup() as self._tasks:
-            if self.seq == 0:
+            self.began_job = self.seq == 0
+            if self.began_job:
                 fence, limits = fence_s(self.settings.node), self.settings.recovery
                 begin = Begin(job=job, limits=limits, release=release, fence_s=fence, started_at=started_at)
                 self.process_event(begin)
@@ -192,11 +194,13 @@ class Controller:
             ended = Ended(node=one.node, generation=generation, departed=True)
             self.announce_news(ended if one.ended else departure_alarm(one))
 
-    def on_newer_node(self, hello: Hello) -> None:
-        """Announce that the journal has lost entries, because a node's hello names a newer epoch or generation."""
-        if hello.epoch > self.epoch:
+    def on_newer_node(self, hello: Hello, nodes: Iterable[str]) -> None:
+        """Announce that the journal has lost entries, because a node's hello names a newer epoch or generation. No
+        nodes but these can have been launched; if there are none, it is not known which."""
+        if hello.epoch >= self.epoch:
             self.journal.raise_epoch(hello.epoch + 1)
-        self._announce_takeover(Lost(kept=self.seq, of=0, generation=hello.generation))
+        lost = Lost(kept=self.seq, of=0, generation=hello.generation, nodes=tuple(sorted(nodes)))
+        self._announce_takeover(lost)
 
     @property
     def reached_step(self) -> int:

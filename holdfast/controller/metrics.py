@@ -45,6 +45,7 @@ METRICS = {
     "holdfast_steps_per_second": MetricRow("gauge", "Steady steps by release.", ("release",)),
     "holdfast_tokens_per_second": MetricRow("gauge", "Tokens of steady steps by release.", ("release",)),
     "holdfast_mfu_ratio": MetricRow("gauge", "Model FLOPs utilization by release.", ("release", "flops")),
+    "holdfast_tensor_active_ratio": MetricRow("gauge", "Share of the time that tensor cores work.", ("over",)),
     "holdfast_incidents_total": MetricRow("counter", "Incidents that are over, by kind of alarm.", ("kind",)),
     "holdfast_incident_open": MetricRow("gauge", "1 while an incident is open."),
     "holdfast_planned_restarts_total": MetricRow("counter", "Planned restarts that are over."),
@@ -171,6 +172,10 @@ def _place_samples(c: Controller) -> Iterator[Sample]:
         yield "holdfast_stored_step", (), storage.step
         yield "holdfast_stored_timestamp_seconds", (), storage.at
         yield "holdfast_storage_failing", (), storage.missed is not None
+    seated = [beat for seat in c.view.seats if (beat := c.registry.beats.get(seat.node))]
+    if shares := [beat.tensor_share for beat in seated if beat.tensor_share is not None]:
+        yield "holdfast_tensor_active_ratio", ("mean",), sum(shares) / len(shares)
+        yield "holdfast_tensor_active_ratio", ("least",), min(shares)
     yield from _traffic_samples(c.detectors.network.list_traffic(c.clock()))
 
 

@@ -78,6 +78,7 @@ class NetworkWatch:
 
     def forget_node(self, node: str) -> None:
         self._switch.forget_node(node)
+        self._traffic.pop(node, None)
 
     def list_traffic(self, now: float) -> dict[str, tuple[LinkTraffic, ...]]:
         """Return by node the traffic that nodes reported of their machines' links, without outdated reports."""

@@ -1,8 +1,8 @@
-"""Formats ranks for a sentence: as ranges, and only the first few of many."""
+"""Formats ranks and nodes for a sentence: ranks as ranges, and only the first few of many."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-_SHOWN = 8  # ranks in a sentence
+_SHOWN = 8  # ranks or nodes in a sentence
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -16,3 +16,10 @@ def format_ranks(ranks: Sequence[int]) -> str:
     words = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
     more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(words[:_SHOWN])}{more}"
+
+
+def format_nodes(nodes: Iterable[str]) -> str:
+    """Format nodes for a sentence in their order, as `n0, n1`; of many, the first few and how many more."""
+    names = list(nodes)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"

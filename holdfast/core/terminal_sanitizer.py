@@ -17,6 +17,7 @@ _CONTROLS = rf"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f{_TURNS}\udc90\udc98
 _HARMFUL_SHOWN = re.compile(rf"(?!{_COLOUR})(?:{_ESCAPE}|{_CONTROLS})")
 _COLOURED = re.compile(_COLOUR)
 _NO_TEXT = re.compile("[\udc80-\udcff]")
+_HALVES = re.compile("[\ud800-\udfff]")  # of characters: no encoding takes one alone
 _PLAIN_AGAIN = "\x1b[m"
 CUT = " ..."  # where a text was cut
 
@@ -30,7 +31,22 @@ def strip_controls(text: str) -> str:
 
 def sentence_of_ours(text: str) -> str:
     """Return our message, sanitized and with later lines indented, so that a text it quotes cannot pose as ours."""
-    return strip_controls(text).replace("\n", "\n  ")
+    return _as_text(strip_controls(text)).replace("\n", "\n  ")
+
+
+def is_text(text: str) -> bool:
+    """Return whether this is text throughout; what the system gave us as bytes, such as a file name, may not be."""
+    return not _HALVES.search(text)
+
+
+def plain_line(text: str) -> str:
+    """Return a text of others as one line without anything that a terminal would obey."""
+    return _as_text(strip_controls(text)).replace("\n", " ")
+
+
+def _as_text(text: str) -> str:
+    """Return the text with U+FFFD for bytes that are no text, such as in names of files."""
+    return _HALVES.sub("\ufffd", text)
 
 
 def cut_words(text: str, most: int) -> str:

@@ -20,6 +20,7 @@ _FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})  # of the machine, not of the jo
 _DUE_TO = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
 _GRACE_S = 30.0  # taken for the grace of a preemption that is not known
 _FLAGS = frozenset({"COMPLETING", "CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
+_ENDED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE (?:TO|to) ([\w ]+?))? \*\*\*")
 _HOSTS = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 # Sentences of Slurm that another try may not hear again; whatever else it says of a request is a refusal.
@@ -161,8 +162,8 @@ def _json_job(entry: dict[str, Any]) -> SlurmJob | None:
 
 def parse_end(log: str) -> str:
     """Return a job's final state, read from Slurm's own line in the job's output; "" if there is no such line."""
-    found = re.findall(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))? \*\*\*", log)
-    return _DUE_TO.get(found[-1].strip(), "") if found else ""
+    last = (_ENDED.findall(log) or ["no end"])[-1]
+    return "CANCELLED" if last.startswith("SIGNAL ") else _DUE_TO.get(last, "")
 
 
 def parse_canceller(text: str) -> str:

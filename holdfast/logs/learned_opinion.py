@@ -1,6 +1,6 @@
 """Weighs the rules' diagnosis of a failure against the words of its log, by weights learned from labelled logs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -16,17 +16,22 @@ _MOST = 0.98
 _EVIDENCE = 3
 _EVIDENCE_CHARS = 400
 _EVICT = "evict_and_restart"
+_PROVEN = 0.95  # rules that are so sure of a bad machine have proof of it
+_DOUBTED = 0.15  # an eviction that words make less likely than this is probed first
 
 
 def weigh_words(
     rules: Diagnosis, lines: Sequence[LogLine], code: int | None, catalog: FailureCatalog, learned: LearnedWords
 ) -> Diagnosis:
     """Return the rules' diagnosis with its confidence adjusted by learned words, or another class if the words outweigh
-    the rules. A diagnosis that evicts a machine or comes from the user's own rows is returned unchanged. Words never
-    evict."""
-    odds = learned.class_odds(read_log_words(lines, code))
-    if not odds or rules.action == _EVICT or _is_users(rules, catalog):
+    the rules. A diagnosis that comes from the user's own rows is returned unchanged, and so is the class of one that
+    evicts a machine. Words never evict, but they may ask for probes before an eviction."""
+    words = read_log_words(lines, code)
+    odds = learned.class_odds(words)
+    if not odds or _is_users(rules, catalog):
         return rules
+    if rules.action == _EVICT:
+        return _doubt_eviction(rules, learned.action_odds(words))
     if rules.confidence:
         odds = weigh_rules(odds, rules.klass, rules.confidence, learned.trust)
     klass = max(odds, key=lambda one: odds[one])
@@ -36,6 +41,15 @@ def weigh_words(
     if klass == NOTHING or klass not in catalog.classes or sure < (_OVERRULES if rules.confidence else _LEAST):
         return rules
     return _retell(rules, catalog.classes[klass], sure, _find_evidence(lines, klass, learned))
+
+
+def _doubt_eviction(rules: Diagnosis, odds: Mapping[str, float]) -> Diagnosis:
+    """Return the rules' diagnosis, with probes in place of an eviction that is not proven and seldom right in logs of
+    such words."""
+    if rules.confidence >= _PROVEN or odds.get(_EVICT, 1.0) >= _DOUBTED:
+        return rules
+    told = f"{rules.explanation} But logs of such words are seldom of a bad machine: probe it first."
+    return msgspec.structs.replace(rules, action=limit_action(rules.action), explanation=told)
 
 
 def _is_users(rules: Diagnosis, catalog: FailureCatalog) -> bool:

@@ -33,10 +33,11 @@ _CODE = re.compile(  # numbers that say what happened; all others are chance
 
 
 class LearnedWords(msgspec.Struct, frozen=True, kw_only=True):
-    """Learned weights of words for classes. `words` maps a word to characters: its rarity, then each class and its
-    weight."""
+    """Learned weights of words for classes and for actions. `words` maps a word to characters: its rarity, then each
+    class or action and its weight. Actions are counted after the classes."""
 
     classes: tuple[str, ...]
+    actions: tuple[str, ...] = ()
     bias: tuple[float, ...]
     scale: float  # of one level
     rarity_scale: float
@@ -46,17 +47,22 @@ class LearnedWords(msgspec.Struct, frozen=True, kw_only=True):
 
     def class_odds(self, words: set[str]) -> dict[str, float]:
         """Return how likely each class is by the words of a log; {} if too few of them are known."""
+        return _share_out(self.classes, self._sum_weights(words)[: len(self.classes)])
+
+    def action_odds(self, words: set[str]) -> dict[str, float]:
+        """Return how likely each action is to be right by the words of a log; {} if too few of them are known."""
+        return _share_out(self.actions, self._sum_weights(words)[len(self.classes) :])
+
+    def _sum_weights(self, words: set[str]) -> list[float]:
         told = [self.words[word] for word in words if word in self.words]
         if len(told) < self.least:
-            return {}
+            return []
         norm = math.sqrt(sum((self.rarity_scale * SIGNS.index(signs[0])) ** 2 for signs in told))
         sums = list(self.bias)
         for signs in told:
             for place, level in self._levels(signs):
                 sums[place] += level / norm
-        top = max(sums)
-        shares = [math.exp(one - top) for one in sums]
-        return {klass: share / sum(shares) for klass, share in zip(self.classes, shares, strict=True)}
+        return sums
 
     def weigh_line(self, text: str, klass: str) -> float:
         """Return the sum of a class's weights over the words of one line."""
@@ -68,6 +74,12 @@ class LearnedWords(msgspec.Struct, frozen=True, kw_only=True):
         places = [SIGNS.index(sign) for sign in signs[1:]]
         levels = [self.scale * (one - ZERO) for one in places[1::2]]
         return list(zip(places[::2], levels, strict=True))
+
+
+def _share_out(names: Sequence[str], sums: Sequence[float]) -> dict[str, float]:
+    top = max(sums, default=0.0)
+    shares = [math.exp(one - top) for one in sums]
+    return {name: share / sum(shares) for name, share in zip(names, shares, strict=False)}
 
 
 @cache

@@ -64,6 +64,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     eases: tuple[Ease, ...] = ()
     keep: bool = False  # ranks that are parked go on in their processes, and only the other seats get new ones
     resizes: bool = False  # the whole state is on every rank: one of another number of ranks will do
+    carries: bool = False  # ranks that are kept bring the state to the others: they are kept with none to restore
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):

@@ -103,6 +103,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     last_at: float = 0.0  # when a rank made its newest step, if ranks do not step together; 0: they do
     survives: bool = False  # every rank can go on in its process when another one fails
     resizes: bool = False  # and among more or fewer ranks, with the same batch
+    carries: bool = False  # the job's state lives in the ranks, and those that survive bring it to the others
+    replicated: bool = False  # every rank, of several, has the whole state
 
     @property
     def is_steady(self) -> bool:

@@ -126,6 +126,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     flops: Real = 0.0  # and floating-point operations
     parameters: Number = 0  # that each rank's optimizers train; 0: not known, or the ranks differ
     peak_flops: Real = 0.0  # FLOP/s that the GPUs of the node's ranks can make at most; 0: not known
+    tensor_share: Real | None = None  # of the time that its GPUs' tensor cores worked lately; None: not known
     running: Number = -1  # ranks of this generation that live here; -1: it does not say
     strains: tuple[Strain, ...] = ()  # of the machine, if this node reads for it
     links_read: bool = True  # the strains tell of links; a new agent has not read them yet
@@ -134,6 +135,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     last_at: Instant = 0.0  # when the furthest of its ranks reached its own newest step; 0: as `at`
     survives: bool = False  # each of its ranks can go on in its process when another one fails
     resizes: bool = False  # and among more or fewer ranks, with the same batch
+    carries: bool = False  # the job's state lives in the ranks, and those that survive bring it to the others
+    replicated: bool = False  # every rank, of several, has the whole state
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.core.terminal_sanitizer import plain_line
 
 
 class OwnCheckpoint(NamedTuple):
@@ -45,4 +46,4 @@ def list_newest_first(folder: Path, name: str) -> list[OwnCheckpoint]:
 
 
 def say_left_out(path: str, fault: str) -> None:
-    print(f"holdfast: {path} is left out: {fault}", file=sys.stderr, flush=True)
+    print(f"holdfast: {plain_line(path)} is left out: {plain_line(fault)}", file=sys.stderr, flush=True)

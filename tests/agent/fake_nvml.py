@@ -31,6 +31,15 @@ READINGS: dict[str, Any] = {
 }
 
 
+class GpmMetrics:
+    """c_nvmlGpmMetricsGet_t: what is asked of two samples, and the answer."""
+
+    def __init__(self) -> None:
+        self.version = self.numMetrics = 0
+        self.sample1 = self.sample2 = [0.0, 0.0]
+        self.metrics = [SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0)]
+
+
 class FakeNvml:
     """As much of pynvml as the source uses."""
 
@@ -41,12 +50,16 @@ class FakeNvml:
     NVML_VOLATILE_ECC, NVML_AGGREGATE_ECC = 0, 1
     NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 0, 1
     nvmlEventTypeXidCriticalError = 8
+    NVML_GPM_METRICS_GET_VERSION, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 1, 5
+    c_nvmlGpmMetricsGet_t = GpmMetrics
 
     def __init__(self, gpus: int = 2) -> None:
         self.gpus = [dict(READINGS) for _ in range(gpus)]
         self.ecc: list[dict[tuple[int, int], int]] = [{} for _ in range(gpus)]
         self.broken: dict[int, int] = {}  # GPU -> what every call for it raises
         self.xids: list[tuple[int, int]] = []
+        self.tensor_s: list[tuple[float, float]] = []  # by GPU: for how long its tensor cores worked, and of how long
+        self.gpm_code = 0  # what the metrics of GPM answer
         self.calls: list[str] = []
 
     def nvmlInit(self) -> None:
@@ -82,6 +95,24 @@ class FakeNvml:
             raise NVMLError(self.NVML_ERROR_TIMEOUT)
         gpu, xid = self.xids.pop(0)
         return SimpleNamespace(device=gpu, eventData=xid)
+
+    def nvmlGpmQueryDeviceSupport(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(isSupportedDevice=int(handle < len(self.tensor_s)))
+
+    def nvmlGpmSampleAlloc(self) -> list[float]:
+        return [0.0, 0.0]
+
+    def nvmlGpmSampleGet(self, handle: int, sample: list[float]) -> list[float]:
+        sample[:] = self.tensor_s[handle]
+        return sample
+
+    def nvmlGpmMetricsGet(self, wanted: GpmMetrics) -> GpmMetrics:
+        assert (wanted.version, wanted.numMetrics) == (self.NVML_GPM_METRICS_GET_VERSION, 1)
+        assert wanted.metrics[0].metricId == self.NVML_GPM_METRIC_ANY_TENSOR_UTIL
+        worked, passed = (after - before for before, after in zip(wanted.sample1, wanted.sample2, strict=True))
+        wanted.metrics[0].nvmlReturn = self.gpm_code
+        wanted.metrics[0].value = 100 * worked / passed if passed else float("inf")
+        return wanted
 
     def _ask(self, name: str, handle: int) -> Any:
         self.calls.append(name)

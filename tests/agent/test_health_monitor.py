@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 from holdfast.agent import health_monitor
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
+from holdfast.agent.sources import tensor_activity
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.user_log_rules import Rule, RuleLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
@@ -113,6 +115,26 @@ async def test_what_the_gpus_of_the_ranks_can_do(scene: Scene) -> None:
     told = scene.monitor("n1")
     async with running(told):
         await scene.until(lambda: told.peak_flops == 1e9)
+
+
+async def test_how_busy_the_tensor_cores_are(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_activity, "_LEAST_S", 0.0)
+    taken = itertools.count()
+
+    def take_sample(handle: int, sample: list[float]) -> list[float]:
+        passed = float(next(taken))
+        sample[:] = [(0.8, 0.2)[handle] * passed, passed]
+        return sample
+
+    scene.nvml.tensor_s = [(0.0, 0.0), (0.0, 0.0)]
+    monkeypatch.setattr(scene.nvml, "nvmlGpmSampleGet", take_sample)
+    monitor = scene.monitor()
+    assert monitor.tensor_share is None
+    async with running(monitor):
+        await scene.until(lambda: monitor.tensor_share is not None)
+        assert monitor.tensor_share == pytest.approx(0.5), "the mean of its GPUs"
+        scene.nvml.broken = dict.fromkeys(range(2), scene.nvml.NVML_ERROR_GPU_IS_LOST)
+        await scene.until(lambda: monitor.tensor_share is None)
 
 
 async def test_what_goes_over_the_links(scene: Scene) -> None:

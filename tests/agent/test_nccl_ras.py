@@ -1,5 +1,6 @@
 """Asking NCCL's RAS: a server that answers as it does, one that does not, and none."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -67,6 +68,32 @@ def test_no_answer(ras: RasServer) -> None:
     began = time.monotonic()
     assert ask_ras(ras.address, 1.0, SystemClock()) == ""
     assert time.monotonic() < began + 20
+
+
+def test_an_answer_that_never_ends() -> None:
+    """Of another user who listens there in place of NCCL; whatever the machine's load, so by a clock of its own."""
+
+    class LateClock(SystemClock):
+        def monotonic(self) -> float:
+            self.asked = getattr(self, "asked", 0) + 1
+            return 100.0 + self.asked
+
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            link, _ = listener.accept()
+            with link, contextlib.suppress(OSError):
+                while not over.is_set():
+                    link.sendall(b"x")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        clock = LateClock()
+        assert ask_ras(f"127.0.0.1:{listener.getsockname()[1]}", 5.0, clock) == ""
+        over.set()
+        thread.join(10)
+    assert clock.asked < 10
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "", "nowhere", ":5", "127.0.0.1:99999999", "127.0.0.1:x"])

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from benchmarks import _byterobust_groups, byterobust
-from benchmarks._byterobust_ettr import sliding
 from benchmarks._byterobust_groups import KINDS, World
+from benchmarks._ettr_windows import sliding
 from holdfast.core.record.job_account import Span, TimeUse
 
 

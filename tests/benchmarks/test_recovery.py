@@ -1,5 +1,8 @@
 """The benchmark of recovery: where time goes, and who is ahead."""
 
+import pytest
+
+from benchmarks import ckpt, recovery
 from benchmarks.recovery import CASES, OURS, Round, Trial, judge, phases, shown
 from holdfast.model.incident_record import Record, Remedy, Verdict
 
@@ -51,3 +54,10 @@ def test_a_launcher_that_did_not_run_is_named() -> None:
     assert findings.skipped == {"other": "not here", "ft_launcher": "it never came to step 10"}
     assert len(findings.goals) == len(CASES)
     assert shown(played).row_count == len(CASES)
+
+
+def test_what_is_asked_for_and_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (recovery.main(["slurmrun"]), ckpt.main(["peer", "stall"])) == (2, 2)
+    launcher, part = capsys.readouterr().err.splitlines()
+    assert launcher.startswith("bench-recovery: there is no launcher slurmrun here; there are ")
+    assert part == f"bench-ckpt: there is no part stall; there are {', '.join(ckpt.PARTS)}"

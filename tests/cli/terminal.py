@@ -26,6 +26,7 @@ class Terminal:
         self.screen = pyte.HistoryScreen(columns, 24, history=1000)
         self._stream = pyte.ByteStream(self.screen)
         self.written = b""
+        self.patience_s = PATIENCE_S
         self._main, other = pty.openpty()
         self.resize(columns)
         self.process = subprocess.Popen(
@@ -66,7 +67,7 @@ class Terminal:
             self._stream.feed(chunk)
 
     def until(self, look: Callable[[], object], what: str) -> None:
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + self.patience_s
         while not look():
             assert time.monotonic() < until, f"waited in vain: {what}\n" + "\n".join(self.lines())
             self.read()

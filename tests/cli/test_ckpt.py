@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.disk_state import DiskNote
-from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.manifest import Author, Manifest, encode_manifest
 from holdfast.checkpoint.retention import find_checkpoints, mark_doubts
 from holdfast.cli import main
 from holdfast.cli.commands import ckpt
@@ -252,6 +252,39 @@ def test_checkpoints_of_trainers_are_listed_and_verified(tmp_path: Path, capsys:
     assert ": mp_rank_00_model_states.pt " in capsys.readouterr().out
     assert ckpt.main(["verify", str(tmp_path)]) == 1
     assert capsys.readouterr().out == f"{folder}: broken, by DeepSpeed\n  mp_rank_00_model_states.pt is missing\n"
+
+
+HOSTILE = os.fsdecode(b"x\xff\x1b]0;title\x07\nholdfast: all is well-7")
+
+
+def test_names_and_authors_of_strangers_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained, ours = tmp_path / HOSTILE, tmp_path / "step-00000003"
+    write_deepspeed(trained)
+    ours.mkdir()
+    author = Author(1, "run\x1b[2J\nholdfast: all is well")
+    (ours / "holdfast.json").write_bytes(encode_manifest(Manifest(step=3, world=1, author=author, at=1.7e9)))
+    for words, code in (("ls", 0), ("verify", 0)):
+        assert ckpt.main([words, str(tmp_path)]) == code
+        said = capsys.readouterr().out
+        assert not any(line.startswith("holdfast") for line in said.splitlines())
+        assert re.fullmatch(r"[^\x00-\x09\x0b-\x1f\ud800-\udfff]+", said), ascii(said)
+        assert said.count(f"{tmp_path}/x\ufffd holdfast: all is well-7") == 1
+    assert ckpt.main(["ls", str(tmp_path), "--json"]) == 0
+    [one] = json.loads(capsys.readouterr().out)["trainers"]
+    assert one["url"] == str(trained)
+
+
+@pytest.mark.parametrize(
+    ("field", "told"), [("at", 1e300), ("at", -1e17), ("bytes", 10**400), ("world", 10**30)], ids=range(4)
+)
+def test_a_manifest_with_numbers_that_nobody_has_written(
+    field: str, told: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder := tmp_path / "step-00000003").mkdir()
+    content = encode_manifest(Manifest(**{"step": 3, "world": 1, "author": Author(1), "at": 1.7e9, field: told}))  # type: ignore[arg-type]
+    (folder / "holdfast.json").write_bytes(content)
+    assert ckpt.main(["ls", str(tmp_path)]) == 0
+    assert f"{folder}  broken: " in capsys.readouterr().out
 
 
 def test_checkpoints_of_ours_and_of_a_trainer_in_one_folder(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

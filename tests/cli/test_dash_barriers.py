@@ -12,6 +12,10 @@ VIEWS = ("now", "incidents", "incidents/1", "ranks", "timeline", "nodes", "relea
 REACHABLE = """() => [...document.querySelectorAll("a[href], button, input, select, summary, [tabindex='0']")]
   .filter((one) => one.checkVisibility({ visibilityProperty: true }) && !one.disabled)
   .map((one, n) => { one.dataset.tried = n; return `${n} ${one.outerHTML.slice(0, 90)}`; })"""
+# Labels of which single letters stand below one another.
+BROKEN = """() => [...document.querySelectorAll("label, td:not(.mono) a")]
+  .filter((one) => one.getClientRects().length > one.textContent.trim().split(/\\s+/).length
+    || (one.tagName === "LABEL" && one.clientHeight > 60)).map((one) => one.textContent.slice(0, 20))"""
 FOCUSED = "document.activeElement?.dataset?.tried ?? ''"
 
 
@@ -68,6 +72,9 @@ def test_no_view_has_a_barrier(scheme: str, journal: Path, browser: Any) -> None
             for view in VIEWS:
                 show_view(page, view)
                 found += find_barriers(page, f"{view} {wide}")
+                taken = page.evaluate("document.documentElement.scrollWidth")
+                found += [f"{view} takes {taken} of {wide} pixels"] if taken > wide else []
+                found += [f"{view} {wide}: {name} is broken up" for name in page.evaluate(BROKEN)]
             show_view(page, "ranks")
             page.locator("main canvas").press("Enter")
             page.wait_for_selector("dialog pre:not(:text('…'))")

@@ -151,7 +151,22 @@ def test_what_is_shown(run_dir: Path) -> None:
     for what, absence in (("while it runs", ""), ("that nobody watches", young.absence)):
         found = msgspec.structs.replace(young, absence=absence, storage=stored)
         screens[f"checkpoints of a job {what}"] = shown_report(run_dir, found)
+    (run_dir / "journal.db").unlink()
+    write(run_dir, *LINES)
+    trains = msgspec.structs.replace(report.load_report(run_dir), absence="", storage=StorageReport(step=220, at=122.0))
+    screens["steps that its journal has not been told yet"] = shown_report(run_dir, trains)
+    grown = msgspec.structs.replace(trains.incidents[0], evicted=())
+    screens["a node into an empty seat"] = shown_report(run_dir, msgspec.structs.replace(trains, incidents=(grown,)))
     assert_screens("report", screens)
+
+
+def test_a_job_has_not_ended_while_its_state_goes_to_storage(run_dir: Path) -> None:
+    write(run_dir, *LINES, *END[:-1])
+    found = report.load_report(run_dir)
+    assert (found.phase, found.code) == ("ending", 0) and "holdfast run --resume" in found.absence
+    live = msgspec.structs.replace(found, absence="")
+    shown = printed(report.render_report(live), width=600)
+    assert f"{live.phase}: {live.ending}" in shown
 
 
 def shown_report(run_dir: Path, found: Report | None = None) -> str:
@@ -320,6 +335,7 @@ def test_what_status_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     asks = held | {"asking": "rank 0 failed; nothing helps", "asks_until": 1090.0, "release": 1, "waiting": 2}
     screens = {
         "nodes and failures": trains | {"failures": 5},
+        "tensor cores": trains | {"nodes": [node | {"tensor_share": 0.427}, standby]},
         "ranks have run for less than a minute": starts | {"run_s": 40.0},
         "no step": starts | {"run_s": 60.0},
         "nothing was launched yet": starts | {"phase": "waiting", "generation": 0},

@@ -43,6 +43,17 @@ def test_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_directory.holdfast_home() == Path("/me/.local/state/holdfast")
 
 
+def test_variables_that_are_no_text_are_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One of them made the whole environment unreadable, and no node could start."""
+    monkeypatch.setenv("ODD", os.fsdecode(b"\xff\xfe"))
+    monkeypatch.setenv("EVEN", "\u00e4")
+    env = run_directory.node_environment(published(run_directory.make_run_dir(None, "r")))
+    assert "ODD" not in env and env["EVEN"] == "\u00e4"
+    assert "UTF-8: ODD\n" in capfd.readouterr().err
+
+
 def test_what_is_secret_is_for_its_owner(home: Path) -> None:
     run_dir = published(run_directory.make_run_dir(None, "r"))
     assert run_dir == home / "runs" / "r"

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.diagnose.named_hang_timeout import ENDLESS
-from holdfast.model.alarm import Kind
+from holdfast.model.alarm import UNNAMED, Kind, Stance
 from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_transcript
 
@@ -84,6 +84,32 @@ def test_a_rank_that_sleeps_is_acted_on_when_that_has_cost_a_restart(start: Star
     assert (record.kind, record.ranks) == ("hang", (1,))
     asleep_s, restart_s = map(int, re.findall(r" (\d+) s\b", record.cause)[-2:])
     assert restart_s <= asleep_s < HangLimits().act_s, record.cause
+
+
+# In its first life all ranks stand in one place of torch.distributed, as where the network carries nothing any more.
+TOGETHER = TRAIN.replace(
+    "    x = torch.ones(4)\n",
+    """    if step == 30 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        from datetime import timedelta
+        from torch.distributed.distributed_c10d import _get_default_store, _store_based_barrier
+        _store_based_barrier(rank, _get_default_store(), "nobody", 99, timedelta(hours=1), timedelta(hours=1))
+    x = torch.ones(4)
+""",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_hang_in_which_nobody_stands_out_is_acted_on_and_nodes_are_probed(start: Start) -> None:
+    flags = ("--nnodes", "2", "--nproc-per-node", "2", "--set", "hang.act_s=12")
+    job = start(*flags, script=TOGETHER, probes=True)
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert (record.kind, record.ranks, record.evicted) == ("hang", (), ())
+    assert [alarm.signature for alarm in job.alarms(Kind.HANG) if alarm.stance is Stance.ACT] == [UNNAMED]
+    assert record.probed_s > 0, "the nodes were tried, and nobody was found"
 
 
 @pytest.mark.slow

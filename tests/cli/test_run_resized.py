@@ -187,10 +187,20 @@ def test_a_failure_amid_the_shrinking_loses_no_step(start: Start, calm: Path, wh
 
 
 @slow
-def test_without_the_floor_it_starts_again_with_fewer(start: Start) -> None:
-    job = start(*THREE, *QUICK, script=TRAIN, HOLDFAST_GATES="20", HOLDFAST_SEMANTICS="exact")
+def test_without_the_floor_it_starts_again_with_fewer_and_loses_no_step(start: Start) -> None:
+    """Each rank of DDP has the whole state, so other ranks, fewer or more, restore it from memory."""
+    job = start(*THREE, *QUICK, *GROWS, script=TRAIN, HOLDFAST_GATES="20,30", HOLDFAST_SEMANTICS="exact")
     reaches(job, 19)
     lose(job, node_of(job, 1))
+    job.until(lambda: job.status()["generation"] > 1, "a launch without the lost node")
     open_gate(job, 20)
+    reaches(job, 29, generation=3)
+    open_gate(job, 30)
     job.ends(0)
-    assert "same batch" not in job.text() and not set(job.ranks(3)) & set(job.ranks(2, generation=2))
+    first, second, third = job.ranks(3), job.ranks(2, generation=2), job.ranks(3, generation=3)
+    assert "same batch" not in job.text() and not set(first) & set(second) and not set(second) & set(third)
+    [record], [change] = job.report().incidents, job.report().changes
+    assert record.good_step == record.resumed_from == 19 and change.good_step == change.resumed_from
+    restored = [words[:3] for words in said(job, "from")[3:]]
+    then = str(change.resumed_from)
+    assert sorted(restored) == [["19", "memory", "2"]] * 2 + [[then, "memory", "3"]] * 2 + [[then, "replica", "3"]]

@@ -11,6 +11,8 @@ import pytest
 
 from holdfast.checkpoint.retention import find_checkpoints
 from holdfast.checkpoint.state_image import StateError
+from holdfast.client.checkpointing import rival_run
+from holdfast.client.checkpointing.rank_collectives import RankWorld
 from tests.client.conftest import Zygote
 from tests.client.job import OPTIMIZERS, Job, same
 
@@ -90,6 +92,48 @@ ckpt.save(7)
     first.ckpt.close()
     done = warm.run(str(other))
     assert done.code == 0 and [one.step for one in find_checkpoints(str(path))] == [7, 1], done.err
+
+
+def test_a_run_that_began_to_write_later_is_seen_at_the_first_checkpoint(tmp_path: Path, warm: Zygote) -> None:
+    """Both were started before either had written: the second one trained to its end, and nothing of it was kept."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import os, signal, time
+import torch, holdfast
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.storage_owner import take_ownership
+url = {str(tmp_path / "checkpoints")!r}
+ckpt = holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path=url, every=2)
+told, tell = os.pipe()
+if not (rival := os.fork()):
+    take_ownership(url, Author(1, "first"))
+    os.write(tell, b"!")
+    time.sleep(600)
+os.read(told, 1)
+try:
+    ckpt.save(1)
+    print("saved 1", flush=True)
+    ckpt.save(2)
+finally:
+    os.kill(rival, signal.SIGKILL)
+    os.waitpid(rival, 0)
+""")
+    done = warm.run(str(script))
+    assert done.code == 1 and "saved 1" in done.out, done.err
+    assert StateError.__name__ in done.err.splitlines()[-1] and "run first " in done.err, done.err
+
+
+def test_of_two_runs_that_came_to_the_path_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ["", "", "RIVAL", "", "", "", "too late"]
+    monkeypatch.setattr(rival_run, "find_rival", lambda url, run_id: found.pop(0))
+    rival = rival_run.RivalRun("/checkpoints", RankWorld(), with_agent=False)
+    rival.check_due()
+    with pytest.raises(StateError, match="RIVAL"):
+        rival.check_due()
+    alone = rival_run.RivalRun("/checkpoints", RankWorld(), with_agent=False)
+    for _ in range(3):
+        alone.check_due()
+    assert found == ["too late"], "the third checkpoint costs no look"
 
 
 def test_storage_that_fails_stops_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

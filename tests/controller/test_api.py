@@ -189,7 +189,7 @@ async def test_the_pace_of_releases_in_metrics_and_status(desk_of: Open) -> None
         agent = await desk.train()
         for step, at in ((11, 10.0), (31, 30.0)):
             beat = Beat(node="a", generation=1, step=step, at=at, first_step=1, first_at=1.0, counted=False)
-            work = {"tokens": 500.0 * step, "flops": 3e12 * step, "peak_flops": 1e13}
+            work = {"tokens": 500.0 * step, "flops": 3e12 * step, "peak_flops": 1e13, "tensor_share": 0.25}
             await agent.ws.send_bytes(agent_messages.encode(msgspec.structs.replace(beat, **work)))
             alarm = Alarm(kind=Kind.SLOW, at=at, suspects=(), reason="", generation=1, stance=Stance.OBSERVE)
             await agent.post(alarm)  # which makes progress be told
@@ -201,8 +201,10 @@ async def test_the_pace_of_releases_in_metrics_and_status(desk_of: Open) -> None
         assert value["holdfast_tokens_per_second"] == pytest.approx(500.0)
         assert value["holdfast_mfu_ratio"] == pytest.approx(0.3)
         assert "holdfast_last_hour_ettr_ratio" not in value, "it is not that old"
+        assert value["holdfast_tensor_active_ratio"] == pytest.approx(0.25)
         told = await (await desk.client.get("/api/v1/status", headers=HEADERS)).json()
         assert "500 tokens/s, MFU 30.0 %" in told["pace"][0] and told["hour_ettr"] is None
+        assert [node["tensor_share"] for node in told["nodes"]] == [0.25]
 
 
 async def test_the_description_is_served_and_hangs_together(desk_of: Open) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,13 +16,14 @@ from holdfast.core.agent_state_machine import Post
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
-from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready
+from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready, Successor
 from holdfast.model.observation import Beat, Mark, Strain, StrainKind
 from holdfast.model.probe import Finding
 from holdfast.model.stacks import Arrival, Collective, Flight, Process, Trace
 from holdfast.model.state_copy import Copy, Restore
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import FromAgent, Hello, NodeNotice, TraceAnswer
+from holdfast.wire.credentials.node_serials import RecordedSerials
 from tests.controller.conftest import Agent, Desk, Open
 
 HELLO = Hello(node="evil", host="h", nproc=1, order=0, generation=0, ready=False)
@@ -156,6 +158,25 @@ async def test_who_has_a_seat_is_believed_no_more_than_a_journal_can_lose(desk_o
         await says(again := await link(desk, "a"), changed(HELLO, node="a", epoch=7, generation=1))
         await again.hear()
         assert desk.controller.epoch == 8
+
+
+@pytest.mark.parametrize("generation", [3, 5000])
+async def test_after_the_loss_of_a_whole_journal_nodes_that_joined_before_are_believed(
+    desk_of: Open, generation: int, tmp_path: Path
+) -> None:
+    """Its mark and the newest plan are lost with it; who joins now is believed no more than before."""
+    said: list[str] = []
+    async with desk_of(port=port, settings=PATIENT, say=said.append) as desk:
+        desk.built.certificates.take_recorded(RecordedSerials({"a": "01", "b": "02"}, 0, tmp_path))
+        for name, believed in (("evil", False), ("a", generation < 1000)):
+            agent = await link(desk, name)
+            await says(agent, changed(HELLO, node=name, epoch=1, generation=generation))
+            closed = (await agent.ws.receive(timeout=10)).data == 1008
+            assert closed is not believed
+        assert (desk.controller.epoch, desk.controller.view.generation) == ((2, 3) if generation == 3 else (1, 0))
+        assert sum("refused evil" in line for line in said) == 1
+        lost = [event.lost for event in desk.events() if isinstance(event, Successor)]
+        assert [one and one.nodes for one in lost] == ([("a", "b")] if generation == 3 else [])
 
 
 def bounded(kind: msgspec.inspect.Type, at: str, seen: set[type]) -> Iterator[str]:

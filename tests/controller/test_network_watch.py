@@ -199,3 +199,5 @@ async def test_traffic_that_is_out_of_date_is_not_shown(desk_of: Open) -> None:
         await agents["a"].ws.send_bytes(agent_messages.encode(TrafficReport(node="a", links=(QUIET,))))
         await desk.until(lambda: network.list_traffic(clock()), "what a has told")
         assert network.list_traffic(clock() + 60) == {"a": (QUIET,)} and network.list_traffic(clock() + 91) == {}
+        network.forget_node("a")
+        assert network.list_traffic(clock()) == {}, "it is lost"

@@ -5,7 +5,7 @@ import itertools
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo
+from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo, is_told_elsewhere
 from holdfast.core.incident.incident_text import UNORDERED, record_label
 from holdfast.core.incident.open_incident import KEPT_ALARMS, Incident
 from holdfast.model.alarm import Alarm, Kind
@@ -231,3 +231,15 @@ def test_of_hundreds_of_killed_ranks_all_are_named_and_the_first_is_judged_alone
     for rank in range(300):
         case.add_alarm(killed(10.0 + rank, rank))
     assert case.name_cause().suspects == ("n0",)
+
+
+def test_what_ranks_of_several_nodes_say_by_themselves_is_no_nodes_own() -> None:
+    cause = crash(10.0, "n0", 0)
+    other = crash(10.2, "n1", 2)
+    assert is_told_elsewhere(cause, [cause, other])
+    assert not is_told_elsewhere(cause, [cause, crash(10.2, "n0", 1), echo(10.1, "n1", 2)]), "its own node, and an echo"
+    assert not is_told_elsewhere(cause, [cause, msgspec.structs.replace(other, reason="failed otherwise")])
+    killed = msgspec.structs.replace(cause, code=-9)
+    assert not is_told_elsewhere(killed, [killed, msgspec.structs.replace(other, code=-9)]), "a signal says nothing"
+    lost = echo(10.0)
+    assert not is_told_elsewhere(lost, [lost, echo(10.1, "n1", 2)])

@@ -102,6 +102,22 @@ def test_a_lost_node_is_evicted_and_its_seat_taken() -> None:
     assert ranks == list(range(8)) and view.head.ranks == 8
 
 
+def test_an_evicted_node_that_passes_its_examination_is_a_standby_again() -> None:
+    scenario = Scenario("examined_and_back")
+    scenario.play()
+    last = next(n for n, entry in enumerate(scenario.entries) if "it is a standby again" in entry.decision.reason)
+    before, after = (folded(scenario.entries[:end]).make_view(None) for end in (last, last + 1))
+    assert [{node.node: node.role for node in view.nodes}["n1"] for view in (before, after)] == ["evicted", "ready"]
+
+
+def test_a_launch_of_many_nodes_names_a_few() -> None:
+    entries: list[Entry] = []
+    simulate(SimSetup(seed=1, nodes=300, nproc=8, days=0.02, rates=QUIET, script=SETUP.script[:0]), entries.append)
+    assert max(len(entry.decision.reason) for entry in entries) < 200
+    [reason] = {entry.decision.reason for entry in entries if "launching generation 1 on" in entry.decision.reason}
+    assert reason.endswith("n0, n1, n2, n3, n4, n5, n6, n7 and 292 more")
+
+
 def test_an_incident_is_told_while_it_is_open() -> None:
     entries = simulated()
     until = next(n for n, entry in enumerate(entries) if entry.decision.closed)

@@ -8,9 +8,10 @@ import pytest
 from holdfast.core.decide.decider import Decider
 from holdfast.core.incident.incident_text import describe_kept, describe_stop
 from holdfast.core.record.incident_story import describe_action
+from holdfast.core.record.page_view import PageFold
 from holdfast.model.action import Launch, Probe, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready
+from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Outcome, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
 
@@ -27,7 +28,7 @@ class Play:
     def __init__(
         self, limits: Limits = LIMITS, progress: Progress = PROGRESS, standbys: int = 0, least: int = 2
     ) -> None:
-        self.decider, self.now = Decider(), 0.0
+        self.decider, self.now, self.page = Decider(), 0.0, PageFold()
         job = Job(run_id="r", min_nodes=least, max_nodes=2, standbys=standbys, can_acquire=False, probes=True)
         self.hear(Begin(job=job, limits=limits))
         told = [self.hear(Ready(node=node, host=node, nproc=2)) for node in "abc"[: 2 + standbys]]
@@ -40,7 +41,9 @@ class Play:
         self.now += 1.0
         if isinstance(event, Alarm):
             event = msgspec.structs.replace(event, at=self.now, generation=self.decider.view.generation)
-        return self.decider.step(self.now, event)
+        decision = self.decider.step(self.now, event)
+        self.page.add(Entry(seq=self.page.seq + 1, at=self.now, event=event, decision=decision))
+        return decision
 
     def present(self) -> str:
         return self.decider.view.describe_present(self.now, 7, "")
@@ -223,13 +226,34 @@ def test_fewer_nodes_are_told_when_they_are_launched() -> None:
     assert play.find(Say, decision).text == "going on with 1 of 2 nodes, same batch"
 
 
+WHOLE = msgspec.structs.replace(PROGRESS, survives=False, replicated=True)
+
+
+def test_fewer_ranks_restore_what_each_of_more_had() -> None:
+    play = Play(GROWING, WHOLE, least=1)
+    again = play.relaunch(play.fail(CRASH))
+    assert not again.keep and not again.resizes, "as many ranks get their own states, and their own random numbers"
+    play.hear(Outcome(action=again.id, ok=True))
+    play.hear(msgspec.structs.replace(WHOLE, generation=2, step=11, first_step=11, at=play.now, first_at=play.now))
+    fewer = play.relaunch(play.fail(msgspec.structs.replace(SILENCE, generation=2)))
+    assert not fewer.keep and fewer.resizes and [seat.node for seat in fewer.seats] == ["b"]
+
+
+def test_it_is_not_forgotten_when_fewer_ranks_fail_at_once() -> None:
+    play = Play(GROWING, WHOLE, least=1)
+    fewer = play.relaunch(play.fail(SILENCE))
+    play.hear(Outcome(action=fewer.id, ok=True))
+    again = play.relaunch(play.fail(msgspec.structs.replace(CRASH, generation=2)))
+    assert again.resizes
+
+
 def test_they_stay_when_a_node_comes() -> None:
     play = shrunk()
     paused = play.hear(Ready(node="c", host="c", nproc=2))
     probes = [action for action in paused.actions if isinstance(action, Probe)]
     stop = play.find(Stop, play.hear(Outcome(action=probes[0].id, ok=True)) if probes else paused)
     assert (stop.park_s, stop.parking, stop.nodes) == (LIMITS.survive_s, 2, ("b",))
-    assert play.present().startswith("ranks leave the step and stay: 1 more nodes are there")
+    assert play.present().startswith("ranks leave the step and stay: 1 more node is there")
     launch = play.relaunch(stop)
     assert launch.keep and launch.resizes and [seat.node for seat in launch.seats] == ["b", "c"]
     play.hear(Outcome(action=launch.id, ok=True, kept=2))
@@ -237,9 +261,13 @@ def test_they_stay_when_a_node_comes() -> None:
     changed = play.hear(msgspec.structs.replace(RESIZES, **made)).changed
     assert changed and (changed.kept, changed.renewed, changed.short) == (2, 2, "")
     assert changed.sentence == (
-        "1 more nodes are there: restarted from step 11, 2 ranks in the processes they had and 2 new; c admitted, "
+        "1 more node is there: restarted from step 11, 2 ranks in the processes they had and 2 new; c admitted, "
         "lost 4.0 s"
     )
+    view = play.page.make_view(None)
+    [lost], [grown] = view.incidents, view.changes
+    assert (lost.stayed, lost.short) == ("2 ranks in the processes they had", "1 of 2 nodes, same batch")
+    assert (grown.stayed, grown.short) == ("2 ranks in the processes they had and 2 new", "")
 
 
 def test_without_the_floor_another_number_of_ranks_has_new_processes() -> None:
@@ -259,3 +287,47 @@ def test_a_newer_release_says_anew_whether_ranks_may_be_fewer() -> None:
     play.hear(Outcome(action=play.find(Stage, decision).id, ok=True))
     launch = play.relaunch(play.fail(SILENCE))
     assert launch.release.number == 2 and not launch.resizes and not launch.keep
+
+
+CARRIES = msgspec.structs.replace(RESIZES, carries=True)
+
+
+def test_ranks_with_their_state_are_kept_with_none_to_restore() -> None:
+    play = Play(progress=CARRIES)
+    launch = play.relaunch(play.fail(CRASH))
+    assert launch.keep and launch.carries
+    play = Play()
+    assert not play.relaunch(play.fail(CRASH)).carries
+
+
+def test_ranks_with_their_state_are_parked_amid_a_recovery_too() -> None:
+    play = Play(progress=CARRIES)
+    launch = play.relaunch(play.fail(CRASH))
+    play.hear(Outcome(action=launch.id, ok=True, kept=3))
+    stop = play.fail(CRASH)
+    assert stop.park_s > 0
+    play = Play(progress=RESIZES)
+    launch = play.relaunch(play.fail(CRASH))
+    play.hear(Outcome(action=launch.id, ok=True, kept=3))
+    assert play.fail(CRASH).park_s == 0.0, "others restore their state: all of them anew"
+
+
+def test_ranks_that_twice_failed_to_go_on_are_ended_with_their_state() -> None:
+    play = Play(progress=CARRIES)
+    stops = []
+    for _ in range(3):
+        stops.append(play.fail(CRASH))
+        decision = play.hear(Outcome(action=stops[-1].id, ok=True))
+        for action in decision.actions:
+            if isinstance(action, Probe):
+                decision = play.hear(Outcome(action=action.id, ok=True))
+        play.hear(Outcome(action=play.find(Launch, decision).id, ok=True, kept=3))
+    assert [stop.park_s > 0 for stop in stops] == [True, True, False]
+
+
+def test_a_newer_release_says_anew_where_its_state_lives() -> None:
+    play = Play(GROWING, CARRIES)
+    decision = play.hear(Order(verb="update", who="ann", release=Release(number=0, digest="t"), window_s=1000.0))
+    play.hear(Outcome(action=play.find(Stage, decision).id, ok=True))
+    launch = play.relaunch(play.fail(CRASH))
+    assert launch.release.number == 2 and not launch.carries and not launch.keep

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.terminal_sanitizer import sanitize_line, sentence_of_ours, strip_controls, strip_tree
+from holdfast.core.terminal_sanitizer import (
+    is_text,
+    plain_line,
+    sanitize_line,
+    sentence_of_ours,
+    strip_controls,
+    strip_tree,
+)
 
 OSC = "\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x1b\\"
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -81,3 +88,11 @@ def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
     left = strip_controls(text)
     assert not {c for c in left if c not in "\n\t" and (ord(c) < 32 or 127 <= ord(c) < 160)}
     assert strip_controls(left) == left
+
+
+def test_bytes_that_are_no_text() -> None:
+    """A name of a file may be of any bytes; no sentence about it fails."""
+    name = b"a\xff\x1b[2J\nholdfast: b".decode("utf-8", "surrogateescape")
+    assert plain_line(name) == "a\ufffd holdfast: b"
+    assert sentence_of_ours(name) == "a\ufffd\n  holdfast: b"
+    assert (is_text(name), is_text(plain_line(name)), is_text("")) == (False, True, True)

@@ -11,13 +11,14 @@ import statistics
 import sys
 import time
 
-from holdfast.agent.sources import SourceAbsent
+from holdfast.agent.sources import SourceAbsent, tensor_activity
 from holdfast.agent.sources.gpu import GpuSource, load_nvml
 from holdfast.core.detect.health import HealthDetector, HealthLimits
 from holdfast.logs import catalog_files
 from holdfast.model.observation import Gauge, Line
 
 ROUNDS = 50
+SETTLE_S = 1.2  # until tensor cores can be told: a reading is of the time since the one before
 MUST = frozenset(
     "gpu.lost gpu.ecc_uncorrected gpu.ecc_uncorrected_ever gpu.ecc_corrected gpu.ecc_corrected_ever gpu.rows_remapped "
     "gpu.rows_pending gpu.rows_failed gpu.pcie_width_missing gpu.pcie_gen_missing gpu.pcie_replays gpu.temperature "
@@ -46,6 +47,7 @@ def main() -> int:
         print(f"no GPU to read: {e}", file=sys.stderr)
         return 2
     opened_ms = 1e3 * (time.perf_counter() - began)
+    time.sleep(SETTLE_S)
     took, signals = [], source.read()
     cpu_s = time.process_time()
     for _ in range(ROUNDS):
@@ -68,6 +70,7 @@ def main() -> int:
         "reading_cpu_ms": round(cpu_ms, 3),
         "part_of_a_core": cpu_ms / 1e3 / HealthLimits().gpu_s,
         "each_ms": costs_ms(source),
+        "tells_tensor_cores": all(tensor_activity.GAUGE in gpu.asks for gpu in source.gpus),
         "missing": missing,
         "alarms": alarms,
     }

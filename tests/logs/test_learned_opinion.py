@@ -17,7 +17,8 @@ CATALOG = catalog_files.load_failures()
 CLASSES = ("", "data_corrupt", "gpu_lost_bus", "python_exception")
 LEARNED = LearnedWords(
     classes=CLASSES,
-    bias=(0.0, 0.0, 0.0, 0.0),
+    actions=("evict_and_restart", "fix_config"),
+    bias=(0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     scale=1.0,
     rarity_scale=1.0,
     trust=(1.0, 2.0, 0.0),
@@ -27,6 +28,7 @@ LEARNED = LearnedWords(
         "fallen": SIGNS[1] + SIGNS[2] + SIGNS[ZERO + 9],
         "loss": SIGNS[1] + SIGNS[0] + SIGNS[ZERO + 9],
         "odd": SIGNS[1] + SIGNS[1] + SIGNS[ZERO + 1],
+        "setting": SIGNS[1] + SIGNS[5] + SIGNS[ZERO + 9],
     },
 )
 RULES = Diagnosis(
@@ -65,6 +67,22 @@ def test_words_evict_no_machine() -> None:
 def test_what_a_witness_says_stands() -> None:
     rules = msgspec.structs.replace(RULES, klass="gpu_ecc_memory", action="evict_and_restart", confidence=0.98)
     assert weigh("the shard is torn", rules) == rules
+
+
+@pytest.mark.parametrize(
+    ("text", "sure", "action"),
+    [
+        ("the card has a wrong setting", 0.91, "run_diagnostics"),
+        ("the card has a wrong setting", 0.98, "evict_and_restart"),
+        ("an odd card", 0.91, "evict_and_restart"),
+        ("nothing that is known", 0.91, "evict_and_restart"),
+    ],
+)
+def test_words_ask_for_probes_before_an_eviction_that_is_not_proven(text: str, sure: float, action: str) -> None:
+    rules = msgspec.structs.replace(RULES, klass="gpu_lost_bus", action="evict_and_restart", confidence=sure)
+    found = weigh(text, rules)
+    assert (found.klass, found.confidence, found.action) == ("gpu_lost_bus", sure, action)
+    assert (found == rules) == (action == "evict_and_restart")
 
 
 def test_what_a_row_of_the_user_says_stands() -> None:

@@ -22,11 +22,14 @@ def words_of(text: str, code: int | None = None) -> set[str]:
     return read_log_words(parse_lines(list(enumerate(text.split("\n"))), 0), code)
 
 
+ACTIONS = {"gpu_thermal_power": "evict_and_restart", "data_corrupt": "fix_config"}
+
+
 def lesson(name: str, text: str, klass: str, said: str = "", sure: float = 0.8) -> Lesson:
     said_first = Diagnosis(klass=said, group="", action="", confidence=sure, explanation="") if said else None
     return Lesson(
         name=name,
-        label=Label(klass=klass, group="", action="", source="a test"),
+        label=Label(klass=klass, group="", action=ACTIONS.get(klass, ""), source="a test"),
         lines=[],
         words=words_of(text),
         calm=words_of("step 1 loss 2.5 time 3 tokens 7 norm 2 rate 9"),
@@ -61,6 +64,15 @@ def test_learned_words_know_a_log_of_other_numbers() -> None:
     assert learned.weigh_line("the kiln", "gpu_thermal_power") > 0 > learned.weigh_line("the kiln", "data_corrupt")
 
 
+def test_learned_words_know_the_action_apart_from_the_class() -> None:
+    learned = learn_words(LESSONS)
+    assert set(learned.actions) == {NOTHING, *ACTIONS.values()}
+    odds = learned.action_odds(words_of("the kiln 99 on n7 is too hot and glows"))
+    assert odds["evict_and_restart"] > 0.5 and sum(odds.values()) == pytest.approx(1)
+    assert learned.action_odds(words_of("a shard of the vase 99 is torn off"))["evict_and_restart"] < 0.2
+    assert learned.action_odds({"zorb"}) == {}, "no word is known"
+
+
 def test_learning_is_the_same_each_time() -> None:
     assert format_learned(learn_words(LESSONS)) == format_learned(learn_words(list(LESSONS)))
 
@@ -81,6 +93,7 @@ def test_the_file_of_the_package() -> None:
     learned = load_learned()
     assert PATH.stat().st_size < 300_000
     assert set(learned.classes) == {NOTHING, *(klass.klass for klass in catalog_files.load_classes())}
+    assert set(learned.actions) == {NOTHING, *(klass.action for klass in catalog_files.load_classes())}
     assert format_learned(learned) == PATH.read_bytes(), "nobody has edited it by hand"
     odds = learned.class_odds(words_of("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"))
     assert odds["gpu_oom"] > 0.9

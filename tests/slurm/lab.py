@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.cli.driver import until
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare")
+TREE = "PYTEST_HOLDFAST_SLURM"  # names a folder of unpack_version.sh: machines have the Slurm, and all of /usr, in it
 _CLIENTS = ("sbatch", "srun", "squeue", "sinfo", "scancel", "scontrol")
 NET = "10.77.0"
 LOGIN = "login"  # the host of slurmctld, where people type
@@ -69,7 +70,8 @@ def lacking() -> str:
     """Why no lab can run here; "": it can."""
     missing = [name for name in PROGRAMS if _program(name) is None]
     if missing:
-        return f"no {', '.join(missing)} here (Debian: slurmctld slurmd slurm-client munge iproute2)"
+        where = _tree() or "here (Debian: slurmctld slurmd slurm-client munge iproute2)"
+        return f"no {', '.join(missing)} in {where}" if _tree() else f"no {', '.join(missing)} {where}"
     if os.geteuid() != 0:
         return "namespaces need root"
     tried = subprocess.run(["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "true"], check=False)
@@ -91,14 +93,31 @@ def _remove_group(folder: Path) -> bool:
     return True
 
 
+def _tree() -> Path | None:
+    """What machines of a lab have as /usr; None: what this machine has."""
+    named = os.environ.get(TREE)
+    return Path(named) / "usr" if named else None
+
+
 def _program(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    """Where machines of a lab have this program."""
+    if (tree := _tree()) is None:
+        return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    return next((f"/usr/{folder}/{name}" for folder in ("bin", "sbin") if (tree / folder / name).exists()), None)
+
+
+def _mount_tree() -> str:
+    """For the shell that is the first process of a machine; what is in /usr/local stays."""
+    if (tree := _tree()) is None:
+        return ""
+    return f"mount --bind /usr/local /mnt; mount --bind {tree} /usr; mount --bind /mnt /usr/local; "
 
 
 class SlurmLab:
-    def __init__(self, nodes: int, conf: Mapping[str, str] | None = None) -> None:
-        """`conf` has lines of slurm.conf that are to be otherwise."""
-        self.count, self._conf = nodes, conf or {}
+    def __init__(self, nodes: int, conf: Mapping[str, str] | None = None, switches: tuple[str, ...] = ()) -> None:
+        """`conf` has lines of slurm.conf that are to be otherwise. Each of `switches` has as many of the nodes as the
+        others, and "core" is above all of them."""
+        self.count, self._conf, self._switches = nodes, conf or {}, switches
         self.name = f"hf{os.urandom(3).hex()}"  # its hosts have it in their names, and so in those of control groups
         self.dir = Path(tempfile.mkdtemp(prefix="hf-slurm-"))
         self.env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(self.dir / "slurm.conf")}
@@ -124,7 +143,13 @@ class SlurmLab:
         text = CONF.format(dir=self.dir, net=NET, nodes=self.count, login=LOGIN, name=self.name, tracking=tracking)
         for option, value in self._conf.items():
             text = re.sub(f"^{option}=.*", f"{option}={value}", text, flags=re.MULTILINE)
-        (self.dir / "slurm.conf").write_text(text)
+        (self.dir / "slurm.conf").write_text(text + ("TopologyPlugin=topology/tree\n" if self._switches else ""))
+        share = self.count // max(1, len(self._switches))
+        rows = [
+            f"SwitchName={name} Nodes={self.name}-[{1 + n * share}-{(n + 1) * share}]\n"
+            for n, name in enumerate(self._switches)
+        ]
+        (self.dir / "topology.conf").write_text(f"{''.join(rows)}SwitchName=core Switches={','.join(self._switches)}\n")
         (self.dir / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # hosts with both kinds confuse it
         hosts = [f"{NET}.{number} {self.name}-{number}\n" for number in range(1, self.count + 1)]
         (self.dir / "hosts").write_text(
@@ -135,7 +160,8 @@ class SlurmLab:
         key.chmod(0o400)
         files = {"socket": "munge.sock", "key-file": key.name, "pid-file": "munged.pid", "seed-file": "munge.seed"}
         options = [f"--{name}={self.dir / file}" for name, file in files.items()]
-        self._start("munge", [_program("munged"), "--foreground", "--force", *options])
+        munged = f"{_mount_tree()}exec {_program('munged')} --foreground --force {' '.join(options)}"
+        self._start("munge", ["unshare", "--mount", "bash", "-c", munged])
         self._start("switch", ["unshare", "--net", "sleep", "infinity"])
         until(lambda: self._has_own_network("switch"), "a network for the switch")
         self._in_switch("ip", "link", "add", "br0", "type", "bridge")
@@ -166,7 +192,7 @@ class SlurmLab:
         ready.unlink(missing_ok=True)
         (self.dir / f"id.{name}").write_text(f"{os.urandom(16).hex()}\n")
         script = (
-            f"hostname {name}; mount --bind {self.dir}/hosts /etc/hosts; "
+            f"{_mount_tree()}hostname {name}; mount --bind {self.dir}/hosts /etc/hosts; "
             f"mount --bind {self.dir}/id.{name} /etc/machine-id; "
             f"while [ ! -e {ready} ]; do sleep 0.02; done; {start}"
         )
@@ -240,11 +266,11 @@ class SlurmLab:
         for folder in _FREEZER.glob(f"slurm_{self.name}-*"):
             until(lambda folder=folder: _remove_group(folder), f"{folder} to be empty")  # type: ignore[misc]
 
-    def _start(self, name: str, words: list[str | None], **env: str) -> None:
+    def _start(self, name: str, words: list[str], **env: str) -> None:
         libc = ctypes.CDLL(None)  # loaded here, as little may be done between fork and exec
         log = (self.dir / "log" / f"{name}.out").open("ab")
         self._machines[name] = subprocess.Popen(
-            [word for word in words if word],
+            words,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -275,8 +301,8 @@ class SlurmLab:
 
 
 @contextlib.contextmanager
-def run_lab(nodes: int, conf: Mapping[str, str] | None = None) -> Iterator[SlurmLab]:
-    lab = SlurmLab(nodes, conf)
+def run_lab(nodes: int, conf: Mapping[str, str] | None = None, switches: tuple[str, ...] = ()) -> Iterator[SlurmLab]:
+    lab = SlurmLab(nodes, conf, switches)
     try:
         lab.start()
         yield lab

@@ -190,3 +190,9 @@ def test_the_plans_that_megatron_keeps_beside_the_rest_do_not_matter(tmp_path: P
     metadata.all_local_plans = [planner.create_local_plan()]
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
     assert distcp_fault(tmp_path) == ""
+
+
+def test_what_is_left_out_is_told_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """An index of a checkpoint may name any file as missing."""
+    own_checkpoints.say_left_out("ckpt/checkpoint-7", "x\x1b[2J\nholdfast: all is well is missing")
+    assert capsys.readouterr().err == ("holdfast: ckpt/checkpoint-7 is left out: x holdfast: all is well is missing\n")

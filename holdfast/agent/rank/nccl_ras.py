@@ -30,10 +30,10 @@ def ask_ras(address: str, limit_s: float, clock: AgentClock) -> str:
 
 
 def _read_all(link: socket.socket, until: float, clock: AgentClock) -> str:
-    """Return all that is sent until the link is closed; empty if that is too much."""
+    """Return all that is sent until the link is closed; empty if that is too much, or takes too long."""
     found = bytearray()
-    while len(found) < _MOST_BYTES:
-        link.settimeout(max(0.001, until - clock.monotonic()))
+    while len(found) < _MOST_BYTES and (left_s := until - clock.monotonic()) > 0:
+        link.settimeout(left_s)
         if not (piece := link.recv(1 << 16)):
             return found.decode(errors="replace")
         found += piece

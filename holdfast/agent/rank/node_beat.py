@@ -49,6 +49,8 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         parameters=agreed_count(r.parameters for r in readings),
         survives=all(r.survives for r in readings),
         resizes=all(r.resizes for r in readings),
+        carries=all(r.carries for r in readings),
+        replicated=all(r.replicated for r in readings),
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from holdfast.agent.agent_clock import SystemClock
-from holdfast.agent.sources import Signal, SourceAbsent
+from holdfast.agent.sources import Signal, SourceAbsent, tensor_activity
+from holdfast.agent.sources.tensor_activity import TensorActivity
 from holdfast.model.observation import Gauge, Line
 
 _EVENTS = 64  # of one reading
@@ -67,7 +68,10 @@ class GpuSource:
         pci = self._ask_or(partial(nvml.nvmlDeviceGetPciInfo, handle), None)
         bus = _to_text(pci.busId).lower().rpartition(".")[0][-10:] if pci else ""
         model = _to_text(self._ask_or(partial(nvml.nvmlDeviceGetName, handle), ""))
-        return Gpu(f"GPU {index}", model, bus, _make_asks(nvml, handle), uuid=uuid)
+        asks = _make_asks(nvml, handle)
+        with contextlib.suppress(nvml.NVMLError):  # older GPUs and drivers cannot tell
+            asks[tensor_activity.GAUGE] = TensorActivity(nvml, handle, self._clock).read_percent
+        return Gpu(f"GPU {index}", model, bus, asks, uuid=uuid)
 
     def read(self) -> list[Signal]:
         now = self._clock()

@@ -31,6 +31,7 @@ from holdfast.checkpoint.image_layout import (
     name_of,
     name_tensors,
 )
+from holdfast.checkpoint.pickle_outline import PICKLE_DAMAGE
 from holdfast.checkpoint.record_locations import file_of
 from holdfast.checkpoint.state_image import StateError
 
@@ -72,7 +73,7 @@ def decode_metadata(content: bytes) -> Metadata:
     """Decode metadata written by us or by torch; no other class in the pickle is ever created."""
     try:
         found = _Unpickler(io.BytesIO(content)).load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError) as e:
+    except PICKLE_DAMAGE as e:
         raise StateError(f"{NOT_METADATA}: {e}") from None
     if not isinstance(found, Metadata):
         raise StateError(f"{NOT_METADATA} but a {type(found).__name__}")

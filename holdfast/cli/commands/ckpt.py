@@ -1,6 +1,7 @@
 """`holdfast ckpt`: lists, verifies, exports, gathers and removes checkpoints."""
 
 import argparse
+import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from holdfast.cli.commands.ckpt_gather import find_states, gather_states
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import counted_noun
+from holdfast.core.terminal_sanitizer import plain_line
 
 BROKEN = 1
 NONE = 1  # there is no checkpoint
@@ -37,7 +39,7 @@ def main(argv: list[str]) -> int:
     try:
         return verbs[args.verb](args)
     except (UsageError, StorageError) as e:
-        print(f"holdfast ckpt {args.verb}: {e}", file=sys.stderr)
+        print(f"holdfast ckpt {args.verb}: {plain_line(str(e))}", file=sys.stderr)
         return 2
 
 
@@ -81,20 +83,28 @@ def _list_checkpoints(args: argparse.Namespace) -> int:
     others = find_trainer_checkpoints(args.base)
     if args.json:
         told = {"checkpoints": found, "unfinished": unfinished, "states": states, "trainers": others}
-        print(msgspec.json.encode(told).decode())
+        print(json.dumps(msgspec.to_builtins(told)))  # names of files may be no text
         return 0 if found or others else NONE
     for one in found:
-        print(_checkpoint_line(one))
+        _print_line(_checkpoint_line(one))
     for other in others:
-        print(_trainer_line(other))
+        _print_line(_trainer_line(other))
     if states:
-        print(f"{args.base} holds no checkpoint, but states that a run has left on this host's disk, rank by rank:")
-        print(*map(_state_line, sorted(states, key=lambda one: one.step, reverse=True)), sep="\n")
+        _print_line(
+            f"{args.base} holds no checkpoint, but states that a run has left on this host's disk, rank by rank:"
+        )
+        for state in sorted(states, key=lambda one: one.step, reverse=True):
+            _print_line(_state_line(state))
     elif not found and not others:
-        print(f"there is no checkpoint in {args.base}")
+        _print_line(f"there is no checkpoint in {args.base}")
     for url in unfinished:
-        print(f"unfinished, or being written: {url}")
+        _print_line(f"unfinished, or being written: {url}")
     return 0 if found or others else NONE
+
+
+def _print_line(text: str) -> None:
+    """Print one line; names and reasons in it may be of strangers who can write to the folder."""
+    print(plain_line(text))
 
 
 def _checkpoint_line(one: StoredCheckpoint) -> str:
@@ -110,7 +120,7 @@ def _checkpoint_line(one: StoredCheckpoint) -> str:
 def _trainer_line(one: TrainerCheckpoint) -> str:
     step = "?" if one.step is None else one.step
     if not one.ok:
-        return f"{step:>10}  {one.url}  by {one.trainer}, not whole: {one.why}"
+        return f"{step:>10}  {one.url}  by {one.trainer or 'an unknown trainer'}, not whole: {one.why}"
     size = f"{_size_text(one.bytes)} in {counted_noun(one.files, 'file')}"
     return f"{step:>10}  {one.url}  by {one.trainer}, {size}, none missing or cut short"
 
@@ -152,20 +162,22 @@ def _verify_checkpoints(args: argparse.Namespace) -> int:
     for url in urls:
         faults = verify_checkpoint(url)
         broken += bool(faults)
-        print(f"{url}: {'broken' if faults else 'sound'}{f', but not used: {doubted[url]}' if url in doubted else ''}")
+        doubt = f", but not used: {doubted[url]}" if url in doubted else ""
+        _print_line(f"{url}: {'broken' if faults else 'sound'}{doubt}")
         for fault in faults:
-            print(f"  {fault}")
+            _print_line(f"  {fault}")
     return BROKEN if broken + sum(not _verify_trainer(one) for one in others) else 0
 
 
 def _verify_trainer(one: TrainerCheckpoint) -> bool:
     """Print what is wrong with a trainer's checkpoint, or what was compared and what cannot be; True if sound."""
     found = verify_trainer_checkpoint(one.url)
-    print(f"{one.url}: {'broken' if found.fault else 'sound'}, by {one.trainer}")
+    _print_line(f"{one.url}: {'broken' if found.fault else 'sound'}, by {one.trainer or 'an unknown trainer'}")
     if found.fault:
-        print(f"  {found.fault}")
+        _print_line(f"  {found.fault}")
     else:
-        print(f"  checked: {found.checked}\n  its format does not tell: {found.unchecked}")
+        _print_line(f"  checked: {found.checked}")
+        _print_line(f"  its format does not tell: {found.unchecked}")
     return not found.fault
 
 
@@ -183,7 +195,7 @@ def _export_weights(args: argparse.Namespace) -> int:
         raise UsageError(f"no checkpoint in {args.place} is sound; holdfast ckpt verify says more")
     most = int(args.file_gb * 1e9) if args.file_gb else sys.maxsize
     files = export_safetensors(url, args.to, prefix=args.prefix, most_bytes=most)
-    print(f"{url} -> {', '.join(map(str, files))}")
+    _print_line(f"{url} -> {', '.join(map(str, files))}")
     return 0
 
 
@@ -203,7 +215,8 @@ def _remove_checkpoints(args: argparse.Namespace) -> int:
     removed = [one.url for one in gone]
     if args.partial:
         removed += clean_unpublished(args.base, None, force=args.force)
-    print("\n".join(f"removed {url}" for url in removed) or "there was nothing to remove")
+    for line in [f"removed {url}" for url in removed] or ["there was nothing to remove"]:
+        _print_line(line)
     if args.partial and (left := storage.list_unpublished()):
         print(f"{counted_noun(len(left), 'unfinished write')} may still be running; --force removes them anyway")
     return 0

@@ -35,10 +35,10 @@ def gather_states(args: argparse.Namespace) -> int:
     newest = max(found, key=lambda one: (one.author.generation, one.at)).author
     states = {(layout := _read_layout(one)).rank: (layout, one) for one in found if one.author == newest}
     world = next(iter(states.values()))[0].world
-    if missing := sorted(set(range(world)) - states.keys()):
-        lacking = (
-            f"rank {missing[0]} of {world} lacks" if len(missing) == 1 else f"{len(missing)} of {world} ranks lack"
-        )
+    count = world - sum(0 <= rank < world for rank in states)  # in a folder of strangers any number
+    if count > 0:
+        missing = next(rank for rank in range(world) if rank not in states)
+        lacking = f"rank {missing} of {world} lacks" if count == 1 else f"{count} of {world} ranks lack"
         raise UsageError(f"{lacking} step {args.step}: give the folders of all nodes' disks")
     layouts = [states[rank][0] for rank in range(world)]
     storage_owner.take_ownership(args.to, newest)

@@ -54,6 +54,7 @@ from holdfast.core.record.solving_rungs import describe_rungs
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.core.terminal_sanitizer import strip_controls, strip_tree
 from holdfast.journal.journal_errors import JournalError
+from holdfast.model.event import Phase
 from holdfast.model.incident_record import Change, Record
 
 UNKNOWN_TIME = "what ranks did in the unknown time nobody has told; the ETTR counts it as productive"
@@ -197,7 +198,7 @@ def load_report(run_dir: Path, since: str | None = None) -> Report:
             report = msgspec.structs.replace(report_of(account), is_part=True)
         else:
             report = report_of(account)
-    if now is not None or report.code is not None:
+    if now is not None or report.phase == Phase.DONE:
         return report
     return msgspec.structs.replace(report, absence=run_liveness.ending_text(run_dir))
 
@@ -210,7 +211,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         (hour_ettr_of(report.hour_ettr, report.at_most), "bold green"),
         f"{_since_start(report)}: ",
         f"{incidents_text(len(report.incidents), count_failures(report.incidents))}{mttr}{planned}; ",
-        f"{step_said(report.step, report.since)}, generation {report.generation}; {_state_text(report)}",
+        f"{_step_text(report)}, generation {report.generation}; {_state_text(report)}",
     )
     bill = draw_bill(report)
     parts: list[Text | Table] = [
@@ -226,7 +227,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
             style="bold" if report.storage and report.storage.missed else "dim",
         )
     )
-    over = report.code is not None or bool(report.absence)
+    over = report.phase == Phase.DONE or bool(report.absence)
     parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over)) else []
     parts += _stall_texts(report)
     for what, told in (("slow", report.slow), ("loss", report.losses[:_LOSSES])):
@@ -250,9 +251,18 @@ def _part_text(report: Report) -> str:
     return f"since {clock_text(report.start_at)}, {duration_text(report.wall_s)}; what was before is left out"
 
 
+def _step_text(report: Report) -> str:
+    """Return the newest step that the journal tells; of a live job also when that was, since more may be made."""
+    said = step_said(report.step, report.since)
+    newer = report.step_at and report.phase == Phase.TRAINING and not report.absence
+    return f"{said}, as of {clock_text(report.step_at)}" if newer else said
+
+
 def _state_text(report: Report) -> str:
-    if report.code is not None:
+    if report.phase == Phase.DONE:
         return f"ended with code {report.code}: {report.ending}"
+    if report.code is not None and not report.absence:
+        return f"{report.phase}: {report.ending}"
     if not report.absence:
         return report.phase
     seen_at = clock_text(report.start_at + report.wall_s)
@@ -375,7 +385,8 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
     table = _new_table("#", "at", "what happened", "why and what was done", "lost")
     redone = {restart.incident: restart.redone for restart in report.restarts}
     for record in report.incidents:
-        swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
+        came = "took its place" if record.evicted else "admitted"  # into a seat that had been left before
+        swapped = f"; {', '.join(record.admitted)} {came}" if record.admitted else ""
         swapped += describe_kept(record) + (f"; {record.short}" if record.short else "")
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))

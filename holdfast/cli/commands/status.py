@@ -88,15 +88,16 @@ def render_status(status: dict[str, Any]) -> Group:
         f"   run {status['run_id']}",
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
-    carries = any(node.get("in_bytes_s") is not None for node in status["nodes"])
-    for column in ("node", "role", "ranks", "step", "loss", "phase", *(("traffic of its host",) if carries else ())):
-        table.add_column(column, justify="right" if column in ("step", "loss") else "left")
+    carries, works = (any(n.get(key) is not None for n in status["nodes"]) for key in ("in_bytes_s", "tensor_share"))
+    more = (*(("traffic of its host",) if carries else ()), *(("tensor cores",) if works else ()))
+    for column in ("node", "role", "ranks", "step", "loss", "phase", *more):
+        table.add_column(column, justify="right" if column in ("step", "loss", "tensor cores") else "left")
     for node in status["nodes"]:
         loss = f"{node['loss']:.4f}" if node["loss"] is not None else ""
         step = str(node["step"]) if node["step"] >= 0 else ""
-        traffic = (_traffic_text(node),) if carries else ()
+        told = (*((_traffic_text(node),) if carries else ()), *((_tensor_text(node),) if works else ()))
         phase = node["phase"] or node.get("reason", "")
-        table.add_row(node["node"], node["role"], node["ranks"], step, loss, phase, *traffic)
+        table.add_row(node["node"], node["role"], node["ranks"], step, loss, phase, *told)
     lines: list[Text | Table] = [head, Text(f"now: {status['now']}", style="dim"), *_people_lines(status), table]
     if status.get("run_s", 0.0) >= START_S:  # `now` tells of younger ranks
         lines.append(Text(NO_STEP, style="dim"))
@@ -127,6 +128,11 @@ def _traffic_text(node: dict[str, Any]) -> str:
     if node.get("in_bytes_s") is None:
         return ""
     return f"{rate_text(node['in_bytes_s'])} in, {rate_text(node['out_bytes_s'])} out"
+
+
+def _tensor_text(node: dict[str, Any]) -> str:
+    share = node.get("tensor_share")
+    return "" if share is None else f"{100 * share:.0f} %"
 
 
 def _planned_text(status: dict[str, Any]) -> str:

@@ -8,8 +8,11 @@ from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.wire import run_and_node_specs
 from holdfast.wire.controller_request import ControllerNotRunning
+from holdfast.wire.run_and_node_specs import RunEnd
 
+_STOPPED = 143  # exit code of a job that this ends; one that was already ending keeps its own
 _GONE_S = 10.0  # a controller that crashed is back by then
 
 
@@ -23,7 +26,7 @@ def main(argv: list[str]) -> int:
         run_dir = run_selection.run_to_change(args)
         said = run_dir / "said.log"
         shown = said.stat().st_size if said.exists() else 0
-        order = {"verb": "stop", "code": 143, "now": args.now}
+        order = {"verb": "stop", "code": _STOPPED, "now": args.now}
         ask_controller(run_dir, "/api/v1/orders", order)
     except (UsageError, ControllerNotRunning) as e:
         print(f"holdfast stop: {e}", file=sys.stderr)
@@ -41,7 +44,8 @@ def main(argv: list[str]) -> int:
             print(f"holdfast stop: the run in {run_dir} {run_liveness.ending_text(run_dir)}", file=sys.stderr)
             return 2
     _show_said(said, shown)
-    print("stopped")
+    ended = run_and_node_specs.read_json(run_dir / "exit.json", RunEnd)
+    print("stopped" if ended.code == _STOPPED else f"the run has ended with code {ended.code}: {ended.reason}")
     return 0
 
 

@@ -22,8 +22,10 @@ from holdfast.cli.run_dirs.run_ownership import (
 )
 from holdfast.cli.run_dirs.run_places import holdfast_home as holdfast_home
 from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.rank_console import say
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decoding import from_json
+from holdfast.core.terminal_sanitizer import is_text, plain_line
 from holdfast.linux import process_attributes
 from holdfast.linux.network_file_systems import network_kind
 from holdfast.wire import controller_request, folder_use_lock, run_and_node_specs
@@ -116,9 +118,13 @@ def new_run_id() -> str:
 
 
 def save_environment(run_dir: Path) -> None:
-    """Save this process's environment for nodes that start later, even after a resume from another shell."""
+    """Save this process's environment for nodes that start later, even after a resume from another shell. Variables of
+    bytes that are no text are left out: the messages that bring an environment to ranks hold text."""
+    env = {name: value for name, value in os.environ.items() if is_text(name) and is_text(value)}
+    if left := sorted(map(plain_line, os.environ.keys() - env.keys())):
+        say(f"ranks do not get these environment variables, whose values are no UTF-8: {', '.join(left)}")
     try:
-        mutual_tls.write_secret(run_dir / "env.json", json.dumps(dict(os.environ)).encode())
+        mutual_tls.write_secret(run_dir / "env.json", json.dumps(env).encode())
     except OSError as e:
         raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
 

@@ -37,7 +37,7 @@ from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.optimizer_step_pre_hook import do_nothing
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.checkpointing.replicated_state import announce_sizes
+from holdfast.client.checkpointing.replicated_state import WorldSizes, announce_sizes
 from holdfast.client.checkpointing.rival_run import RivalRun
 from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.snapshot.live_state_items import ChangedError
@@ -135,11 +135,11 @@ class Checkpointer:
         if self._replay:
             return self._sign_replay(step)
         due = self._due is not None and (self._due.is_due(step, self._stall_s) or force)
-        if here.is_astray():  # the states before it may be needed, and would be overwritten
+        if due and self._rival:
+            self._rival.check_due()
+        if astray := here.is_astray():  # the states before it may be needed, and would be overwritten
             self._say_once("no snapshots are taken while the loss is not finite")
-            taken = None
-        else:
-            taken = self._take_snapshot(step, due)
+        taken = None if astray else self._take_snapshot(step, due)
         if self._link and (why := self._link.write_files()):
             self._say_once(f"rank {self._world.rank} {why}", by_all=True)  # each node has a disk of its own
         if taken is None:
@@ -333,7 +333,9 @@ class Checkpointer:
             return self._restore_newest(state)
         restoring = self._start_restore()
         if state.replicated:
-            restoring.from_replicas(state, self._world, self._generation, link.path.parent)
+            saved_by = restoring.from_replicas(state, self._world, self._generation, link.path.parent)
+            if saved_by != self._world.size and not WorldSizes.any:
+                self._say_once(f"step {state.step} was saved by {saved_by} ranks: random numbers will differ")
         elif state.source == "storage":
             if why := self._load_checkpoint(restoring, state.url, state.step):
                 raise StateError(f"{state.url} cannot be restored: {why}")

@@ -36,12 +36,16 @@ def is_replicated(layout: ImageLayout) -> bool:
 
 
 def announce_sizes(layout: ImageLayout, say: Callable[[str], None]) -> None:
-    """Announce that this rank goes on with any number of ranks, if its script says so and every rank has all state."""
-    if not WorldSizes.any or (slot := here.find_slot()) is None:
+    """Announce that every rank has all state, so that any number of ranks can restore it; and that this one goes on
+    with any number of them, if its script says so."""
+    if (slot := here.find_slot()) is None:
         return
-    if is_replicated(layout):
+    whole = is_replicated(layout)
+    if whole and layout.world > 1:
+        slot.mark_replicated()
+    if WorldSizes.any and whole:
         slot.mark_resizes()
-    else:
+    elif WorldSizes.any:
         say("the number of ranks cannot change while they go on: their states differ")
 
 

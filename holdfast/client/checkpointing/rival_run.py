@@ -6,6 +6,8 @@ from holdfast.checkpoint.retention import find_rival
 from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 
+_LOOKS = 2  # a path is taken with the first checkpoint; if both runs came to theirs at once, the second one shows it
+
 
 class RivalRun:
     """Another run on rank 0's host that writes to our path, if there is one; looking for it is a collective."""
@@ -14,6 +16,7 @@ class RivalRun:
         self._url = url
         self._world = world
         self._run_id = os.environ.get("TORCHELASTIC_RUN_ID", "") if with_agent else ""
+        self._looks = 0
         self.sentence = self._find()
 
     def _find(self) -> str:
@@ -23,5 +26,15 @@ class RivalRun:
         """Raise StateError if there is a rival that has not ended meanwhile."""
         if self.sentence:
             self.sentence = self._find()
+        if self.sentence:
+            raise StateError(f"cannot save: {self.sentence}")
+
+    def check_due(self) -> None:
+        """Before the first checkpoints, look once more and raise StateError if there is a rival by now: a run that has
+        written nothing yet could not be seen when the Checkpointer was made."""
+        if self._looks == _LOOKS:
+            return
+        self._looks += 1
+        self.sentence = self._find()
         if self.sentence:
             raise StateError(f"cannot save: {self.sentence}")

@@ -64,37 +64,38 @@ class StateRestore:
         if arena.slot_seq(slot) != found[0].seq:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
-    def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> None:
+    def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> int:
         """Restore the whole state that this node or another rank has; a collective. Afterwards each rank has a snapshot
-        of it. A rank that got the state of another keeps its own random numbers."""
-        has = state.source != "replica"
-        if has:
-            self._from_whole(state, folder)
-        told = world.gather_all((has, sign_items(self._snapshots.layout)))
+        of it. A rank that got the state of another keeps its own random numbers. Return how many ranks saved it."""
+        saved_by = self._from_whole(state, folder) if state.source != "replica" else 0
+        told = world.gather_all((saved_by, sign_items(self._snapshots.layout)))
         source = next((rank for rank, (there, _) in enumerate(told) if there), None)
         if source is None:
             raise StateError(f"no rank has the state of step {state.step}")
         if len({sign for _, sign in told}) > 1:
             raise StateError("ranks have different states, so none can take that of another")
-        if not has:
+        if not saved_by:
             self._receive_whole(state.step, generation, source)
-            return
+            return told[source][0]
         slot = self._find_or_take(state.step, generation)
         if not all(there for there, _ in told):
             spread_image(self._snapshots.images[slot], source=source, lacks=False)
+        return saved_by
 
-    def _from_whole(self, state: StateGrant, folder: Path) -> None:
-        """Restore the whole state from any rank's snapshot on this node, even of another number of ranks."""
+    def _from_whole(self, state: StateGrant, folder: Path) -> int:
+        """Restore the whole state from any rank's snapshot on this node, even of another number of ranks; return that
+        number."""
         arena = Arena.open(state.arena)
         if arena.layout == self._snapshots.layout.digest:
             self.from_memory(state.arena, state.slot, state.step)
-            return
+            return self._snapshots.layout.world
         image, seq = open_image(arena, state.slot, folder), arena.slot_seq(state.slot)
         told = unpack_metadata(image.payload_bytes(extra_index(image.layout)))
         self._source.restore_image(image, told.absent)
         if arena.slot_seq(state.slot) != seq or told.step != state.step:
             raise StateError(f"the snapshot of step {state.step} was overwritten while it was read")
         self._extras.restore(told, here=True)
+        return arena.world
 
     def _find_or_take(self, step: int, generation: int) -> int:
         """Return the slot of this rank's snapshot of the restored step; take one if there is none."""

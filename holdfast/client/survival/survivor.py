@@ -19,6 +19,7 @@ from holdfast.client.checkpointing.replicated_state import WorldSizes
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.survival import torch_groups
 from holdfast.client.survival.order_line import OrderLine
+from holdfast.client.survival.rank_gate import await_ranks
 from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
 from holdfast.client.training.group_calls import GROUP_CALLS, GroupCall, list_groups
 from holdfast.client.training.message_counts import find_counts
@@ -28,6 +29,7 @@ from holdfast.wire.replay_environment import is_replay
 from holdfast.wire.survivor_messages import SOCKET
 
 if TYPE_CHECKING:
+    from holdfast.client.elastic.pipeline import ElasticPipeline
     from holdfast.wire.rank_memory.slot_writer import SlotWriter
 
 Result = TypeVar("Result")
@@ -55,13 +57,13 @@ def survive(
     mesh: object = None,
     semantics: Literal["exact", "fp_order"] = "exact",
     rehearsal: Callable[[], object] | None = None,
+    pipeline: "ElasticPipeline | None" = None,
 ) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
     """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
-    Make process groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. Anything
-    else that the function changes must be made inside it too, or be passed to the Checkpointer as an extra. Gradients
-    of an interrupted step are dropped: those of `model`, and those of parameters that only `optimizer` (one, or
-    several) knows. `mesh` is passed on to `holdfast.attach`.
+    Make groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. What else the
+    function changes must be made inside it too, or be an extra of the Checkpointer. Gradients of an interrupted step
+    are dropped: those of `model`, and those that only `optimizer` (or several) knows. `mesh` is that of `attach`.
 
     `semantics` is the least that must hold of what is computed: "exact", the bits of a run without failures, or
     "fp_order", the same samples in the same steps, but sums of floats in another order. With "fp_order" ranks also go
@@ -70,7 +72,8 @@ def survive(
 
     `rehearsal` makes one step like those of the function, with made-up samples and without the Checkpointer. A spare
     rank calls it while the others train (`recovery.spares`), so that its own first step takes no longer than theirs.
-    No other rank takes part, and what it computes is discarded.
+    No other rank takes part, and what it computes is discarded. With `pipeline` the state lives in the ranks, who bring
+    it to others in `pipeline.steps`: no Checkpointer is needed.
 
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
@@ -90,7 +93,8 @@ def survive(
         def survivor() -> Result:
             if mesh is not None:
                 progress.attach(mesh=mesh)
-            script = Script(model, owners, any_size=semantics == "fp_order", rehearsal=rehearsal)
+            any_size = semantics == "fp_order" or pipeline is not None
+            script = Script(model, owners, any_size=any_size, carries=pipeline is not None, rehearsal=rehearsal)
             return run_surviving(script, function)
 
         return survivor
@@ -104,6 +108,7 @@ class Script(NamedTuple):
     model: torch.nn.Module | None
     optimizers: list[Any]
     any_size: bool = False  # it goes on with any number of ranks
+    carries: bool = False  # its state lives in its ranks
     rehearsal: Callable[[], object] | None = None
 
 
@@ -149,9 +154,10 @@ class Survivor:
 
     def __init__(self, script: Script, holders: torch_groups.GroupHolders, patience_s: float) -> None:
         self._model, self._optimizers, self._rehearsal = script.model, script.optimizers, script.rehearsal
-        self._holders, self._patience_s = holders, patience_s
+        self._holders, self._patience_s, self._carries = holders, patience_s, script.carries
         self._line = OrderLine(Path(os.environ[KEEPER]).with_name(SOCKET), _break_off)
         self._slot: SlotWriter | None = None
+        self._due = False  # groups are to be made again
 
     def run(self, function: Callable[[Here], Result], slot: "SlotWriter") -> Result:
         self._slot, SEAL_FENCE.armed = slot, True
@@ -161,16 +167,17 @@ class Survivor:
                 self._rehearse()
             self._rejoin(self._line.wait_for_seat(_read_place().rank))
         elif GROUP_CALLS.rehearses:
-            self._regroup()
+            self._due = True
         while True:
-            if self._slot is not None:
-                self._slot.mark_survives(True)
+            if self._due and not self._carries:
+                self._regroup()
+            self._announce()
             place = _read_place()
             self._line.enter(place.rank, place.generation)
             failure: BaseException | None = None
             try:
                 try:
-                    return function(place)
+                    return self._call(function, place)
                 finally:
                     self._line.leave()
             except BaseException as e:
@@ -183,6 +190,21 @@ class Survivor:
             traceback.clear_frames(failure.__traceback__)  # what the function had is free for the next time
             del failure
             self._rejoin(self._line.park())
+
+    def _call(self, function: Callable[[Here], Result], place: Here) -> Result:
+        if self._due:
+            self._regroup()
+        return function(place)
+
+    def _announce(self) -> None:
+        """Tell the agent that this rank survives the failure of others, and whether it has its state with it."""
+        if self._slot is None:
+            return
+        self._slot.mark_survives(True)
+        if self._carries:
+            self._slot.mark_carries()
+        if self._carries and WorldSizes.any:
+            self._slot.mark_resizes()
 
     def _rehearse(self) -> None:
         """Make the script's rehearsed step: in groups of this process alone or, if the model is divided among ranks,
@@ -233,7 +255,7 @@ class Survivor:
         self._slot = progress.rejoin()
         GROUP_CALLS.made[:] = made
         SEAL_FENCE.lower()
-        self._regroup()
+        self._due = True
 
     def _regroup(self) -> None:
         """Make all process groups again, with all other ranks, in place of the old ones, and bind the model to them."""
@@ -241,7 +263,15 @@ class Survivor:
         torch_groups.forget_groups()
         os.environ.pop(REHEARSAL, None)
         GROUP_CALLS.be_lenient()
-        self._bind_groups(made)
+        try:
+            if self._carries:
+                await_ranks()
+            self._bind_groups(made)
+            self._due = False
+        finally:
+            if self._due:  # another rank failed, or the order to leave has come: they are made in the next generation
+                torch_groups.forget_groups()
+                GROUP_CALLS.made[:] = made
         progress.on_group_teardown("")
         progress.on_group()
 

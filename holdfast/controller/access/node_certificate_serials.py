@@ -13,12 +13,14 @@ class NodeCertificates:
     def __init__(self, view: JobView, holds_copies: Callable[[str], bool], say: Callable[[str], None]) -> None:
         self._view, self._holds_copies, self._say = view, holds_copies, say
         self._serials: dict[str, str] = {}
+        self.recorded: frozenset[str] = frozenset()  # nodes that an earlier controller has let in
         self._unknown = 0  # certificates of which only this is known, that there were some
         self._refused: set[str] = set()  # nodes of which people were told so
 
     def take_recorded(self, recorded: RecordedSerials) -> None:
         """Take over what an earlier controller recorded; say so if some of it is damaged."""
         self._serials |= recorded.serials
+        self.recorded |= recorded.serials.keys()
         self._unknown = recorded.damaged
         if recorded.damaged:
             lines = "a line is" if recorded.damaged == 1 else f"{recorded.damaged} lines are"
@@ -27,6 +29,11 @@ class NodeCertificates:
             )
             self._say(f"{recorded.path}: {lines} not as written; {told}")
 
+    @property
+    def knows_all(self) -> bool:
+        """Whether every node that an earlier controller has let in is known by its name."""
+        return self._unknown == 0
+
     def may_recognize(self, node: str) -> bool:
         """Return whether a damaged line may have named this node, so that a certificate of ours proves it."""
         return self._unknown > 0 and node not in self._serials and self._view.may_return(node)
@@ -34,6 +41,7 @@ class NodeCertificates:
     def recognize_node(self, node: str, serial: str) -> None:
         self._unknown -= 1
         self._serials[node] = serial
+        self.recorded |= {node}
         self._say(f"{node} is known again by its certificate")
 
     def tell_refusal(self, node: str, why: str) -> None:

@@ -271,7 +271,7 @@ class ActionExecutor:
                 skips=action.skips,
                 eases=action.eases,
                 # Ranks that have no state to restore would go on from what they had, and others from the beginning.
-                keep=action.keep and (plan.is_held or plan.stored >= 0),
+                keep=action.keep and (plan.is_held or plan.stored >= 0 or action.carries),
             )
             for seat in action.seats
         }

@@ -7,6 +7,7 @@ from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.open_operator_requests import FLEET
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.seating import next_seats
+from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Dismissal, Say
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Outcome, Phase
@@ -132,7 +133,7 @@ def _describe_leaving(state: JobState, now: float, nodes: Set[str], what: str = 
     fleet = state.nodes.standbys.fleet
     why = ", ".join(sorted({fleet.nodes[node].reason for node in nodes} - {""}))
     left = _time_left(state, now, nodes)
-    return f"the fleet takes {what}{', '.join(sorted(nodes))} away {left}{f' ({why})' if why else ''}"
+    return f"the fleet takes {what}{format_nodes(sorted(nodes))} away {left}{f' ({why})' if why else ''}"
 
 
 def _time_left(state: JobState, now: float, nodes: Set[str]) -> str:

@@ -52,6 +52,8 @@ class JobState:
         self.paused_for = ""  # what ranks were last ended for on purpose
         self.verdict: Verdict | None = None  # the newest on the open incident
         self.failed_survivals = 0  # launches in a row in which ranks were to go on, and that led to no step
+        self.whole_in = 0  # number of ranks that each had the whole state of the running release; 0: they had not
+        self.carries = False  # the state of the running release lives in its ranks: none needs restoring
         self.resizes = False  # ranks of the running release can go on among more or fewer, with the same batch
         self.case: IncidentCase | None = None  # what nodes are being tried for
         self.progress: Progress | None = None  # of this generation

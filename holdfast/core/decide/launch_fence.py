@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Action, Dismiss, Say
 
 
@@ -34,7 +35,7 @@ class Fence:
         return bool(self.until)
 
     def describe_wait(self, now: float) -> str:
-        where = ", ".join(sorted(self.nodes))
+        where = format_nodes(sorted(self.nodes))
         left_s = self.until - now
         return f"waiting out {left_s:.0f} s until the ranks on {where}, which did not answer, have ended themselves"
 

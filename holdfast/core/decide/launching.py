@@ -13,7 +13,7 @@ from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
-from holdfast.core.rank_ranges import format_ranks
+from holdfast.core.rank_ranges import format_nodes, format_ranks
 from holdfast.model.action import Action, Finish, Say, Stop
 from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
@@ -169,7 +169,7 @@ def on_dismissed(state: JobState, now: float, event: Outcome) -> str:
 def drop_late_nodes(state: JobState, now: float) -> str:
     late = state.nodes.standbys.tick(now, standing=state.phase is Phase.WAITING)
     state.emit(*late)
-    return f"{', '.join(action.node for action in late)} never became ready" if late else ""
+    return f"{format_nodes(action.node for action in late)} never became ready" if late else ""
 
 
 def on_wait_tick(state: JobState, now: float) -> str:
@@ -272,14 +272,17 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     state.nodes.standbys.fleet.told_queue = ""
     state.grow_at = now + state.limits.last_call_s
     launch = state.resume_point.make_launch(next(state.ids), state.generation, seats, state.nodes.astray, release)
-    state.resizes = state.resizes and release.number == old
+    state.resizes, state.carries = (told and release.number == old for told in (state.resizes, state.carries))
     changed = release.number != old or (world_size(seats) != world and not state.resizes)
-    launch = msgspec.structs.replace(launch, keep=keeps_ranks(state, changed=changed), resizes=state.resizes)
+    keep, carries = keeps_ranks(state, changed=changed), state.carries
+    state.whole_in = state.whole_in if release.number == old else 0
+    resizes = state.resizes or state.whole_in not in (0, world_size(seats))
+    launch = msgspec.structs.replace(launch, keep=keep, resizes=resizes, carries=carries)
     state.emit(launch)
     if (short := describe_short(state)) and len(seats) != sitting:
         state.emit(Say(text=f"going on with {short}"))
     state.enter(Phase.LAUNCHING, launch.id)
-    return f"launching generation {state.generation} on {', '.join(s.node for s in seats)}"
+    return f"launching generation {state.generation} on {format_nodes(seat.node for seat in seats)}"
 
 
 def wait_for_nodes(state: JobState, now: float) -> str:
@@ -310,7 +313,8 @@ def on_progress(state: JobState, now: float, event: Progress) -> str:
         return ""
     if state.standing is not None and event.at > state.standing.at:
         on_stall_over(state, state.standing, event)
-    state.progress, state.untold, state.resizes = event, False, event.resizes
+    state.progress, state.untold, state.resizes, state.carries = event, False, event.resizes, event.carries
+    state.whole_in = world_size(state.nodes.seats) if event.replicated else 0
     if event.at > state.taken_over_at:
         state.taken_over_at = 0.0
     state.failures.on_progress(event)

@@ -22,7 +22,8 @@ def start_if_wanted(state: JobState, now: float) -> str:
     if drained and len(state.nodes.usable_pool) >= len(drained):
         return pause_job(state, now, f"{', '.join(drained)} drained by {state.requests.draining[drained[0]]}")
     if state.phase is Phase.TRAINING and now >= state.grow_at and state.nodes.may_grow():
-        return pause_job(state, now, f"{len(state.nodes.usable_pool)} more nodes are there", grows=True)
+        count = len(state.nodes.usable_pool)
+        return pause_job(state, now, f"{count} more {'node is' if count == 1 else 'nodes are'} there", grows=True)
     return ""
 
 

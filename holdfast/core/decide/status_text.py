@@ -5,7 +5,7 @@ from holdfast.core.decide.open_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import describe_short
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident
-from holdfast.core.rank_ranges import format_ranks
+from holdfast.core.rank_ranges import format_nodes, format_ranks
 from holdfast.model.event import Phase
 
 
@@ -20,7 +20,7 @@ def tell_present(state: JobState, now: float, step: int, ending: str, mute: tupl
         case Phase.WAITING:
             return _waited_for(state, now) + why
         case Phase.LAUNCHING:
-            where = ", ".join(seat.node for seat in state.nodes.seats)
+            where = format_nodes(seat.node for seat in state.nodes.seats)
             return f"generation {generation} is being launched on {where}{why}"
         case Phase.STARTING:
             kept = state.interruption.kept if state.interruption else 0

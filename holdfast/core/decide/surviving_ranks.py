@@ -15,11 +15,13 @@ _SURVIVED = (Kind.CRASH, Kind.SILENCE, Kind.HANG, Kind.HEALTH)  # what other ran
 
 def can_survive(state: JobState, alarm: Alarm) -> bool:
     """Whether the surviving ranks can be parked instead of ended: all ranks must have reported with their first step
-    that they can survive. Not after an alarm about what ranks compute, because their processes may be at fault, nor
-    after ranks of this script have twice failed to go on."""
+    that they can survive or, if the job's state lives in them, in the generation before. Not after an alarm about what
+    ranks compute, because their processes may be at fault, nor after ranks of this script have twice failed to go on.
+    """
     if state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
         return False
-    return state.progress is not None and state.progress.survives and alarm.kind in _SURVIVED
+    survives = state.progress.survives if state.progress is not None else state.carries
+    return survives and alarm.kind in _SURVIVED
 
 
 def can_grow(state: JobState) -> bool:

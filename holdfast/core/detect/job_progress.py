@@ -211,6 +211,8 @@ class JobPace:
             last_at=last_at,
             survives=all(b.survives for b in beats),
             resizes=all(b.resizes for b in beats),
+            carries=all(b.carries for b in beats),
+            replicated=all(b.replicated for b in beats),
         )
 
 

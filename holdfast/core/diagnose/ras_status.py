@@ -34,9 +34,12 @@ class RasWord(NamedTuple):
 def telling_lines(text: str) -> str:
     """Return the lines of RAS's verbose status that tell of single ranks, as many as may be sent."""
     patterns = (_COMMUNICATOR, _DIFFERENT, _MANY, _ONE, _LISTED)
-    told = [line for line in text.splitlines() if any(pattern.match(line) for pattern in patterns)]
-    while sum(len(line) + 1 for line in told) > TOLD_CHARS:
-        told.pop()
+    told, left = list[str](), TOLD_CHARS
+    for line in text.splitlines():
+        if any(pattern.match(line) for pattern in patterns):
+            if (left := left - len(line) - 1) < 0:
+                break
+            told.append(line)
     return "\n".join(told)
 
 

@@ -5,6 +5,7 @@ from collections import deque
 import msgspec
 
 from holdfast.core.incident import incident_text
+from holdfast.core.incident.first_cause import is_told_elsewhere
 from holdfast.core.incident.incident_case import IncidentCase, PastFailure
 from holdfast.core.incident.ladder import find_verdict
 from holdfast.core.incident.open_incident import Incident
@@ -126,6 +127,7 @@ class FailureHistory:
             update=releases.waiting is not None,
             skippable=self.skippable,
             departed=cause in incident.departures,
+            elsewhere=is_told_elsewhere(cause, incident.alarms),
         )
 
     def judge_case(self, now: float, case: IncidentCase) -> Verdict:

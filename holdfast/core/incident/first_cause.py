@@ -38,6 +38,15 @@ def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
     return [a for a in told if a.code != _ABORTED or a.signature == cause.signature]
 
 
+def is_told_elsewhere(cause: Alarm, alarms: list[Alarm]) -> bool:
+    """Return whether ranks of other nodes exited by themselves with the same words as the rank that is the cause. Ranks
+    that a signal killed say nothing; each of them is named by itself."""
+    if cause.kind is not Kind.CRASH or is_echo(cause) or is_killed(cause):
+        return False
+    alike = (a for a in alarms if a.kind is Kind.CRASH and a.signature == cause.signature and a.reason == cause.reason)
+    return any(set(a.suspects).isdisjoint(cause.suspects) for a in alike)
+
+
 def is_node_proof(alarm: Alarm) -> bool:
     """Return whether the alarm is proof against a machine, whichever generation runs there."""
     return alarm.hard and alarm.kind in (Kind.HEALTH, Kind.LINES, Kind.REPLICA) and not is_switch_loss(alarm)

@@ -82,6 +82,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     update: bool = False  # a newer one waits, and will be in the next launch
     skippable: bool = False  # the script asks which batches to leave out
     departed: bool = False  # ranks ended well while the others went on
+    elsewhere: bool = False  # ranks of other nodes failed in the very same way, and not because of this failure
 
     @property
     def is_spike(self) -> bool:
@@ -261,7 +262,10 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_nodes_own(self) -> bool:
         """Return whether such failures come from these nodes: all recent ones were on them, or too many for chance.
-        A bug strikes on any node, so with few nodes it soon strikes one of them twice."""
+        A bug strikes on any node, so with few nodes it soon strikes one of them twice. And what strikes several nodes
+        at once, as storage that is away, is no node's own."""
+        if self.elsewhere:
+            return False
         here = [bool(set(p.nodes).intersection(self.cause.suspects)) for p in self.recent_failures]
         pairs = len(here) * (len(here) + 1) / 2
         return any(here) and (all(here) or pairs / self.nodes < _CHANCE)

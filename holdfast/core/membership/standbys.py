@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 
 from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.host_blocking import HostFaults
+from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Acquire, Block, Dismiss, Dismissal, Probe, Say
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
@@ -106,7 +107,7 @@ class Standbys:
             self._retry_at = now + RETRY_S
         if not event.nodes:
             return f"the fleet gave no nodes: {event.detail or 'it did not say why'}"
-        return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
+        return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {format_nodes(new)} will come" if new else "")
 
     def take_report(self, now: float, nodes: Mapping[str, FleetNode]) -> None:
         """Record the fleet's report. The deadline of a node that has just got a machine counts from now."""

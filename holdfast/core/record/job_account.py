@@ -101,6 +101,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     generation: int
     step: int
+    step_at: float = 0.0  # when every rank had made it, as far as the journal tells; 0: no step was seen
     stepped: bool = False  # whether a step was ever seen; without one nobody knows which time was productive
     since: str = ""  # what steps are counted from; "": they have the script's own numbers, or those of its optimizer
     code: int | None = None  # of a finished job

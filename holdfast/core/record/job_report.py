@@ -29,6 +29,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     absence: str = ""  # in words: why no controller runs the job, though it has not ended; "": one does, or it has
     generation: int
     step: int
+    step_at: float = 0.0  # when it was made: while a job trains, its journal is told of steps every few seconds
     since: str = ""  # what steps are counted from; "": they have numbers of their own
     start_at: float
     is_part: bool = False  # what was before `start_at` is left out
@@ -62,6 +63,7 @@ def report_of(account: Account) -> Report:
         storage=account.storage,
         generation=account.generation,
         step=account.step,
+        step_at=account.step_at,
         since=account.since,
         start_at=account.start_at,
         wall_s=account.wall_s,

@@ -159,7 +159,6 @@ class Ledger:
 
     def make_account(self, now: float | None = None) -> Account:
         """Return the account so far; `now` extends it beyond the last entry of a job that still runs."""
-        start_at = self._start_at if self._start_at is not None else 0.0
         end_at = self._last_at if self.phase is Phase.DONE or now is None else max(now, self._last_at)
         # The record of an incident says when it is closed what it cost; that a stand was no training is known before.
         spans = list(self._spans) if self._standstill.since is None else self._spans_cut_at(self._standstill.since)
@@ -170,10 +169,10 @@ class Ledger:
         if not self._stepped_ever:  # ranks that make no steps restore nothing that we know of
             spans = [msgspec.structs.replace(s, use=TimeUse.RUN) if s.use is TimeUse.START_UP else s for s in spans]
         assert all(a.end_at == b.start_at for a, b in pairwise(spans)), "spans leave a gap or overlap"
-        assert not spans or (spans[0].start_at == start_at and spans[-1].end_at == end_at), "spans miss an end"
+        assert not spans or (spans[0].start_at == self.began_at and spans[-1].end_at == end_at), "spans miss an end"
         code, ending = describe_end(self.finish, self.storage, done=self.phase is Phase.DONE)
         return Account(
-            start_at=start_at,
+            start_at=self.began_at,
             end_at=end_at,
             spans=tuple(spans),
             incidents=tuple(self.incidents),
@@ -184,6 +183,7 @@ class Ledger:
             phase=self.phase,
             generation=self.generation,
             step=self.step,
+            step_at=self.newest.at if self.newest else 0.0,
             stepped=self._stepped_ever,
             since=self._counted_since(),
             code=code,

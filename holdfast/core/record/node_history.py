@@ -1,6 +1,6 @@
 """The history of each node, from the journal: its role, its ranks, what it was suspected of, and its probes."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -11,6 +11,7 @@ from holdfast.model.event import Entry, Outcome, Ready
 from holdfast.model.job_and_seats import Seat
 
 _PROBES = 20  # of one node, the newest
+_HERE = (NodeRole.ACTIVE, NodeRole.READY, NodeRole.ACQUIRING)
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class NodeHistory:
                     story = self._find_node(node)
                     story.alarms, story.last = story.alarms + 1, reason
             case Outcome(action=action, nodes=nodes):
-                self._on_outcome(entry.event, entry.at)
+                self._on_outcome(entry, entry.event)
                 for node in nodes if action not in self._trying else ():
                     self._find_node(node)  # the fleet has named it
                 self._trying.pop(action, None)
@@ -82,8 +83,12 @@ class NodeHistory:
             case Replay(id=id, seats=seats):
                 self._trying[id] = "replay", tuple(seat.node for seat in seats)
 
-    def _on_outcome(self, outcome: Outcome, at: float) -> None:
-        what, tried = self._trying.get(outcome.action, ("", ()))
+    def _on_outcome(self, entry: Entry, outcome: Outcome) -> None:
+        at, (what, tried) = entry.at, self._trying.get(outcome.action, ("", ()))
+        if outcome.ok:  # an evicted node that has passed its examination, and is not given back, is a standby again
+            dismissed = {action.node for action in entry.decision.actions if isinstance(action, Dismiss)}
+            passed = (node for node in tried if node not in outcome.failed and node not in dismissed)
+            self._take_roles(passed, NodeRole.READY, at, (NodeRole.EVICTED,))
         for node in tried:
             story, found = self._find_node(node), outcome.failed.get(node, "")
             story.probes = [*story.probes[1 - _PROBES :], ProbeResult(at=at, what=what, ok=not found, found=found)]
@@ -99,10 +104,10 @@ class NodeHistory:
             story = self._take_role(seat.node, NodeRole.ACTIVE, at)
             story.first_rank, story.nproc, story.near = seat.first_rank, seat.nproc, seat.near
 
-    def _take_roles(self, nodes: Iterable[str], role: NodeRole, at: float) -> None:
+    def _take_roles(self, nodes: Iterable[str], role: NodeRole, at: float, since: Collection[str] = _HERE) -> None:
         for node in nodes:
             story = self._find_node(node)
-            if story.role not in (NodeRole.ACTIVE, NodeRole.READY, NodeRole.ACQUIRING) or story.first_rank >= 0:
+            if story.role not in since or story.first_rank >= 0:
                 continue  # it has left already, or is back by now
             self._take_role(node, role, at)
 

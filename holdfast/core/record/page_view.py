@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.incident.incident_text import count_failures, lost_steps, phases_s, record_label
+from holdfast.core.incident.incident_text import count_failures, describe_kept, lost_steps, phases_s, record_label
 from holdfast.core.record.incident_story import IncidentStory, StoryFold
 from holdfast.core.record.job_account import Account, Span, TimeUse
 from holdfast.core.record.job_report import report_of
@@ -69,12 +69,16 @@ class PageIncident(msgspec.Struct, frozen=True, kw_only=True):
     redo_s: float  # of it, the latter
     lost_steps: int | None
     failures: int
+    stayed: str  # how many ranks went on in their processes; "": none did
+    short: str  # of how many nodes the job then used how many, if fewer with the same batch
     phases_s: dict[str, float]
     sentence: str
 
 
 class PageChange(msgspec.Struct, frozen=True, kw_only=True):
     why: str
+    stayed: str  # as of an incident
+    short: str
     at: float
     lost_s: float
     release: int
@@ -270,7 +274,7 @@ class PageFold:
         self, account: Account, bill: Bill, nodes: tuple[PageNode, ...], status: dict[str, Any], absence: str
     ) -> PageHead:
         over = account.phase is Phase.DONE
-        ended = f"ended with code {account.code}: {account.ending}" if account.code is not None else absence
+        ended = f"ended with code {account.code}: {account.ending}" if over else absence
         opened = self.stories.tell_open(0) is not None
         told = ("floor", "disk", "behind", "held", "asking", "asks_until", "waiting", "waiting_until", "queued")
         return PageHead(
@@ -392,6 +396,8 @@ def _show_incident(record: Record, bill: Bill) -> PageIncident:
         redo_s=row.get(TimeUse.REDO, 0.0),
         lost_steps=lost_steps(record),
         failures=record.failures,
+        stayed=describe_kept(record).removeprefix(", "),
+        short=record.short,
         phases_s=share_tenths(phases_s(record)),
         sentence=record.sentence,
     )
@@ -400,6 +406,8 @@ def _show_incident(record: Record, bill: Bill) -> PageIncident:
 def _show_change(change: Change, bill: Bill, number: int) -> PageChange:
     return PageChange(
         why=change.why,
+        stayed=describe_kept(change).removeprefix(", "),
+        short=change.short,
         at=change.asked_at,
         lost_s=sum(bill.changes.get(number, {}).values()),
         release=change.release,

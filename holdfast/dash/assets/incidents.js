@@ -32,7 +32,7 @@ function list(view) {
 function changes(view) {
   if (!view.changes.length) return h("div", { hidden: true });
   const rows = [...view.changes].reverse().slice(0, SHOWN).map((one) => h("tr", {},
-    h("td", { class: "nowrap soft" }, clock(one.at, true)), h("td", {}, capital(one.why)),
+    h("td", { class: "nowrap soft" }, clock(one.at, true)), h("td", {}, capital(one.why), wentOn(one) ? h("div", { class: "soft small" }, wentOn(one)) : null),
     h("td", { "data-name": "Release:" }, String(one.release)), h("td", { class: "num", "data-name": "Took:" }, duration(one.lost_s))));
   return sheet("Planned restarts", String(view.changes.length), h("table", { class: "cards" },
     h("thead", {}, h("tr", {}, ["At", "Why", "Release"].map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col", class: "num" }, "Took"))),
@@ -41,8 +41,11 @@ function changes(view) {
 
 function remedyText(one) {
   const swapped = [one.evicted.length ? `evicted ${someNames(one.evicted)}` : "", one.admitted.length ? `admitted ${someNames(one.admitted)}` : ""].filter(Boolean);
-  return capital([one.remedy === "evict" && swapped.length ? "" : one.remedy, ...swapped].filter(Boolean).join(", "));
+  return capital([one.remedy === "evict" && swapped.length ? "" : one.remedy, ...swapped, wentOn(one)].filter(Boolean).join(", "));
 }
+
+// Ranks that were not started anew, and a job that uses fewer nodes until others come.
+const wentOn = (one) => [one.stayed, one.short].filter(Boolean).join(", ");
 
 // What failed, where, why we think so, what was done, what it cost: the same five facts wherever an incident is shown.
 export function facts(one) {

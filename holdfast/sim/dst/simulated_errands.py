@@ -103,6 +103,7 @@ class SimHealth:
     """Health readings of the machine's network link only; they never explain why a rank ended."""
 
     peak_flops = 0.0
+    tensor_share: float | None = None
     links_read = True
 
     def __init__(self, machine: SimMachine, on_alarm: Callable[[Alarm], None], now: Callable[[], float]) -> None:

@@ -9,6 +9,7 @@ from holdfast.core.terminal_sanitizer import mark_cut
 from holdfast.model.observation import Mark, StepValues
 from holdfast.model.told_bounds import MOST, MOST_REAL, MOST_S
 from holdfast.wire.rank_memory.slot_writer import (
+    CARRIES,
     CLAIMED,
     COLD,
     COUNTED,
@@ -24,6 +25,7 @@ from holdfast.wire.rank_memory.slot_writer import (
     OWN_NORM,
     PARTED,
     PARTING,
+    REPLICATED,
     RESIZES,
     RETURNED,
     RING,
@@ -87,6 +89,8 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     claimed: bool = False  # the process of this pid makes the rank's steps
     survives: bool = False  # it can go on in its process when another rank fails
     resizes: bool = False  # and among more or fewer ranks, with the same batch
+    carries: bool = False  # its state lives in its process, and it brings it to others
+    replicated: bool = False  # it has the whole state, as every other rank has
     ending: str = ""  # of a script: "returned", "parting" (it destroys its process groups), "parted" (none is left)
 
 
@@ -205,5 +209,7 @@ def _parse_reading(body: bytes) -> SlotReading:
         claimed=bool(flags & CLAIMED),
         survives=bool(flags & SURVIVES),
         resizes=bool(flags & RESIZES),
+        carries=bool(flags & CARRIES),
+        replicated=bool(flags & REPLICATED),
         ending=next((word for flag, word in _ENDINGS.items() if flags & flag), ""),
     )

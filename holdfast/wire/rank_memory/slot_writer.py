@@ -39,7 +39,9 @@ PARTING, PARTED = 1024, 2048  # the script destroys its process groups; it has n
 NUMBERED = 8192  # a first step that was counted has the number that the job's steps have
 MADE_UP = 4096  # the optimizer's count has a step that torch made only to create its state
 SURVIVES = 16384  # the rank can go on in its process when another one fails
+CARRIES = 65536  # the job's state lives in the ranks, and those that survive bring it to the others
 RESIZES = 32768  # its whole state is on every rank, and its script goes on with any number of ranks
+REPLICATED = 131072  # each of several ranks has the whole state
 
 
 class SlotWriter:
@@ -244,6 +246,14 @@ class SlotWriter:
     def mark_resizes(self) -> None:
         """Record that this rank can go on among more or fewer ranks, with the same batch."""
         self._set_flag(RESIZES)
+
+    def mark_replicated(self) -> None:
+        """Record that each of the job's several ranks has its whole state."""
+        self._set_flag(REPLICATED)
+
+    def mark_carries(self) -> None:
+        """Record that this rank keeps its state in its process, and brings it to others: none needs restoring."""
+        self._set_flag(CARRIES)
 
     def mark_returned(self) -> None:
         """Record that the script has returned without failure; only the interpreter's own exit is left."""

@@ -54,6 +54,7 @@ def test_the_same_crash_on_the_same_node_evicts() -> None:
         ("outside the window", {"past": past(10, at=-1800.0)}),
         ("nobody can take its place", {"past": past(10), "replaceable": False}),
         ("only an echo", {"past": past(10), "cause": ECHO}),
+        ("ranks of other nodes said the same", {"past": past(10), "elsewhere": True}),
     ],
 )
 def test_a_crash_that_is_not_the_nodes_fault(why: str, changes: dict[str, object]) -> None:

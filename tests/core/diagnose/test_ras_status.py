@@ -1,5 +1,7 @@
 """What NCCL's RAS says: texts of NCCL 2.28.9, of four ranks on an H200 and from its documentation."""
 
+import time
+
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.diagnose.ras_status import TOLD_CHARS, RasWord, describe_ras, parse_ras, telling_lines
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
@@ -150,3 +152,11 @@ def test_alone_it_names_nobody() -> None:
     ]
     found = find_blocking(traces)
     assert not found.ranks and found.reason.endswith(" (NCCL's RAS: rank 2 does not answer)")
+
+
+def test_a_megabyte_of_telling_lines_is_cut_at_once() -> None:
+    """A large job, or another user who listens in place of NCCL, tells so much; it took a quarter of an hour."""
+    text = "#1-1 (a) A\n" * 95_000
+    began = time.process_time()
+    assert len(telling_lines(text)) == TOLD_CHARS // 11 * 11 - 1
+    assert time.process_time() < began + 5

@@ -1,0 +1,83 @@
+"""What one worker of a pipeline holds between steps and across failures."""
+
+import os
+import secrets
+from pathlib import Path
+
+import torch
+
+from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
+from holdfast.client.elastic.layer_files import LayerFiles
+from holdfast.client.elastic.layer_units import LayerUnit, MakeLayer, MakeOptimizer
+from holdfast.client.elastic.rank_reports import RankReport
+from holdfast.client.elastic.shadow_layers import add_shadows
+from holdfast.core.elastic.layer_owners import Held
+from holdfast.core.elastic.proposal import PhaseCosts
+from holdfast.model.route_plan import PipelineJob, RoutePlan
+
+
+class HeldLayers:
+    """The layers, the plan that they follow, and how far their step has come."""
+
+    def __init__(
+        self,
+        job: PipelineJob,
+        make: list[MakeLayer],
+        optimizer: MakeOptimizer,
+        path: Path | None,
+    ) -> None:
+        self.job, self._make, self._make_optimizer = job, make, optimizer
+        self.units: dict[int, LayerUnit] = {}
+        self.snapshots = KeptSnapshots()
+        self.files = LayerFiles(path, job.layers)
+        self.device = torch.device("cpu")
+        self.plan = RoutePlan(held=(), routes=())  # with shadows
+        self.bare = self.plan  # as it was chosen, without them
+        self.keeps_shadows = False
+        self.worker = -1  # this worker's number in the plan
+        self.reach = 0  # how many ranks further on its snapshots are kept
+        self.meeting = 0  # of workers, at which the plan was made; 0: there is none
+        self.committed = 0
+        self.finished = 0  # the last step of which all is done
+        self.ready = 0  # the step whose summed gradients are in hand
+        self.vote: tuple[int, tuple[float, ...]] = (
+            0,
+            (),
+        )  # the last that was seen, with its totals
+        self.broke_at = 0.0
+        self.costs = PhaseCosts()
+        self.line = ""  # names what this generation writes to storage
+        self.incidents = 0
+
+    def complete(self, plan: RoutePlan, have: Held) -> RoutePlan:
+        """Return a plan with its shadows, if workers keep them; `have` are the layers that they hold by now."""
+        return add_shadows(plan, have) if self.keeps_shadows else plan
+
+    def take_plan(self, bare: RoutePlan, plan: RoutePlan, worker: int) -> None:
+        self.bare, self.plan, self.worker = bare, plan, worker
+        self.reach = choose_reach(plan, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self.committed = plan.resume_step - 1
+
+    def make_unit(self, number: int) -> LayerUnit:
+        return LayerUnit(number, self._make[number], self._make_optimizer, self.job.seed)
+
+    def buffer_versions(self) -> list[int]:
+        return [buffer._version for unit in self.units.values() for buffer in unit.module.buffers()]
+
+    def make_report(self, step_s: float) -> RankReport:
+        return RankReport(
+            meeting=self.meeting,
+            worker=self.worker,
+            plan=self.bare if self.meeting else None,
+            layers=tuple((number, unit.step) for number, unit in sorted(self.units.items()) if unit.whole),
+            ready=self.ready,
+            voted=self.vote[0],
+            totals=self.vote[1],
+            snapshots=self.snapshots.list_snapshots(),
+            stored=self.files.newest_whole(),
+            broke_at=self.broke_at,
+            step_s=step_s,
+            costs=self.costs,
+            incidents=self.incidents,
+            line=secrets.token_hex(4),
+        )

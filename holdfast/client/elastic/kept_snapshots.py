@@ -1,0 +1,73 @@
+"""Snapshots of layers in memory: each worker keeps its own, and those of the worker before it in a ring."""
+
+import torch
+import torch.distributed as dist
+
+from holdfast.client.elastic.layer_units import LayerUnit
+from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.model.route_plan import RoutePlan
+
+_STEPS = 2  # that are kept, as a worker may be lost while the newest is made
+
+
+class KeptSnapshots:
+    """The packed layers in this worker's memory."""
+
+    def __init__(self) -> None:
+        self._packed: dict[tuple[int, int], torch.Tensor] = {}  # by layer and step
+
+    def list_snapshots(self) -> tuple[tuple[int, int], ...]:
+        return tuple(sorted(self._packed))
+
+    def find(self, layer: int, step: int) -> torch.Tensor:
+        return self._packed[layer, step]
+
+    def take(self, step: int, units: dict[int, LayerUnit], traffic: RankTraffic, reach: int) -> None:
+        """Keep this worker's layers, send them to the worker `reach` further on, and keep those of the one that sends.
+        All workers call it at the same step."""
+        mine = {layer: units[layer].pack() for layer in sorted(units)}
+        world, rank = dist.get_world_size(), dist.get_rank()
+        came: dict[int, torch.Tensor] = {}
+        if reach % world:
+            came = _exchange_packed(mine, (rank + reach) % world, (rank - reach) % world, traffic)
+        fresh = {(layer, step): packed for layer, packed in (came | mine).items()}
+        kept = sorted({old for _, old in self._packed if old != step})[-(_STEPS - 1) :]
+        self._packed = {key: one for key, one in self._packed.items() if key[1] in kept} | fresh
+
+    def drop_after(self, step: int) -> None:
+        """Drop snapshots of steps that are to be made again."""
+        self._packed = {key: one for key, one in self._packed.items() if key[1] <= step}
+
+
+def choose_reach(plan: RoutePlan, node_ranks: int) -> int:
+    """Return how many ranks further on each worker's snapshots are to be kept: if possible, by somebody who does not
+    hold the same layers anyway, and on another node. 0: there is nobody."""
+    world = len(plan.held)
+    tried = {one % world for one in (1, node_ranks, node_ranks + 1, node_ranks - 1, 2 * node_ranks + 1)} - {0}
+
+    def weigh(reach: int) -> tuple[int, int, int]:
+        pairs = [(worker, (worker + reach) % world) for worker in range(world)]
+        alike = sum(not set(plan.held[one]).isdisjoint(plan.held[other]) for one, other in pairs)
+        near = sum(one // node_ranks == other // node_ranks for one, other in pairs)
+        return alike, near, reach
+
+    return min(tried, key=weigh, default=0)
+
+
+def _exchange_packed(
+    mine: dict[int, torch.Tensor], to: int, source: int, traffic: RankTraffic
+) -> dict[int, torch.Tensor]:
+    sizes = torch.tensor([[layer, packed.numel()] for layer, packed in mine.items()], dtype=torch.int64).reshape(-1, 2)
+    traffic.send(torch.tensor([len(mine)]), to, 0)
+    if len(mine):
+        traffic.send(sizes, to, 1)
+    for layer, packed in mine.items():
+        traffic.send(packed, to, 2 + layer)
+    count = int(traffic.receive(torch.zeros(1, dtype=torch.int64), source, 0))
+    came: dict[int, torch.Tensor] = {}
+    if count:
+        told = traffic.receive(torch.zeros(count, 2, dtype=torch.int64), source, 1).tolist()
+        for layer, size in told:
+            came[layer] = traffic.receive(torch.empty(size, dtype=torch.uint8), source, 2 + layer)
+    traffic.settle()
+    return came

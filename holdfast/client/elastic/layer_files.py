@@ -1,0 +1,77 @@
+"""Checkpoints of a pipeline on storage: a folder for each step, with a file for each layer, whole once all are there.
+
+Whoever holds a layer first writes it, so any workers can read what any others wrote. A folder is named by its step and
+by the line of steps that it is of, as others may make the step again. A file ends with a digest of the rest.
+"""
+
+import os
+import re
+import shutil
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+
+_DIGEST_BYTES = 16
+_KEPT = 2  # whole checkpoints
+_FOLDER = re.compile(r"step-(\d+)-(\w+)")
+
+
+class LayerFileError(Exception):
+    """A layer's file that is damaged, or cannot be read."""
+
+
+class LayerFiles:
+    def __init__(self, path: Path | None, layers: int) -> None:
+        self._path, self._layers = path, layers
+
+    def newest_whole(self) -> int:
+        """Return the newest step of which every layer is there; -1 if there is none."""
+        return max((step for step, _, _ in self._list_whole()), default=-1)
+
+    def write(self, layer: int, step: int, line: str, packed: torch.Tensor) -> None:
+        assert self._path is not None
+        folder = self._path / f"step-{step}-{line}"
+        folder.mkdir(parents=True, exist_ok=True)
+        content = packed.numpy().data
+        new = folder / f".layer-{layer}.{os.getpid()}"
+        with new.open("wb") as file:
+            file.write(content)
+            file.write(blake2b(content, digest_size=_DIGEST_BYTES).digest())
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(folder / f"layer-{layer}")
+
+    def read(self, layer: int, step: int) -> torch.Tensor:
+        """Return a packed layer of a whole step. Raises LayerFileError."""
+        found = [(line, folder) for at, line, folder in self._list_whole() if at == step]
+        if not found:
+            raise LayerFileError(f"step {step} is not whole in {self._path} any more")
+        path = max(found)[1] / f"layer-{layer}"
+        try:
+            content = bytearray(path.read_bytes())
+        except OSError as e:
+            raise LayerFileError(f"{path} cannot be read: {e.strerror}") from None
+        body = memoryview(content)[:-_DIGEST_BYTES]
+        if blake2b(body, digest_size=_DIGEST_BYTES).digest() != content[-_DIGEST_BYTES:]:
+            raise LayerFileError(f"{path} is damaged")
+        return torch.frombuffer(content, dtype=torch.uint8)[:-_DIGEST_BYTES].clone()
+
+    def drop_old(self) -> None:
+        """Delete all but the newest whole checkpoints, and what was begun before them."""
+        steps = sorted({step for step, _, _ in self._list_whole()})
+        if len(steps) <= _KEPT:
+            return
+        for step, _, folder in self._list_folders():
+            if step < steps[-_KEPT]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _list_whole(self) -> list[tuple[int, str, Path]]:
+        wanted = {f"layer-{layer}" for layer in range(self._layers)}
+        return [one for one in self._list_folders() if wanted <= {path.name for path in one[2].iterdir()}]
+
+    def _list_folders(self) -> list[tuple[int, str, Path]]:
+        if self._path is None or not self._path.is_dir():
+            return []
+        found = [(match, path) for path in self._path.iterdir() if (match := _FOLDER.fullmatch(path.name))]
+        return [(int(match[1]), match[2], path) for match, path in found]

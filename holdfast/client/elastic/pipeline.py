@@ -1,0 +1,216 @@
+"""A pipeline that goes on when workers fail or come: its layers, its steps, and its console lines."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
+from holdfast.client.elastic.held_layers import HeldLayers
+from holdfast.client.elastic.layer_units import MakeLayer, MakeOptimizer
+from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery
+from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.routed_passes import (
+    BatchOf,
+    LossOf,
+    PassSettings,
+    RoutedPasses,
+)
+from holdfast.client.elastic.state_moves import digest_states
+from holdfast.client.elastic.step_phases import StepPhases
+from holdfast.client.elastic.step_vote import (
+    clip_scale,
+    exchange_totals,
+    first_holder,
+    mean_loss,
+)
+from holdfast.client.elastic.task_order import order_tasks
+from holdfast.core.elastic.departure_policy import MIGRATE, SAVE
+from holdfast.core.elastic.plan_choice import POLICIES
+from holdfast.model.route_plan import PipelineJob, Semantics
+
+_FLOORS = {
+    "exact": Semantics.EXACT,
+    "fp_order": Semantics.FP_ORDER,
+    "batch_changed": Semantics.BATCH_CHANGED,
+}
+
+_FOLLOWED = tuple(name for name in POLICIES if name not in (MIGRATE, SAVE))  # what is carried out so far
+
+
+class StepSettings(NamedTuple):
+    """What a pipeline does in every step."""
+
+    passes: PassSettings
+    reduction: Reduction
+    clip_norm: float | None
+    rate: Callable[[int], float] | None
+    snapshot_every: int
+    store_every: int
+
+
+class ElasticPipeline:
+    """A model in layers that the job's ranks hold and compute in turns, with a plan that changes when ranks do.
+
+    Ranks that survive a failure keep what they hold, agree on the last step, choose a plan and go on, without the state
+    of a Checkpointer. What a step computes depends on its number, its microbatches and its layers, and on no rank.
+
+    >>> layers = [lambda: torch.nn.Linear(4, 4)] * 6
+    >>> pipeline = holdfast.ElasticPipeline(layers, torch.optim.AdamW, torch.nn.functional.mse_loss, microbatches=4)
+    >>> pipeline.job.layers
+    6
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[MakeLayer],
+        optimizer: MakeOptimizer,
+        loss: LossOf,
+        *,
+        microbatches: int,
+        stages: int = 1,
+        semantics: Literal["exact", "fp_order", "batch_changed"] = "exact",
+        reduction: Reduction = "ordered",
+        seed: int = 0,
+        recompute: bool = False,
+        clip_norm: float | None = None,
+        rate: Callable[[int], float] | None = None,
+        snapshot_every: int = 10,
+        path: str | Path | None = None,
+        store_every: int = 0,
+        shadows: bool = False,
+        policies: Sequence[str] = _FOLLOWED,
+    ) -> None:
+        """`layers` are functions that each make one: a worker makes those that it holds, from `seed`. `optimizer` gets
+        a layer's parameters; `loss` the last layer's output and what the batch says, for one microbatch. `stages` are
+        those of a whole pipeline; ranks beyond one are replicas of it. `rate` gives the learning rate of a step.
+        Snapshots go to another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path`
+        every `store_every` steps. With `shadows` each rank also keeps the layers of those that it sends to.
+        """
+        _check_arguments(layers, semantics, reduction, policies, store_every > 0 and path is None)
+        self.job = PipelineJob(
+            layers=len(layers),
+            microbatches=microbatches,
+            stages=min(stages, len(layers)),
+            floor=_FLOORS[semantics],
+            ordered=reduction == "ordered",
+            seed=seed,
+        )
+        passes = PassSettings(loss, microbatches, len(layers), seed, recompute)
+        self._settings = StepSettings(passes, reduction, clip_norm, rate, snapshot_every, store_every)
+        self._held = HeldLayers(self.job, list(layers), optimizer, None if path is None else Path(path))
+        self._held.keeps_shadows = shadows
+        self._phases = StepPhases()
+        self._recovery = PipelineRecovery(self._held, self._phases, self._apply, tuple(policies))
+
+    @property
+    def layers(self) -> dict[int, torch.nn.Module]:
+        """The layers that this rank holds, by number."""
+        return {number: unit.module for number, unit in sorted(self._held.units.items())}
+
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """What was done after each failure that this process has seen, in order."""
+        return list(self._recovery.recoveries)
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Meet the other ranks, bring all layers to the step that counts, and yield the steps after it up to `total`.
+        Call `step` once for each. All ranks call this at the same time, as the function that survives begins."""
+        self._recovery.meet()
+        self._prepare()
+        while (step := self._held.committed + 1) <= total:
+            if self._recovery.change_plan():
+                self._prepare()
+            yield step
+            if self._held.committed != step:
+                raise RuntimeError(f"step {step} was not made: call step() once for each number that steps() yields")
+
+    def _prepare(self) -> None:
+        """Make ready what all steps of a plan have in common."""
+        plan = self._held.plan
+        self._tasks = order_tasks(plan.routes)
+        self._sums = GradientSums(plan, dist.get_rank(), self._settings.reduction, self.job.layers)
+
+    def step(self, batch: BatchOf) -> float:
+        """Make the next step and return its loss, the same on all ranks: the mean over its microbatches.
+
+        `batch(step, microbatch)` returns the input of the first layer, and what the loss takes beside the last layer's
+        output; for equal arguments the same on every rank.
+        """
+        step, self._held.finished = self._held.committed + 1, 0
+        try:
+            with torch.random.fork_rng(devices=()):
+                totals = self._make_step(step, batch)
+        finally:
+            self._held.broke_at = 0.0 if self._held.finished == step else time.time()
+        return mean_loss(self.job, totals)
+
+    def digest(self) -> str:
+        """Return a hash of all layers with their optimizers' states, the same on all ranks. All ranks call it."""
+        return digest_states(self._held.units)
+
+    def _make_step(self, step: int, batch: BatchOf) -> tuple[float, ...]:
+        held, phases, settings = self._held, self._phases, self._settings
+        phases.begin()
+        phases.enter("passes")
+        traffic = RankTraffic(held.device)
+        passes = RoutedPasses(settings.passes, held.units, traffic)
+        buffers = held.buffer_versions()
+        passes.run(held.plan, self._tasks, dist.get_rank(), step, batch)
+        if held.buffer_versions() != buffers:
+            raise RuntimeError("a layer changed a buffer in its forward pass, which replicas would not do alike")
+        phases.enter("sums")
+        self._sums.sum_gradients(held.units, passes.gradients, traffic)
+        held.ready = step
+        phases.enter("vote")
+        norms = settings.clip_norm is not None
+        totals = exchange_totals(self.job, held.plan, held.units, passes.losses, norms=norms)
+        held.vote = (step, totals)
+        phases.enter("apply")
+        self._apply(step, totals)
+        phases.enter("keep")
+        self._keep_state(step, traffic)
+        phases.end_step()
+        held.finished = step
+        return totals
+
+    def _apply(self, step: int, totals: tuple[float, ...]) -> None:
+        """Make the optimizer's step in all layers that have not made it."""
+        scale = clip_scale(self.job, totals, self._settings.clip_norm)
+        rate = self._settings.rate(step) if self._settings.rate else None
+        for unit in self._held.units.values():
+            unit.apply(step, scale, rate)
+        self._held.committed = step
+
+    def _keep_state(self, step: int, traffic: RankTraffic) -> None:
+        held, settings = self._held, self._settings
+        if settings.snapshot_every and step % settings.snapshot_every == 0:
+            held.snapshots.take(step, held.units, traffic, held.reach)
+        if settings.store_every and step % settings.store_every == 0:
+            for layer, unit in sorted(held.units.items()):
+                if first_holder(held.plan, layer) == dist.get_rank():
+                    held.files.write(layer, step, held.line, unit.pack())
+            if dist.get_rank() == 0:
+                held.files.drop_old()
+
+
+def _check_arguments(
+    layers: Sequence[object],
+    semantics: str,
+    reduction: str,
+    policies: Sequence[str],
+    pathless: bool,
+) -> None:
+    if not layers or not all(callable(one) and not isinstance(one, torch.nn.Module) for one in layers):
+        raise TypeError("layers must be functions that each make a layer, such as functools.partial(nn.Linear, 8, 8)")
+    if semantics not in _FLOORS:
+        raise ValueError(f"semantics must be one of {', '.join(_FLOORS)}, not {semantics!r}")
+    if reduction not in ("ordered", "float"):
+        raise ValueError(f'reduction must be "ordered" or "float", not {reduction!r}')
+    if strange := [name for name in policies if name not in _FOLLOWED]:
+        raise ValueError(f"{strange[0]!r} is no policy; these are: {', '.join(_FOLLOWED)}")
+    if pathless:
+        raise ValueError("store_every needs a path")

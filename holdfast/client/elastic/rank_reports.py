@@ -1,0 +1,123 @@
+"""What workers tell one another after a failure, and what follows from it: which step counts, and who holds what.
+
+The last exchange of a step is its vote: each worker goes into it with its summed gradients in hand, so if one worker
+has come out of it, all others can make the step as well. Then all do; else all drop it, and make it again.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.core.elastic.proposal import PhaseCosts
+from holdfast.model.route_plan import PipelineSituation, RoutePlan, RouteSegment
+
+
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker has, when it meets the others in a new generation."""
+
+    meeting: int = 0  # at which its plan was made, counted from the job's first; 0: it has none
+    worker: int = -1  # its number there
+    plan: RoutePlan | None = None
+    layers: tuple[tuple[int, int], ...] = ()  # that it holds whole, each with the last step whose update is in it
+    ready: int = 0  # the step whose summed gradients it has in hand; 0: none
+    voted: int = 0  # the last step whose vote it came out of
+    totals: tuple[float, ...] = ()  # of that vote: losses by microbatch, then squares of gradients by layer
+    snapshots: tuple[tuple[int, int], ...] = ()  # (layer, step) in its memory
+    stored: int = -1  # the newest whole step on storage
+    broke_at: float = 0.0  # when its step broke off, by the wall clock; 0: it was in none
+    step_s: float = 0.0  # what its steps took lately
+    costs: PhaseCosts = PhaseCosts()  # as it has measured them
+    incidents: int = 0  # in how many
+    line: str = ""  # a name for what is written from now on, if it is the first worker
+
+
+class SettledStep(msgspec.Struct, frozen=True):
+    """The step that counts."""
+
+    committed: int
+    held: tuple[tuple[int, ...], ...]  # by worker, once those who can have made `committed`
+    totals: tuple[float, ...]  # of its vote, for workers that have not made it; () if there are none
+
+
+def settle_step(reports: Sequence[RankReport]) -> SettledStep:
+    """Return the newest step that anybody has made or seen voted for, and who holds which layers at it."""
+    made = [step for report in reports for _, step in report.layers]
+    committed = max([0, *made, *(report.voted for report in reports)])
+    held = tuple(
+        tuple(
+            layer
+            for layer, step in report.layers
+            if step == committed or (step == committed - 1 and report.ready == committed)
+        )
+        for report in reports
+    )
+    totals = next(
+        (report.totals for report in reports if report.voted == committed and report.totals),
+        (),
+    )
+    return SettledStep(committed, held, totals)
+
+
+def describe_situation(reports: Sequence[RankReport], settled: SettledStep) -> PipelineSituation:
+    """Return the situation from which routes are chosen, with the earlier plan in today's numbers of workers: those of
+    workers that are gone are below zero."""
+    newest = max(report.meeting for report in reports)
+    told = {report.worker: rank for rank, report in enumerate(reports) if report.meeting == newest and report.plan}
+    plan = next(
+        (report.plan for report in reports if report.meeting == newest and report.plan),
+        None,
+    )
+    gone = [worker for worker in range(len(plan.held)) if worker not in told] if plan else []
+    return PipelineSituation(
+        committed=settled.committed,
+        held=_split_shadows(reports, settled.held, plan, newest, shadows=False),
+        shadows=_split_shadows(reports, settled.held, plan, newest, shadows=True),
+        earlier=_renumber(
+            plan,
+            told | {worker: -1 - place for place, worker in enumerate(gone)},
+            len(reports),
+        ),
+        lost=tuple(plan.held[worker] for worker in gone) if plan else (),
+        snapshots=tuple(report.snapshots for report in reports),
+        stored=min(report.stored for report in reports),
+    )
+
+
+def _split_shadows(
+    reports: Sequence[RankReport],
+    held: tuple[tuple[int, ...], ...],
+    plan: RoutePlan | None,
+    newest: int,
+    *,
+    shadows: bool,
+) -> tuple[tuple[int, ...], ...]:
+    """Return what each worker holds beside what the plan gave it as its own; or, without `shadows`, the rest."""
+    own = [
+        plan.held[report.worker] if plan and report.meeting == newest and report.plan else mine
+        for report, mine in zip(reports, held, strict=True)
+    ]
+    return tuple(
+        tuple(layer for layer in mine if (layer not in known) == shadows) for mine, known in zip(held, own, strict=True)
+    )
+
+
+def _renumber(plan: RoutePlan | None, numbers: dict[int, int], world: int) -> RoutePlan | None:
+    if plan is None:
+        return None
+    held: list[tuple[int, ...]] = [()] * world
+    for worker, layers in enumerate(plan.held):
+        if numbers[worker] >= 0:
+            held[numbers[worker]] = layers
+    known: dict[tuple[RouteSegment, ...], tuple[RouteSegment, ...]] = {}  # routes of one pipeline stay one object
+    for route in plan.routes:
+        if route not in known:
+            known[route] = tuple(RouteSegment(numbers[s.worker], s.first, s.end) for s in route)
+    routes = tuple(known[route] for route in plan.routes)
+    return RoutePlan(held=tuple(held), routes=routes, resume_step=plan.resume_step)
+
+
+def choose_costs(reports: Sequence[RankReport]) -> PhaseCosts:
+    """Return the costs as measured by the worker that has seen most incidents, and the time of the slowest steps."""
+    known = max(reports, key=lambda report: report.incidents)
+    step_s = max(report.step_s for report in reports)
+    return msgspec.structs.replace(known.costs, step_s=step_s) if step_s else known.costs

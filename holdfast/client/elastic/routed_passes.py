@@ -1,0 +1,179 @@
+"""The forward and backward passes of one step along the routes of a plan, as far as one worker makes them.
+
+Each layer is a piece of autograd's graph of its own, with contiguous tensors at its borders, and what it draws follows
+from the step, the microbatch and the layer. So its bits depend neither on who computes it nor on its neighbours.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.client.elastic.layer_units import LayerUnit, draw_seed
+from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.task_order import Task
+from holdfast.model.route_plan import RoutePlan, RouteSegment
+
+BatchOf = Callable[[int, int], tuple[torch.Tensor, Any]]  # step and microbatch -> input, and what the loss takes
+LossOf = Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+class PassSettings(NamedTuple):
+    """What all steps of a job have in common."""
+
+    loss: LossOf
+    microbatches: int
+    layers: int
+    seed: int
+    recompute: bool
+
+
+class Island(NamedTuple):
+    """One layer's pass of one microbatch: the graph between its input and its output."""
+
+    layer: int
+    given: torch.Tensor
+    made: torch.Tensor
+
+
+class RoutedPasses:
+    """One step's passes of one worker."""
+
+    def __init__(
+        self,
+        settings: PassSettings,
+        units: Mapping[int, LayerUnit],
+        traffic: RankTraffic,
+    ) -> None:
+        self._settings, self._units, self._traffic = settings, units, traffic
+        self._open: dict[tuple[int, int], list[Island]] = {}  # by microbatch and depth
+        self._inputs: dict[tuple[int, int], torch.Tensor] = {}  # with recomputation
+        self._values: dict[tuple[int, int], torch.Tensor] = {}  # between this worker's own segments
+        self.losses: dict[int, float] = {}  # by microbatch
+        self.gradients: dict[tuple[int, int], torch.Tensor] = {}  # by layer and microbatch
+
+    def run(self, plan: RoutePlan, tasks: list[Task], worker: int, step: int, batch: BatchOf) -> None:
+        for task in tasks:
+            route = plan.routes[task.microbatch]
+            if route[task.depth].worker != worker:
+                continue
+            if task.backward:
+                self._go_backward(route, task, step, batch)
+            else:
+                self._go_forward(route, task, step, batch)
+        self._traffic.settle()
+
+    def _go_forward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
+        m, depth = task.microbatch, task.depth
+        segment = route[depth]
+        if depth:
+            given = self._fetch(
+                route[depth - 1].worker,
+                segment.worker,
+                m,
+                segment.first,
+                backward=False,
+            )
+        else:
+            given = batch(step, m)[0].to(self._traffic.device)
+        if self._settings.recompute and depth + 1 < len(route):  # the last segment goes backward at once
+            self._inputs[m, depth] = given
+            with torch.no_grad():
+                made = given
+                for layer in range(segment.first, segment.end):
+                    made = self._call_layer(layer, made, step, m)
+        else:
+            islands = self._build_islands(segment, given, step, m)
+            self._open[m, depth] = islands
+            made = islands[-1].made.detach()
+        if depth + 1 < len(route):
+            self._hand_over(
+                made,
+                segment.worker,
+                route[depth + 1].worker,
+                m,
+                segment.end,
+                backward=False,
+            )
+
+    def _go_backward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
+        m, depth = task.microbatch, task.depth
+        segment = route[depth]
+        if (m, depth) in self._inputs:
+            islands = self._build_islands(segment, self._inputs.pop((m, depth)), step, m)
+        else:
+            islands = self._open.pop((m, depth))
+        if depth + 1 < len(route):
+            gradient = self._fetch(route[depth + 1].worker, segment.worker, m, segment.end, backward=True)
+        else:
+            gradient = self._start_backward(islands[-1].made, step, m, batch)
+        while islands:
+            island = islands.pop()
+            if island.made.requires_grad:
+                torch.autograd.backward(island.made, gradient)
+            unit = self._units[island.layer]
+            if unit.parameters:
+                self.gradients[island.layer, m] = unit.take_gradients()
+            came = island.given.grad
+            gradient = torch.zeros_like(island.given) if came is None else came.contiguous()
+        if depth:
+            self._hand_over(
+                gradient,
+                segment.worker,
+                route[depth - 1].worker,
+                m,
+                segment.first,
+                backward=True,
+            )
+
+    def _start_backward(self, output: torch.Tensor, step: int, m: int, batch: BatchOf) -> torch.Tensor:
+        """Note the microbatch's loss, and return the gradient of its share in the step's loss."""
+        leaf = output.detach().requires_grad_()
+        torch.manual_seed(draw_seed(self._settings.seed, step, m, self._settings.layers))
+        loss = self._settings.loss(leaf, batch(step, m)[1])
+        self.losses[m] = float(loss.detach().double())
+        (loss / self._settings.microbatches).backward()
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
+
+    def _build_islands(self, segment: RouteSegment, given: torch.Tensor, step: int, m: int) -> list[Island]:
+        islands = []
+        for layer in range(segment.first, segment.end):
+            given = given.detach()
+            if given.is_floating_point():
+                given.requires_grad_(layer > 0)  # nobody asks for the gradient of the samples
+            made = self._call_layer(layer, given, step, m)
+            islands.append(Island(layer, given, made))
+            given = made
+        return islands
+
+    def _call_layer(self, layer: int, given: torch.Tensor, step: int, m: int) -> torch.Tensor:
+        torch.manual_seed(draw_seed(self._settings.seed, step, m, layer))
+        made = self._units[layer].module(given)
+        if not isinstance(made, torch.Tensor):
+            raise TypeError(f"layer {layer} returned {type(made).__name__}, and must return one tensor")
+        return made.contiguous()
+
+    # --- between segments --------------------------------------------------------------------------------------
+
+    def _tag(self, m: int, border: int, *, backward: bool) -> int:
+        return ((m * (self._settings.layers + 1) + border) * 2 + backward) * 2
+
+    def _hand_over(
+        self,
+        tensor: torch.Tensor,
+        own: int,
+        to: int,
+        m: int,
+        border: int,
+        *,
+        backward: bool,
+    ) -> None:
+        tag = self._tag(m, border, backward=backward)
+        if to == own:
+            self._values[tag, 0] = tensor
+        else:
+            self._traffic.send_shaped(tensor, to, tag)
+
+    def _fetch(self, source: int, own: int, m: int, border: int, *, backward: bool) -> torch.Tensor:
+        tag = self._tag(m, border, backward=backward)
+        return self._values.pop((tag, 0)) if source == own else self._traffic.receive_shaped(source, tag)

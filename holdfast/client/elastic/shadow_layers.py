@@ -1,0 +1,26 @@
+"""Layers that workers keep current beside their own, so that they can compute them the moment their owner is lost."""
+
+import msgspec
+
+from holdfast.core.elastic.layer_owners import Held
+from holdfast.core.elastic.shadow_policy import shadows_of
+from holdfast.model.route_plan import LayerTransfer, RoutePlan
+
+
+def add_shadows(plan: RoutePlan, have: Held) -> RoutePlan:
+    """Return the plan with each worker also holding the layers of those that it sends to. `have` are those that
+    workers have by now, from whom the rest is sent; in a rollback all come from where the plan says."""
+    wanted = [sorted({*mine, *more}) for mine, more in zip(plan.held, shadows_of(plan), strict=True)]
+    held = tuple(map(tuple, wanted))
+    if plan.rollback:
+        return msgspec.structs.replace(plan, held=held)
+    sent = {(one.layer, one.target) for one in plan.transfers}
+    lacks = [
+        (layer, worker)
+        for worker, layers in enumerate(wanted)
+        for layer in layers
+        if layer not in have[worker] and (layer, worker) not in sent
+    ]
+    owners = {layer: worker for worker, layers in reversed(list(enumerate(have))) for layer in layers}
+    more = tuple(LayerTransfer(layer=layer, source=owners[layer], target=worker) for layer, worker in lacks)
+    return msgspec.structs.replace(plan, held=held, transfers=plan.transfers + more)

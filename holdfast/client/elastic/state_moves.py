@@ -1,0 +1,118 @@
+"""Carries out what a plan says of states: transfers between live workers, or a rollback to snapshots or files."""
+
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+import torch
+import torch.distributed as dist
+
+from holdfast.client.elastic.kept_snapshots import KeptSnapshots
+from holdfast.client.elastic.layer_files import LayerFiles
+from holdfast.client.elastic.layer_units import LayerUnit, digest_packed
+from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.model.route_plan import RoutePlan
+
+STORAGE = -1
+Move = tuple[int, int, int]  # layer, source, target
+
+
+class LayerMismatch(Exception):
+    """Workers that hold a layer have different states of it."""
+
+
+class StateMoves:
+    """Brings the layers that this worker is to hold by a plan to the plan's step."""
+
+    def __init__(
+        self,
+        make_unit: Callable[[int], LayerUnit],
+        snapshots: KeptSnapshots,
+        files: LayerFiles,
+        traffic: RankTraffic,
+    ) -> None:
+        self._make_unit, self._snapshots, self._files, self._traffic = (
+            make_unit,
+            snapshots,
+            files,
+            traffic,
+        )
+
+    def follow(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
+        """Change `units` to what the plan says. A source keeps what it sends until all are done."""
+        step = plan.resume_step - 1
+        if plan.rollback:
+            self._roll_back(plan, units, rank, step)
+            self._snapshots.drop_after(step)
+        else:
+            moves = [(one.layer, one.source, one.target) for one in plan.transfers]
+            self._move(moves, rank, lambda layer: units[layer].pack(), units)
+        check_states(units, plan.held[rank], step)
+        for layer in set(units).difference(plan.held[rank]):
+            del units[layer]
+
+    def _roll_back(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int, step: int) -> None:
+        wanted = [(layer, target) for target, held in enumerate(plan.held) for layer in held]
+        mine = [layer for layer, target in wanted if target == rank]
+        if step == 0:  # as every worker makes them
+            for layer in mine:
+                units[layer] = self._make_unit(layer)
+            return
+        for layer in mine:
+            source = plan.sources[layer]
+            if source == STORAGE:
+                self._unpack(units, layer, self._files.read(layer, step))
+            elif source == rank:
+                self._unpack(units, layer, self._snapshots.find(layer, step))
+        moves = [(layer, plan.sources[layer], to) for layer, to in wanted if plan.sources[layer] not in (STORAGE, to)]
+        self._move(moves, rank, lambda layer: self._snapshots.find(layer, step), units)
+
+    def _move(
+        self,
+        moves: Iterable[Move],
+        rank: int,
+        find: Callable[[int], torch.Tensor],
+        units: dict[int, LayerUnit],
+    ) -> None:
+        found: dict[int, torch.Tensor] = {}
+        moves = list(moves)
+        for layer, source, target in moves:
+            if source == rank:
+                packed = found.setdefault(layer, find(layer) if layer not in found else found[layer])
+                self._traffic.send(torch.tensor([packed.numel()]), target, 2 * layer)
+                self._traffic.send(packed, target, 2 * layer + 1)
+        for layer, source, target in moves:
+            if target == rank:
+                size = int(self._traffic.receive(torch.zeros(1, dtype=torch.int64), source, 2 * layer))
+                packed = self._traffic.receive(torch.empty(size, dtype=torch.uint8), source, 2 * layer + 1)
+                self._unpack(units, layer, packed)
+        self._traffic.settle()
+
+    def _unpack(self, units: dict[int, LayerUnit], layer: int, packed: torch.Tensor) -> None:
+        unit = units.get(layer) or self._make_unit(layer)
+        unit.unpack(packed)
+        units[layer] = unit
+
+
+def digest_states(units: dict[int, LayerUnit]) -> str:
+    """Return a hash of all layers, those of other workers too. All workers call it."""
+    told: list[dict[int, str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(told, {layer: digest_packed(unit.pack()) for layer, unit in units.items()})
+    by_layer = {layer: digest for one in told for layer, digest in one.items()}
+    return blake2b(repr(sorted(by_layer.items())).encode(), digest_size=16).hexdigest()
+
+
+def check_states(units: dict[int, LayerUnit], wanted: tuple[int, ...], step: int) -> None:
+    """Compare the states of each layer among all its holders. Raises LayerMismatch."""
+    late = [layer for layer in wanted if layer not in units or units[layer].step != step or not units[layer].whole]
+    mine = {layer: digest_packed(units[layer].pack()) for layer in wanted if layer in units}
+    told: list[tuple[list[int], dict[int, str]]] = [([], {})] * dist.get_world_size()
+    dist.all_gather_object(told, (late, mine))
+    for rank, (lacking, _) in enumerate(told):
+        if lacking:
+            raise LayerMismatch(f"rank {rank} is without layer {lacking[0]} at step {step}")
+    seen: dict[int, tuple[int, str]] = {}
+    for rank, (_, digests) in enumerate(told):
+        for layer, digest in digests.items():
+            first, other = seen.setdefault(layer, (rank, digest))
+            if other != digest:
+                raise LayerMismatch(f"layer {layer} differs at step {step} between rank {first} and rank {rank}")

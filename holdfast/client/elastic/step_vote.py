@@ -1,0 +1,51 @@
+"""The last exchange of a step: each microbatch's loss and each layer's share of the gradient's size, on all workers.
+
+It is the step's vote as well: a worker takes part once it has all of its summed gradients in hand.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from holdfast.client.elastic.layer_units import LayerUnit
+from holdfast.model.route_plan import PipelineJob, RoutePlan
+
+
+def exchange_totals(
+    job: PipelineJob,
+    plan: RoutePlan,
+    units: Mapping[int, LayerUnit],
+    losses: Mapping[int, float],
+    *,
+    norms: bool,
+) -> tuple[float, ...]:
+    """Return the losses by microbatch, then with `norms` the squares of the summed gradient by layer, else zeros. Each
+    number comes from one worker, so adding them up changes none."""
+    told = torch.zeros(job.microbatches + job.layers, dtype=torch.float64)
+    for m, loss in losses.items():
+        told[m] = loss
+    if norms:
+        rank = dist.get_rank()
+        for layer, unit in units.items():
+            if first_holder(plan, layer) == rank:
+                told[job.microbatches + layer] = unit.sum_squares()
+    dist.all_reduce(told)
+    return tuple(told.tolist())
+
+
+def first_holder(plan: RoutePlan, layer: int) -> int:
+    return next(worker for worker, held in enumerate(plan.held) if layer in held)
+
+
+def mean_loss(job: PipelineJob, totals: tuple[float, ...]) -> float:
+    return sum(totals[: job.microbatches]) / job.microbatches
+
+
+def clip_scale(job: PipelineJob, totals: tuple[float, ...], most: float | None) -> float | None:
+    """Return by how much to scale the gradient, so that its norm is at most `most`; None if not at all."""
+    if most is None:
+        return None
+    norm = math.sqrt(sum(totals[job.microbatches :]))
+    return most / (norm + 1e-6) if norm > most else None

@@ -1,0 +1,43 @@
+"""What a pipeline refuses when it is made."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+
+GOOD: dict[str, Any] = {
+    "layers": [functools.partial(nn.Linear, 2, 2)] * 4,
+    "optimizer": torch.optim.SGD,
+    "loss": nn.functional.mse_loss,
+    "microbatches": 4,
+}
+BAD: dict[str, dict[str, Any]] = {
+    "layers must be functions that each make a layer, such as functools.partial(nn.Linear, 8, 8)": {
+        "layers": [nn.Linear(2, 2)]
+    },
+    "semantics must be one of exact, fp_order, batch_changed, not 'near'": {"semantics": "near"},
+    'reduction must be "ordered" or "float", not \'fixed\'': {"reduction": "fixed"},
+    "store_every needs a path": {"store_every": 3},
+}
+
+
+@pytest.mark.parametrize("sentence", BAD)
+def test_what_cannot_be_is_refused_in_a_sentence(sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        holdfast.ElasticPipeline(**GOOD | BAD[sentence])
+    assert str(caught.value) == sentence
+
+
+def test_policies_that_are_not_carried_out_are_refused() -> None:
+    with pytest.raises(ValueError, match="just-in-time save"):
+        holdfast.ElasticPipeline(**GOOD, policies=["just-in-time save"])
+
+
+def test_it_needs_a_group() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        next(holdfast.ElasticPipeline(**GOOD).steps(1))
+    assert str(caught.value) == 'an ElasticPipeline needs init_process_group("gloo"); other backends were not tried'
