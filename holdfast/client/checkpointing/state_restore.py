@@ -66,7 +66,7 @@ class StateRestore:
 
     def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> str:
         """Restore the whole state that this node or another rank has; a collective. Afterwards each rank has a snapshot
-        of it. A rank that got the state of another keeps its own random numbers. Return what else is to be said, or ""."""
+        of it. A rank that got the state of another keeps its own random numbers. Return what is to be said, or ""."""
         saved_by = self._from_whole(state, folder) if state.source != "replica" else 0
         told = world.gather_all((saved_by, sign_items(self._snapshots.layout)))
         source = next((rank for rank, (there, _) in enumerate(told) if there), None)
