@@ -12,7 +12,7 @@ from rich.table import Table
 from benchmarks._report import FULL, Figure, Findings, report
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.plan_choice import choose_plan
-from holdfast.model.route_plan import PipelineJob, Semantics
+from holdfast.model.pipeline_routes import PipelineJob, Semantics
 from holdfast.sim.scale import failure_mixes, policy_study, price_sheet
 from holdfast.sim.scale.elastic_recovery import ELASTIC, SINGLE, expected_costs, policies_of, situation_of
 from holdfast.sim.scale.failure_schedule import ScaleSetup

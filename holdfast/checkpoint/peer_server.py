@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.checkpoint.peer_guard import PeerGuard
+from holdfast.checkpoint.peer_certificates import PeerGuard
 from holdfast.checkpoint.peer_transport import (
     UNIX_BYTES,
     WAIT_S,
@@ -24,8 +24,8 @@ from holdfast.checkpoint.peer_transport import (
     receive_chunk,
     send_chunk,
 )
-from holdfast.checkpoint.relay_tickets import RelayTickets
 from holdfast.checkpoint.tls_relay_link import most_relays, relayed_link
+from holdfast.checkpoint.tls_relay_tickets import RelayTickets
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.wire.credentials import mutual_tls

@@ -5,7 +5,7 @@ TLS, and both sides show a certificate of the job. A connection carries one requ
 each way, then chunks, each followed by its xxh3. The sender paces itself. The receiver writes straight into the final
 memory and, when asked again, answers which chunks it has. Between hosts a large copy goes in parts over several
 connections at once, because decryption binds each connection to one core. A keeper that pushes asks for tickets first
-(relay_tickets.py), one per connection.
+(tls_relay_tickets.py), one per connection.
 """
 
 import os
@@ -25,9 +25,9 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from holdfast.checkpoint.peer_guard import PeerGuard
-from holdfast.checkpoint.relay_tickets import Ticket, show_ticket
+from holdfast.checkpoint.peer_certificates import PeerGuard
 from holdfast.checkpoint.tls_relay_link import REVOKED, relayed_link, spares_a_core
+from holdfast.checkpoint.tls_relay_tickets import Ticket, show_ticket
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.model.state_copy import Address

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.checkpoint.file_faults import (
+from holdfast.checkpoint.damaged_files import (
     METADATA,
     distcp_fault,
     end_fault,

@@ -15,7 +15,7 @@ from holdfast.checkpoint import peer_server, peer_transport
 from holdfast.checkpoint.keeper_client import StateFetchError, _parse_answer
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode, TransportError
-from holdfast.checkpoint.relay_tickets import RelayTickets
+from holdfast.checkpoint.tls_relay_tickets import RelayTickets
 from holdfast.core.decoding import from_json
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Aim

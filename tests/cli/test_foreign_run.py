@@ -15,7 +15,7 @@ import pytest
 from holdfast.cli import COMMANDS, main
 from holdfast.cli.commands import dash, log_diagnosis, sbatch
 from holdfast.cli.page.page_sources import RunSource
-from holdfast.cli.run_dirs import run_directory, run_ownership, run_selection
+from holdfast.cli.run_dirs import private_run_dirs, run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.run_arguments import parse_run_args
 from holdfast.config import Settings
@@ -129,7 +129,7 @@ def test_a_group_of_several_and_one_of_ones_own(tmp_path: Path) -> None:
     for group, refused in ((NOBODY, True), (os.getuid(), False)):
         os.chown(tmp_path, -1, group)
         tmp_path.chmod(0o2770)
-        assert bool(run_ownership.foreign_reason(tmp_path)) is refused
+        assert bool(private_run_dirs.foreign_reason(tmp_path)) is refused
 
 
 def test_a_link_of_our_own_is_followed(home: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_link_of_our_own_is_followed(home: Path, tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to("round")
     assert run_selection.find(str(tmp_path / "link")).samefile(own)
     assert run_selection.find(str(home / "newest")).samefile(own)
-    assert run_ownership.foreign_reason(tmp_path / "round").endswith(f": {os.strerror(errno.ELOOP)}")
+    assert private_run_dirs.foreign_reason(tmp_path / "round").endswith(f": {os.strerror(errno.ELOOP)}")
 
 
 @as_root

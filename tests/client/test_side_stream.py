@@ -15,7 +15,7 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, arrange_image
 from holdfast.checkpoint.state_image import StateImage, TensorHolders, extra_spec, flatten_state, record_sizes
 from holdfast.client.snapshot import side_stream as module
 from holdfast.client.snapshot.copy_routes import DEVICE, HOST, NOTHING, choose_routes, lengthen_tail
-from holdfast.client.snapshot.graph_watch import GRAPH_WATCH
+from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
 from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
 from holdfast.client.snapshot.side_stream import SideStream
 from tests.client.fake_streams import FakeStreams

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from holdfast.client.checkpointing.checkpointer import Checkpointer
-from holdfast.client.snapshot.graph_watch import GraphWatch
+from holdfast.client.snapshot.cuda_graph_replays import GraphWatch
 from tests.client.fake_keeper import FakeKeeper
 from tests.gpu.counted_state import BUSY, Counted, Counting, Found, looked_at, snapshots_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.agent.rank import last_words, rank_notes
+from holdfast.agent.rank import last_words, rank_exchange_files
 from holdfast.agent.rank.holder_line import HolderLine
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.rank_environment import rank_variables, release_environment
@@ -234,13 +234,13 @@ class RankProcesses:
             env["HOLDFAST_MESH"] = str(self._mesh)
         if errand.keep:
             if await self._rejoin_rank(key, env):
-                return rank_notes.note_pid(where, rank, self.held[key].pid)
+                return rank_exchange_files.note_pid(where, rank, self.held[key].pid)
             env[progress_environment.REHEARSAL] = "1"
         start = self._make_start(errand, key, where, env)
         if start.entry.zygote and not self.cold and not await self._request_start(key, start.fork()):
-            return rank_notes.note_pid(where, rank, self.held[key].pid)
+            return rank_exchange_files.note_pid(where, rank, self.held[key].pid)
         error = await self._request_start(key, start.execute())
-        return f"rank {rank}: {error}" if error else rank_notes.note_pid(where, rank, self.held[key].pid)
+        return f"rank {rank}: {error}" if error else rank_exchange_files.note_pid(where, rank, self.held[key].pid)
 
     def _make_start(self, errand: LaunchHere, key: RankKey, where: Path, env: dict[str, str]) -> RankStart:
         return RankStart(
@@ -299,13 +299,13 @@ class RankProcesses:
         return await future
 
     def read_notes(self) -> dict[str, Any]:
-        return rank_notes.read_notes(self._mesh)
+        return rank_exchange_files.read_notes(self._mesh)
 
     def read_loss_source(self) -> str:
-        return rank_notes.read_loss_source(self.keeper_path.parent)
+        return rank_exchange_files.read_loss_source(self.keeper_path.parent)
 
     def write_figures(self, figures: JobFigures) -> None:
-        rank_notes.write_figures(self.keeper_path.parent, figures)
+        rank_exchange_files.write_figures(self.keeper_path.parent, figures)
 
     def entry_for(self, release: Release) -> EntryPoint:
         """Return the entry point that ranks of a release run."""

@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
-from holdfast.agent.snapshots.arenas_aside import ArenasAside
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.copies_for_peers import PeerCopies
 from holdfast.agent.snapshots.departure_writer import FinalWriter
@@ -26,6 +25,7 @@ from holdfast.agent.snapshots.keeper_interfaces import (
     StateDisk,
     WaitForLoop,
 )
+from holdfast.agent.snapshots.other_size_arenas import ArenasAside
 from holdfast.agent.snapshots.parcel_transport import ParcelTransport
 from holdfast.agent.snapshots.peer_arenas import PREFIX, PeerMemory
 from holdfast.agent.snapshots.peer_sender import PeerSender

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.run_dirs.run_ownership import make_private_folder
+from holdfast.cli.run_dirs.private_run_dirs import make_private_folder
 from holdfast.cli.run_flags import run_arguments
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.cli.terminal.output_file import make_private_file, replace_file

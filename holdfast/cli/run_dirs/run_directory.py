@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.cli.run_dirs.run_ownership import (
+from holdfast.cli.run_dirs.private_run_dirs import (
     find_foreign_link,
     foreign_reason,
     make_private_folder,

@@ -37,14 +37,14 @@ from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.optimizer_step_pre_hook import do_nothing
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.checkpointing.replicated_state import announce_sizes
+from holdfast.client.checkpointing.replicated_restore import announce_sizes
 from holdfast.client.checkpointing.rival_run import RivalRun
 from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.snapshot.live_state_items import ChangedError
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.client.training import script_replay
 from holdfast.client.training.progress import here
-from holdfast.client.training.rank_sentence import say
+from holdfast.client.training.rank_stderr import say
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
 
 _NO_STATE = StateGrant(source="none")

@@ -20,7 +20,13 @@ from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
 from holdfast.client.checkpointing.extra_state import ExtraState
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.checkpointing.replicated_state import WorldSizes, extra_index, open_image, sign_items, spread_image
+from holdfast.client.checkpointing.replicated_restore import (
+    WorldSizes,
+    extra_index,
+    open_image,
+    sign_items,
+    spread_image,
+)
 from holdfast.client.checkpointing.script_state_dict import UserState
 from holdfast.client.checkpointing.shared_read import read_restored
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams

@@ -13,7 +13,7 @@ import torch
 
 from holdfast.client.elastic.layer_units import LayerUnit
 from holdfast.client.elastic.rank_traffic import RankTraffic
-from holdfast.model.route_plan import RoutePlan
+from holdfast.model.pipeline_routes import RoutePlan
 
 Reduction = Literal["ordered", "float"]
 Rows = dict[int, list[int]]  # by worker: the microbatches of which it has a layer's gradient

@@ -13,7 +13,7 @@ from holdfast.client.elastic.rank_reports import RankReport
 from holdfast.client.elastic.shadow_layers import add_shadows
 from holdfast.core.elastic.layer_owners import Held
 from holdfast.core.elastic.proposal import PhaseCosts
-from holdfast.model.route_plan import PipelineJob, RoutePlan
+from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
 
 
 class HeldLayers:

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.layer_units import LayerUnit
 from holdfast.client.elastic.rank_traffic import RankTraffic
-from holdfast.model.route_plan import RoutePlan
+from holdfast.model.pipeline_routes import RoutePlan
 
 _STEPS = 2  # that are kept, as a worker may be lost while the newest is made
 

@@ -30,7 +30,7 @@ from holdfast.client.elastic.step_vote import (
 from holdfast.client.elastic.task_order import order_tasks
 from holdfast.core.elastic.departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
-from holdfast.model.route_plan import PipelineJob, Semantics
+from holdfast.model.pipeline_routes import PipelineJob, Semantics
 
 _FLOORS = {
     "exact": Semantics.EXACT,

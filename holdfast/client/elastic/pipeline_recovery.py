@@ -28,7 +28,7 @@ from holdfast.core.decoding import from_msgpack
 from holdfast.core.elastic.layer_owners import Held
 from holdfast.core.elastic.plan_choice import POLICIES, choose_plan, first_plan
 from holdfast.core.elastic.proposal import Proposal
-from holdfast.model.route_plan import RoutePlan, Semantics
+from holdfast.model.pipeline_routes import RoutePlan, Semantics
 
 
 class NoPlanError(RuntimeError):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core.elastic.proposal import PhaseCosts
-from holdfast.model.route_plan import PipelineSituation, RoutePlan, RouteSegment
+from holdfast.model.pipeline_routes import PipelineSituation, RoutePlan, RouteSegment
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import torch
 from holdfast.client.elastic.layer_units import LayerUnit, draw_seed
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.task_order import Task
-from holdfast.model.route_plan import RoutePlan, RouteSegment
+from holdfast.model.pipeline_routes import RoutePlan, RouteSegment
 
 BatchOf = Callable[[int, int], tuple[torch.Tensor, Any]]  # step and microbatch -> input, and what the loss takes
 LossOf = Callable[[torch.Tensor, Any], torch.Tensor]

@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.core.elastic.layer_owners import Held
 from holdfast.core.elastic.shadow_policy import shadows_of
-from holdfast.model.route_plan import LayerTransfer, RoutePlan
+from holdfast.model.pipeline_routes import LayerTransfer, RoutePlan
 
 
 def add_shadows(plan: RoutePlan, have: Held) -> RoutePlan:

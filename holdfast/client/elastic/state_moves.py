@@ -10,7 +10,7 @@ from holdfast.client.elastic.kept_snapshots import KeptSnapshots
 from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_units import LayerUnit, digest_packed
 from holdfast.client.elastic.rank_traffic import RankTraffic
-from holdfast.model.route_plan import RoutePlan
+from holdfast.model.pipeline_routes import RoutePlan
 
 STORAGE = -1
 Move = tuple[int, int, int]  # layer, source, target

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.layer_units import LayerUnit
-from holdfast.model.route_plan import PipelineJob, RoutePlan
+from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
 
 
 def exchange_totals(

@@ -8,7 +8,7 @@ pipeline behind it is long.
 import heapq
 from typing import NamedTuple
 
-from holdfast.model.route_plan import RouteSegment
+from holdfast.model.pipeline_routes import RouteSegment
 
 _BACKWARD = 2.0  # as long as a forward pass
 

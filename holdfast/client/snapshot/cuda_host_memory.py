@@ -14,7 +14,7 @@ import torch
 
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.image_layout import BIG_BYTES, ImageLayout
-from holdfast.client.snapshot.graph_watch import GRAPH_WATCH
+from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
 
 _CHUNK_BYTES = 256 << 20  # registered at once, so that copies can start before all of it is
 _TOUCH_BYTES = 32 << 20  # touched at once, by each of a few threads

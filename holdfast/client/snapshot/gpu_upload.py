@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 
 from holdfast.checkpoint.state_image import StateError, bytes_of
+from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
 from holdfast.client.snapshot.cuda_host_memory import CudaStreams
-from holdfast.client.snapshot.graph_watch import GRAPH_WATCH
 
 PIECE_BYTES = 8 << 20
 _BUFFERS = 2  # one is read into while the GPU takes the other

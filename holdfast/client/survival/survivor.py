@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 import torch
 
 from holdfast.checkpoint.keeper_client import current_generation
-from holdfast.client.checkpointing.replicated_state import WorldSizes
+from holdfast.client.checkpointing.replicated_restore import WorldSizes
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.survival import torch_groups
 from holdfast.client.survival.order_line import OrderLine
 from holdfast.client.survival.rank_gate import await_ranks
 from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
-from holdfast.client.training.group_calls import GROUP_CALLS, GroupCall, list_groups
+from holdfast.client.training.group_creation_calls import GROUP_CALLS, GroupCall, list_groups
 from holdfast.client.training.message_counts import find_counts
 from holdfast.client.training.progress import here as progress
 from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL, RESUME, SEATLESS, STANDING

@@ -8,9 +8,9 @@ import os
 import sys
 
 from holdfast.client.training.phase_block import PhaseBlock
-from holdfast.client.training.rank_sentence import say
+from holdfast.client.training.rank_stderr import say
 from holdfast.client.training.reported_numbers import MOST_STEP, MOST_WORK, is_on_host, read_amount, read_number
-from holdfast.client.training.step_numbers import StepNumbers
+from holdfast.client.training.step_number_sources import StepNumbers
 from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT, TOLD
 from holdfast.wire.rank_memory.slot_writer import (
     SlotBusy,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.client.training.learning_rate_ease import LearningRateEase
     from holdfast.client.training.logged_losses import LoggedLosses
     from holdfast.client.training.parameter_hash import ParameterHash
-    from holdfast.client.training.set_up_watch import SetUpWatch
+    from holdfast.client.training.set_up_times import SetUpWatch
     from holdfast.client.training.update_norm import UpdateWatch
 
     Model = TypeVar("Model")

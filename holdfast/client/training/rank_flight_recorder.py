@@ -28,7 +28,7 @@ from holdfast.client.training.gpu_collective_progress import (
 )
 from holdfast.client.training.message_counts import find_counts
 from holdfast.client.training.message_progress import MessageProgress, find_groups_across, leave_batches_out
-from holdfast.client.training.set_up_watch import SetUpWatch
+from holdfast.client.training.set_up_times import SetUpWatch
 from holdfast.linux import process_attributes
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState, FlightLog, GroupArrival, GroupState
 from holdfast.wire.rank_memory.slot_writer import open_slot_memory

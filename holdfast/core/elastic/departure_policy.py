@@ -7,7 +7,7 @@ from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, name_or
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import fill_places
 from holdfast.core.elastic.reroute_policy import reroute_all
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
 
 MIGRATE = "live migration"
 SAVE = "just-in-time save"

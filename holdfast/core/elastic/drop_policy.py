@@ -14,7 +14,7 @@ from holdfast.core.elastic.plan_ground import (
 )
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.route_times import Route, add_loads, count_routes, loads_of
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, Semantics
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, Semantics
 
 DROP = "drop"
 

@@ -2,7 +2,7 @@
 
 from holdfast.core.elastic.layer_owners import fits_memory
 from holdfast.core.elastic.route_times import Route
-from holdfast.model.route_plan import PipelineJob, RoutePlan, RouteSegment
+from holdfast.model.pipeline_routes import PipelineJob, RoutePlan, RouteSegment
 
 
 def first_plan(job: PipelineJob, workers: int) -> RoutePlan:

@@ -8,7 +8,7 @@ from holdfast.core.elastic.drop_policy import propose_drop
 from holdfast.core.elastic.proposal import Infeasible, Phase, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import propose_replace
 from holdfast.core.elastic.reroute_policy import propose_reroute
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
 
 HYBRID = "hybrid"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from holdfast.model.route_plan import LayerTransfer, PipelineJob, PipelineSituation
+from holdfast.model.pipeline_routes import LayerTransfer, PipelineJob, PipelineSituation
 
 Held = tuple[tuple[int, ...], ...]
 

@@ -6,7 +6,7 @@ from heapq import heapify, heapreplace
 import msgspec
 
 from holdfast.core.elastic.first_plan import stage_cuts
-from holdfast.model.route_plan import PipelineJob
+from holdfast.model.pipeline_routes import PipelineJob
 
 Cuts = tuple[tuple[int, int], ...]
 

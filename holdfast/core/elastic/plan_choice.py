@@ -22,7 +22,7 @@ from holdfast.core.elastic.rollback_policy import (
 from holdfast.core.elastic.shadow_policy import REDUNDANT, propose_redundant
 from holdfast.core.elastic.template_policy import RETEMPLATE, propose_retemplate
 from holdfast.core.elastic.wiring_policy import STOCHASTIC, propose_stochastic
-from holdfast.model.route_plan import PipelineJob, PipelineSituation
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation
 
 __all__ = ["POLICIES", "ElasticChoice", "WeighedProposal", "choose_plan", "cost_of", "first_plan"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from holdfast.core.elastic.layer_owners import Held, fits_memory
 from holdfast.core.elastic.plan_ground import can_compute
 from holdfast.core.elastic.route_times import Route, count_routes
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, Semantics
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, Semantics
 
 
 def plan_faults(job: PipelineJob, situation: PipelineSituation, plan: RoutePlan, semantics: Semantics) -> Iterator[str]:

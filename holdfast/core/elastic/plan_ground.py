@@ -25,7 +25,7 @@ from holdfast.core.elastic.route_times import (
     share_routes,
     step_time,
 )
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
 
 
 class PlanGround(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.model.route_plan import RoutePlan, Semantics
+from holdfast.model.pipeline_routes import RoutePlan, Semantics
 
 Phase = Literal["detect", "abort", "agree", "plan", "rebuild", "move", "restore", "save", "restart", "verify", "warm"]
 

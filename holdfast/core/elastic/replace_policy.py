@@ -6,7 +6,7 @@ from holdfast.core.elastic.layer_owners import Held, newcomers, transfers_to
 from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, refuse_orphans, rename_route, survey
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.route_times import Route, count_routes
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
 
 REPLACE = "replace"
 

@@ -14,7 +14,7 @@ from holdfast.core.elastic.plan_ground import (
 )
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.route_times import LayerTimes, Route, count_routes, loads_of
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, RouteSegment
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, RouteSegment
 
 REROUTE = "reroute"
 

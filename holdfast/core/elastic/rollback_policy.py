@@ -8,7 +8,7 @@ from holdfast.core.elastic.plan_ground import PlanGround, rate_of, rename_route,
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import fill_places
 from holdfast.core.elastic.route_times import Route, count_routes
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
 
 MEMORY_ROLLBACK = "memory rollback"
 DISK_ROLLBACK = "disk rollback"

@@ -6,7 +6,7 @@ from itertools import accumulate
 import msgspec
 
 from holdfast.core.elastic.proposal import PhaseCosts
-from holdfast.model.route_plan import PipelineJob, RouteSegment
+from holdfast.model.pipeline_routes import PipelineJob, RouteSegment
 
 Route = tuple[RouteSegment, ...]
 

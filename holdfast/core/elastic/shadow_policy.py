@@ -14,7 +14,7 @@ from holdfast.core.elastic.plan_ground import (
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.reroute_policy import reroute_all
 from holdfast.core.elastic.route_times import Route, count_routes
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
 
 REDUNDANT = "redundant layers"
 

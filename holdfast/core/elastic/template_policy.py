@@ -17,7 +17,7 @@ from holdfast.core.elastic.plan_ground import PlanGround, broken_routes, live_pr
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.route_times import Route, count_routes
 from holdfast.core.elastic.slot_assignment import assign_slots
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
 
 RETEMPLATE = "retemplate"
 _BORROWED = 2  # whole pipelines, at most, that are taken apart so that the others' rest is of use

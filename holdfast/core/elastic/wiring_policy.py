@@ -7,7 +7,7 @@ from holdfast.core.elastic.layer_owners import Held, missing_layers, owners_by_l
 from holdfast.core.elastic.plan_ground import live_proposal, name_orphans, survey
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.route_times import LayerTimes, Route
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, RouteSegment
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, RouteSegment
 
 STOCHASTIC = "stochastic wiring"
 

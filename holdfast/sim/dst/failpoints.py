@@ -2,7 +2,7 @@
 
 from random import Random
 
-from holdfast.sim.dst.seed_runtime import SeedScene
+from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.simulated_machine import SimMachine
 

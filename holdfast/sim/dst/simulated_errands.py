@@ -11,7 +11,7 @@ from holdfast.model.probe import Finding
 from holdfast.model.release import Release
 from holdfast.model.stacks import Frame, Process, Thread, Trace
 from holdfast.sim.dst.failpoints import FaultChances
-from holdfast.sim.dst.seed_runtime import SeedScene
+from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.wire.agent_messages import TraceRequest
 from holdfast.wire.holder_messages import HolderRank

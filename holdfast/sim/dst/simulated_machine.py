@@ -11,7 +11,7 @@ from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.core.agent_state_machine import OWN
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.model.errand import LaunchHere
-from holdfast.sim.dst.seed_runtime import SeedScene
+from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_holder_memory import HolderMemory
 from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.simulated_node_disk import NodeDisk

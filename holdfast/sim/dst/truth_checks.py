@@ -10,7 +10,7 @@ from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.event import Ended, Entry, Progress, Tick
 from holdfast.sim.dst.controller_disk import SimDisk
-from holdfast.sim.dst.seed_runtime import SeedScene
+from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_machine import KeptState, SimMachine, SimRank
 from holdfast.sim.dst.simulated_state_image import StateTruth, read_truths
 from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError

@@ -11,7 +11,7 @@ from holdfast.core.elastic.plan_ground import rename_route
 from holdfast.core.elastic.proposal import PhaseCosts, Proposal
 from holdfast.core.elastic.route_times import count_routes
 from holdfast.model.action import Launch
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, Semantics
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, Semantics
 from holdfast.sim.scale.scale_state import ScaleState
 
 ELASTIC = "elastic"

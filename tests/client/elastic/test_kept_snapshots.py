@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.client.elastic.kept_snapshots import choose_reach
 from holdfast.core.elastic.first_plan import first_plan
-from holdfast.model.route_plan import PipelineJob
+from holdfast.model.pipeline_routes import PipelineJob
 
 
 @pytest.mark.parametrize(

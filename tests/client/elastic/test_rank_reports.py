@@ -5,7 +5,7 @@ import msgspec
 from holdfast.client.elastic.rank_reports import RankReport, choose_costs, describe_situation, settle_step
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.proposal import PhaseCosts
-from holdfast.model.route_plan import PipelineJob
+from holdfast.model.pipeline_routes import PipelineJob
 
 PLAN = first_plan(PipelineJob(layers=2, microbatches=2, stages=2), 4)
 NEW = RankReport()

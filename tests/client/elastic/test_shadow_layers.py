@@ -3,7 +3,7 @@
 from holdfast.client.elastic.rank_reports import RankReport, describe_situation, settle_step
 from holdfast.client.elastic.shadow_layers import add_shadows
 from holdfast.core.elastic.first_plan import first_plan
-from holdfast.model.route_plan import LayerTransfer, PipelineJob
+from holdfast.model.pipeline_routes import LayerTransfer, PipelineJob
 
 BARE = first_plan(PipelineJob(layers=3, microbatches=2, stages=3), 3)
 

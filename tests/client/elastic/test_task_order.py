@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.client.elastic.task_order import Task, order_tasks
-from holdfast.model.route_plan import RouteSegment
+from holdfast.model.pipeline_routes import RouteSegment
 
 Route = tuple[RouteSegment, ...]
 

@@ -3,7 +3,7 @@
 from itertools import combinations
 
 from holdfast.core.elastic.proposal import Proposal
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, Semantics
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, Semantics
 
 # By worker: layer -> the step whose state it is.
 States = list[dict[int, int]]

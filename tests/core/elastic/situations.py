@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.proposal import PhaseCosts
 from holdfast.core.elastic.shadow_policy import shadows_of
-from holdfast.model.route_plan import PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
 
 
 def draw_job(rng: Random) -> tuple[PipelineJob, int]:

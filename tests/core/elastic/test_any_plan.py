@@ -14,7 +14,7 @@ from holdfast.core.elastic.plan_faults import plan_faults
 from holdfast.core.elastic.plan_ground import PlanGround
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import propose_replace
-from holdfast.model.route_plan import LayerTransfer, PipelineJob, PipelineSituation, RoutePlan, Semantics
+from holdfast.model.pipeline_routes import LayerTransfer, PipelineJob, PipelineSituation, RoutePlan, Semantics
 from tests.core.elastic import situations
 from tests.core.elastic.plan_oracle import faults_of
 

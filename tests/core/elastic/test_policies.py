@@ -12,7 +12,14 @@ from holdfast.core.elastic.plan_choice import POLICIES, choose_plan
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.shadow_policy import shadows_of
 from holdfast.core.elastic.slot_assignment import assign_slots
-from holdfast.model.route_plan import LayerTransfer, PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
+from holdfast.model.pipeline_routes import (
+    LayerTransfer,
+    PipelineJob,
+    PipelineSituation,
+    RoutePlan,
+    RouteSegment,
+    Semantics,
+)
 from tests.core.elastic.situations import renumber
 
 COSTS = PhaseCosts()

@@ -7,8 +7,8 @@ import msgspec
 
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.snapshots.arena_table import ArenaTable
-from holdfast.agent.snapshots.arenas_aside import ArenasAside
 from holdfast.agent.snapshots.keeper import Keeper
+from holdfast.agent.snapshots.other_size_arenas import ArenasAside
 from holdfast.agent.snapshots.peer_arenas import PeerArena
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
@@ -23,7 +23,7 @@ from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.state_copy import Copy, Restore, Source
 from holdfast.sim.dst.controller_disk import DiskJournal
-from holdfast.sim.dst.process_interfaces import AgentCrashed
+from holdfast.sim.dst.real_process_interfaces import AgentCrashed
 from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.wire import agent_messages
@@ -257,7 +257,7 @@ def not_refilled(patch: Patch) -> None:
 
 def disks_are_cleared_at_the_end(patch: Patch) -> None:
     """Whatever storage has, the end of the job removes all from the disks."""
-    patch.setattr("holdfast.sim.dst.simulated_disk_states.list_stored_ranks", lambda newest, stored, spared: newest)
+    patch.setattr("holdfast.sim.dst.simulated_state_disk.list_stored_ranks", lambda newest, stored, spared: newest)
 
 
 def disks_are_cleared_by_a_launch_without_sources(patch: Patch) -> None:

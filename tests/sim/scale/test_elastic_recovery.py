@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.core.elastic.first_plan import first_plan
-from holdfast.model.route_plan import PipelineJob
+from holdfast.model.pipeline_routes import PipelineJob
 from holdfast.sim.scale import failure_mixes, policy_study, price_sheet
 from holdfast.sim.scale.elastic_recovery import ELASTIC, SINGLE, ElasticRecovery, policies_of, situation_of
 from holdfast.sim.scale.failure_schedule import ScaleSetup

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint.state_dict
 
-from holdfast.client.training.set_up_watch import SetUpWatch
+from holdfast.client.training.set_up_times import SetUpWatch
 
 
 class Script:

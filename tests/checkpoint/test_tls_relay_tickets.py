@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from holdfast.checkpoint.relay_tickets import RelayTickets, show_ticket
+from holdfast.checkpoint.tls_relay_tickets import RelayTickets, show_ticket
 
 
 def redeem(tickets: RelayTickets, shown: bytes) -> str:

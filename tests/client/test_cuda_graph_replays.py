@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from holdfast.client.snapshot.graph_watch import GraphWatch, watch_graphs
+from holdfast.client.snapshot.cuda_graph_replays import GraphWatch, watch_graphs
 
 
 class Follower:
