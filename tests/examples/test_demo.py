@@ -14,7 +14,7 @@ BROWSER = """#!{python}
 import sys, urllib.request
 page = urllib.request.urlopen(sys.argv[1]).read().decode()
 address = page.split("url=")[1].split('"')[0]
-open({opened!r}, "a").write(address + " " + urllib.request.urlopen(address).read(60).decode().strip() + "\\n")
+open({opened!r}, "a").write(address + " " + urllib.request.urlopen(address).read(15).decode().strip() + "\\n")
 """
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import webbrowser
 from collections.abc import Iterator
 from html import escape
@@ -130,5 +131,6 @@ def _browser(address: str) -> Iterator[None]:
     with tempfile.NamedTemporaryFile("w", suffix=".html", prefix="holdfast-") as file:
         file.write(f'<meta http-equiv="refresh" content="0; url={escape(address)}">')
         file.flush()
-        webbrowser.open(Path(file.name).as_uri())
+        uri = Path(file.name).as_uri()
+        threading.Thread(target=webbrowser.open, args=(uri,), daemon=True).start()  # some wait for the browser's end
         yield
