@@ -9,7 +9,6 @@ pytestmark = pytest.mark.e2e
 __all__ = ["start_slurm"]
 
 
-@pytest.mark.slow
 def test_a_host_without_power_is_replaced_by_a_standby_and_a_refill(start_slurm: StartSlurm) -> None:
     job = start_slurm("--nnodes", "2", "--standbys", "1", "--slurm", "time=30")
     job.trains()
