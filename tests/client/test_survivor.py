@@ -19,7 +19,7 @@ from holdfast.client.snapshot.seal_fence import SEAL_FENCE, SealFence
 from holdfast.client.survival import survivor, torch_groups
 from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
 from holdfast.client.survival.survivor import Here, _is_broken_group
-from holdfast.client.survival.torch_groups import GroupHolders
+from holdfast.client.survival.torch_groups import GroupHolders, find_holders
 from holdfast.client.training.group_creation_calls import GROUP_CALLS, GroupCall, GroupCalls
 from holdfast.client.training.optimizer_step_count import StepCount
 from holdfast.client.training.progress import RankProgress
@@ -113,6 +113,17 @@ def test_a_holder_of_another_kind_is_named() -> None:
     group, holder = Group(), Group()
     holder.group = group
     assert GroupHolders([group]).unknown == [f"{__name__}.Group"]
+
+
+def test_arguments_of_a_call_that_another_thread_is_in_are_no_holder() -> None:
+    group = Group()
+    kept = [(group, 1)]  # as those of a call
+    thread = threading.Timer(0.05, kept.clear)
+    thread.start()
+    assert not find_holders([group]).unknown
+    thread.join()
+    kept.append((group, 1))
+    assert find_holders([group]).unknown == ["builtins.tuple"]
 
 
 def test_a_rank_whose_groups_are_fake_makes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def run_surviving(script: Script, function: Callable[[Here], Result]) -> Result:
     if slot is None or is_replay() or not patience_s:
         return function(_read_place())
     made = list(GROUP_CALLS.made)
-    holders = torch_groups.GroupHolders(list_groups(made)) if made else None
+    holders = torch_groups.find_holders(list_groups(made)) if made else None
     if holders is None or (why := find_refusal(model, holders.unknown, list_groups(made))):
         reason = why if holders else "its process groups were made before holdfast could see it"
         if GROUP_CALLS.rehearses:

@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +20,7 @@ from holdfast.client.training.group_creation_calls import GroupCall
 
 _ABORT_TAG = 0x7FFF_0F5A  # of a message that nobody sends
 _AT_ONCE = timedelta(milliseconds=1)
+_LOOKS, _LOOK_S = 10, 0.02
 _MULTIPLIED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -144,6 +146,18 @@ class GroupHolders:
             elif holder[key] is old:
                 holder[key] = new[old]
         self._places = [(holder, key, new[old]) for holder, key, old in self._places]
+
+
+def find_holders(groups: list[Any]) -> GroupHolders:
+    """Return what holds these groups. A tuple cannot be changed, but may be the arguments of a call that another thread
+    is in: such holders are looked for again, for a moment."""
+    holders = GroupHolders(groups)
+    for _ in range(_LOOKS):
+        if "builtins.tuple" not in holders.unknown:
+            break
+        time.sleep(_LOOK_S)
+        holders = GroupHolders(groups)
+    return holders
 
 
 def bind_model(model: Any) -> None:
