@@ -66,7 +66,9 @@ def test_without_an_order_all_is_well(machine: Path) -> None:
 
 
 def test_it_has_the_names_of_the_real_one() -> None:
-    names = [name for name in vars(fake_nvml.FakeNvml) if name.startswith(("nvml", "NVML"))]
+    """But for GPM, which older versions of the library lack, too."""
+    told = [name for name in vars(fake_nvml.FakeNvml) if name.startswith(("nvml", "NVML"))]
+    names = [name for name in told if "gpm" not in name.lower()]
     assert names and all(hasattr(pynvml, name) for name in (*names, *fake_nvml.READINGS))
 
 

@@ -44,7 +44,7 @@ def looked(script: Script) -> float:
 @pytest.fixture
 def _slow_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stands_while_imported.py").write_text(
-        "import tests.client.test_set_up_watch as t\nt.running[-1].stand()\n"
+        "import tests.client.test_set_up_times as t\nt.running[-1].stand()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
