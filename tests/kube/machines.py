@@ -127,6 +127,7 @@ class Machines:
         self._thread.join()
         for name, process in self.running.items():
             self._kill_pod(name)
+            process.kill()  # one that has just begun has no mark in its environment yet
             process.wait()
 
     # --- what the thread does ----------------------------------------------------------------------------------
