@@ -87,7 +87,9 @@ class StateRestore:
             if not all(there for there, _ in told):
                 spread_image(self._snapshots.images[slot], source=source, lacks=False)
         same = WorldSizes.any or told[source][0] == world.size
-        return "" if same else f"step {state.step} was saved by {told[source][0]} ranks: random numbers will differ"
+        if same:
+            return ""
+        return f"step {state.step} was saved by {told[source][0]} ranks: random numbers and extras are those of some"
 
     def _from_whole(self, state: StateGrant, folder: Path) -> int:
         """Restore the whole state from any rank's snapshot on this node, even of another number of ranks; return that

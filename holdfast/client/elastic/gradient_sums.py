@@ -85,10 +85,7 @@ class GradientSums:
         waits: list[tuple[int, torch.Tensor, Any]],
         traffic: RankTraffic,
     ) -> None:
-        layer, size = (
-            unit.number,
-            sum(parameter.numel() for parameter in unit.parameters),
-        )
+        layer, size = unit.number, unit.gradient_size
         holders, cuts = self._holders[layer], self._cut(layer, size)
         for holder, (first, end) in zip(holders, cuts, strict=True):
             if holder != self._worker and own is not None and end > first:
@@ -121,10 +118,7 @@ class GradientSums:
 
     def _gather_pieces(self, unit: LayerUnit, traffic: RankTraffic) -> torch.Tensor:
         """Send the piece that this worker has summed to the other holders, and return the whole."""
-        layer, size = (
-            unit.number,
-            sum(parameter.numel() for parameter in unit.parameters),
-        )
+        layer, size = unit.number, unit.gradient_size
         piece = unit.gradient
         assert piece is not None
         holders, cuts = self._holders[layer], self._cut(layer, size)

@@ -4,6 +4,7 @@ Whoever holds a layer first writes it, so any workers can read what any others w
 by the line of steps that it is of, as others may make the step again. A file ends with a digest of the rest.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -43,18 +44,23 @@ class LayerFiles:
         new.replace(folder / f"layer-{layer}")
 
     def read(self, layer: int, step: int) -> torch.Tensor:
-        """Return a packed layer of a whole step. Raises LayerFileError."""
+        """Return a packed layer of a whole step. Raises LayerFileError. A checkpoint with a damaged file is set aside
+        first, so that the job begins at an older one when it starts again."""
         found = [(line, folder) for at, line, folder in self._list_whole() if at == step]
         if not found:
             raise LayerFileError(f"step {step} is not whole in {self._path} any more")
-        path = max(found)[1] / f"layer-{layer}"
+        folder = max(found)[1]
+        path = folder / f"layer-{layer}"
         try:
             content = bytearray(path.read_bytes())
         except OSError as e:
             raise LayerFileError(f"{path} cannot be read: {e.strerror}") from None
         body = memoryview(content)[:-_DIGEST_BYTES]
         if blake2b(body, digest_size=_DIGEST_BYTES).digest() != content[-_DIGEST_BYTES:]:
-            raise LayerFileError(f"{path} is damaged")
+            aside = folder.with_name(f"damaged-{folder.name}")
+            with contextlib.suppress(OSError):  # another rank may have done it
+                folder.rename(aside)
+            raise LayerFileError(f"{path} is damaged; its checkpoint is set aside as {aside.name}")
         return torch.frombuffer(content, dtype=torch.uint8)[:-_DIGEST_BYTES].clone()
 
     def drop_old(self) -> None:

@@ -58,6 +58,7 @@ class LayerUnit:
         self.optimizer = make_optimizer(self.parameters) if self.parameters else None
         kinds = [parameter.dtype for parameter in self.parameters]
         self.gradient_dtype = functools.reduce(torch.promote_types, kinds) if kinds else torch.float32
+        self.gradient_size = sum(parameter.numel() for parameter in self.parameters)
         self.gradient: torch.Tensor | None = None  # flat, of the step after `step`, once it is summed over all workers
 
     def apply(self, step: int, scale: float | None, rate: float | None) -> None:

@@ -33,12 +33,14 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(LayerFileError) as caught:
         files.read(0, 3)
     assert str(caught.value) == f"step 3 is not whole in {tmp_path} any more"
+    write(files, 2)
     write(files, 3)
     path = tmp_path / "step-3-a" / "layer-1"
     path.write_bytes(path.read_bytes()[:-20] + b"x" * 20)
     with pytest.raises(LayerFileError) as caught:
         files.read(1, 3)
-    assert str(caught.value) == f"{path} is damaged"
+    assert str(caught.value) == f"{path} is damaged; its checkpoint is set aside as damaged-step-3-a"
+    assert files.newest_whole() == 2 and (tmp_path / "damaged-step-3-a" / "layer-1").exists()
 
 
 def test_two_whole_steps_are_kept(tmp_path: Path) -> None:
