@@ -1,8 +1,9 @@
 """A job on one GPU that takes a snapshot at every step: what it restores from memory, and what becomes of its weights.
 
-Events as in _train_ddp.py: start, imported, cuda_up, made (the model is on the GPU), laid (there is a Checkpointer),
-answered (the keeper told where the state is), restored (step: from which), step. The last words are a checksum of all
-weights, in the file that --ckpt names.
+Events as in _train_ddp.py: start, imported, cuda_up, made (the model is on the GPU), rehearsed (a standing spare rank
+has made a step), entered (the training function), laid (there is a Checkpointer), answered (the keeper told where the
+state is), restored (step: from which), step. The last words are a checksum of all weights, in the file that --ckpt
+names. With BENCH_SPARE=1 the function survives, so that with recovery.spares a spare rank stands by.
 """
 
 import argparse
@@ -15,6 +16,7 @@ started_at = time.time()
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch  # noqa: E402  the start counts from before the imports
+import torch.distributed as dist  # noqa: E402
 import xxhash  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -25,6 +27,8 @@ from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest  # noqa:
 imported_at = time.time()
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+CPU_STEP_S = 0.1  # so that a job on a processor does not end before it is struck
+SPARE = os.environ.get("BENCH_SPARE") == "1"
 WIDTH, LAYERS, TOKENS = (4096, 40, 32768) if ON_GPU else (256, 4, 64)  # 671 million parameters
 
 
@@ -65,6 +69,8 @@ def main() -> None:
 
         note("start", started_at)
         note("imported", imported_at)
+        if SPARE:
+            dist.init_process_group("nccl" if ON_GPU else "gloo")
         torch.manual_seed(0)
         torch.ones(8, device=DEVICE).sum().item()
         note("cuda_up")
@@ -81,16 +87,30 @@ def main() -> None:
             return answer
 
         KeeperClient.request_state = resume  # type: ignore[method-assign, assignment]
-        ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer)
-        note("laid")
-        start = ckpt.restore()
-        note("restored", step=start)
-        for step in range(start + 1, args.steps + 1):
+
+        def rehearse() -> None:
             trained(model, optimizer)
-            if ON_GPU:
-                torch.cuda.current_stream().synchronize()  # of the step alone: copies go on beside the next
-            note("step", step=step)
-            ckpt.save(step)
+            note("rehearsed")
+
+        def train(here: holdfast.Here | None = None) -> None:
+            note("entered")
+            ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer)
+            note("laid")
+            start = ckpt.restore()
+            note("restored", step=start)
+            for step in range(start + 1, args.steps + 1):
+                trained(model, optimizer)
+                if ON_GPU:
+                    torch.cuda.current_stream().synchronize()  # of the step alone: copies go on beside the next
+                else:
+                    time.sleep(CPU_STEP_S)
+                note("step", step=step)
+                ckpt.save(step)
+
+        if SPARE:
+            holdfast.survive(model=model, optimizer=optimizer, rehearsal=rehearse)(train)()
+        else:
+            train()
         if ON_GPU:
             torch.cuda.synchronize()
         args.ckpt.write_text(digest(model))

@@ -20,7 +20,7 @@ import torch
 from rich.table import Table
 from torch import nn
 
-from benchmarks._harness import Fault, Job
+from benchmarks._harness import Fault, Job, free_port
 from benchmarks._report import FULL, Findings, report
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 
@@ -30,9 +30,9 @@ LAYERS, WIDTH = 13, 2048
 FITS, LONG, SHORT = (24576, 1), (24576, 2), (7680, 1)
 EVERY = 4  # steps from a snapshot to the next where copies do not fit
 PAIRS = 60 if FULL else 25
-KILLS, STEPS = 4, 30
+KILLS, STEPS, SPARED_STEPS = 4, 30, 150
 LIMIT_S = 240.0  # of one part
-LONGER_GOAL, BLOCKED_GOAL, STALL_GOAL, SHADOW_GOAL, RESTORE_GOAL = 0.15, 0.5, 1.0, 60.0, 0.6
+LONGER_GOAL, BLOCKED_GOAL, STALL_GOAL, SHADOW_GOAL, RESTORE_GOAL, SPARED_GOAL = 0.15, 0.5, 1.0, 60.0, 0.6, 1.5
 
 
 class Training:
@@ -165,51 +165,80 @@ def cost(size: tuple[int, int], every: int, pairs: int, *, is_calm: bool = True)
     return found
 
 
-def killed() -> dict[str, Any]:
-    """A job under `holdfast run`, killed again and again, beside one that nobody disturbs and no agent looks after."""
-    wanted = undisturbed()
+def killed(*, spare: bool = False) -> dict[str, Any]:
+    """A job under `holdfast run`, killed again and again, beside one that nobody disturbs and no agent looks after;
+    `spare`: a standing spare rank, which has rehearsed a step, takes the seat."""
+    env = {"BENCH_STEPS": str(SPARED_STEPS if spare else STEPS), "BENCH_SPARE": str(int(spare))}
+    wanted = undisturbed(env)
     launch = [sys.executable, "-m", "holdfast.cli", "run", "--standalone", "--nproc-per-node=1", "--max-restarts=99"]
+    if spare:
+        launch.append("--set=recovery.spares=true")
     chance = random.Random(1)
     phases: list[dict[str, float]] = []
     lost: list[int] = []
     with Job(1, script=SCRIPT) as job:
-        job.start(launch, {"BENCH_STEPS": str(STEPS)})
+        job.start(launch, env)
         fault: Fault | None = None
         for _ in range(KILLS):
             if job.wait_steps(4, fault, LIMIT_S / 4) is None:
                 raise SystemExit(f"the job does not step:\n{job.last_words(40)}")
+            if spare and job.wait(lambda: find_rehearsed(job), LIMIT_S / 4) is None:
+                raise SystemExit(f"no spare rank has rehearsed:\n{job.last_words(40)}")
             time.sleep(chance.uniform(0.0, 0.5))
-            fault, victim = job.fault(), job.pid_of(0)
-            job.kill(victim)
-            reaped = job.wait(lambda victim=victim: None if Path(f"/proc/{victim}").exists() else time.time(), 60.0)  # type: ignore[misc]
-            done = max(event.step for event in job.events() if event.kind == "step")
-            if job.wait_steps(1, fault, LIMIT_S / 4) is None:
-                raise SystemExit(f"the job did not come back:\n{job.last_words(40)}")
-            fresh = {event.kind: event for event in reversed(job.events()) if event.pid not in fault.before}
-            phases.append({kind: event.at - fault.at for kind, event in fresh.items()})
-            phases[-1]["reaped"] = (reaped or time.time()) - fault.at
-            if (second := job.wait_steps(2, fault, LIMIT_S / 4)) is not None:
-                phases[-1]["second_step"] = second - fault.at
-            lost.append(done - fresh["restored"].step)
-        job.launchers[0].wait(LIMIT_S / 4)
+            fault = Fault(before=frozenset(find_stepped(job)), at=time.time())
+            phases.append(time_recovery(job, fault))
+            lost.append(int(phases[-1].pop("lost")))
+        job.launchers[0].wait(LIMIT_S / 2)
         found = (job.folder / "checkpoint.pt").read_text()
     middle = {kind: statistics.median(one[kind] for one in phases) for kind in phases[0]}
     return {
         "after_s": middle,
-        "laid_s": statistics.median(one["laid"] - one["made"] for one in phases),
+        "laid_s": statistics.median(one["laid"] - one["entered"] for one in phases),
         "answer_s": statistics.median(one["answered"] - one["laid"] for one in phases),
         "copy_s": statistics.median(one["restored"] - one["answered"] for one in phases),
         "restore_s": statistics.median(one["restored"] - one["laid"] for one in phases),
         "restore_most_s": max(one["restored"] - one["laid"] for one in phases),
+        "step_most_s": max(one["step"] for one in phases),
         "steps_lost": lost,
         "bit_exact": found == wanted,
         "kills": KILLS,
     }
 
 
-def undisturbed() -> str:
+def time_recovery(job: Job, fault: Fault) -> dict[str, float]:
+    """Kill the rank that steps. Return when its heir came to what, from the kill on, and how many steps were lost."""
+    newest = max((event for event in job.events() if event.kind == "step"), key=lambda event: event.at)
+    victim = newest.pid
+    job.kill(victim)
+    reaped = job.wait(lambda: None if Path(f"/proc/{victim}").exists() else time.time(), 60.0)
+    done = max(event.step for event in job.events() if event.kind == "step")
+    if job.wait_steps(1, fault, LIMIT_S / 4) is None:
+        raise SystemExit(f"the job did not come back:\n{job.last_words(40)}")
+    heir = next(event.pid for event in job.events() if event.kind == "step" and event.pid not in fault.before)
+    fresh = {event.kind: event for event in reversed(job.events()) if event.pid == heir}
+    phases = {kind: event.at - fault.at for kind, event in fresh.items()}
+    phases["reaped"] = (reaped or time.time()) - fault.at
+    if (second := job.wait_steps(2, fault, LIMIT_S / 4)) is not None:
+        phases["second_step"] = second - fault.at
+    phases["lost"] = done - fresh["restored"].step
+    return phases
+
+
+def find_stepped(job: Job) -> set[int]:
+    """The processes that have made a step of the job."""
+    return {event.pid for event in job.events() if event.kind == "step"}
+
+
+def find_rehearsed(job: Job) -> int | None:
+    """The spare rank that has rehearsed and has no seat yet."""
+    stepped = find_stepped(job)
+    return next((event.pid for event in job.events() if event.kind == "rehearsed" and event.pid not in stepped), None)
+
+
+def undisturbed(env: dict[str, str]) -> str:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with Job(1, script=SCRIPT) as job:
-        launcher = job.start([sys.executable], {"BENCH_STEPS": str(STEPS)})
+        launcher = job.start([sys.executable], env | alone)
         if launcher.wait(LIMIT_S / 2):
             raise SystemExit(f"the job that nobody disturbs has failed:\n{job.last_words(40)}")
         return (job.folder / "checkpoint.pt").read_text()
@@ -221,6 +250,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "hot": lambda: cost(FITS, 1, PAIRS, is_calm=False),
     "short": lambda: cost(SHORT, EVERY, max(12, PAIRS // 2)),
     "killed": killed,
+    "spared": lambda: killed(spare=True),
 }
 
 
@@ -257,6 +287,9 @@ def judge(parts: dict[str, dict[str, Any]], table: Table, findings: Findings) ->
         row("restore_s", after["restore_s"], f"{after['restore_s']:.2f}", RESTORE_GOAL)
         row("steps_lost", max(after["steps_lost"]), str(after["steps_lost"]), 1)
         findings.goals["bit_exact"] = after["bit_exact"]
+    if spared := parts.get("spared"):
+        row("stepping_s_with_a_spare_rank", spared["after_s"]["step"], f"{spared['after_s']['step']:.2f}", SPARED_GOAL)
+        findings.goals["bit_exact_with_a_spare_rank"] = spared["bit_exact"]
 
 
 def main() -> int:

@@ -22,8 +22,9 @@ def main() -> None:
     asked.add_argument("--fails", type=int, default=-1, help="the rank that cannot read block 1 of any part")
     asked.add_argument("--garbles", type=int, default=-1, help="the rank that sends other bytes than it read")
     asked.add_argument("--lacks", type=int, default=-1, help="the rank that has no memory to read to")
+    asked.add_argument("--backend", default="gloo")
     told = asked.parse_args()
-    dist.init_process_group("gloo")
+    dist.init_process_group(told.backend)
     world = RankWorld()
     wanted = [
         PartPiece(rank=rank, start=start, bytes=size, to=to)

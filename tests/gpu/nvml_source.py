@@ -2,12 +2,14 @@
 
     python -m tests.gpu.nvml_source
 
-It needs a GPU and nvidia-ml-py, and starts no CUDA. It fails if a reading is missing that every data-centre GPU of
-NVIDIA gives; NVLink is not among these, as a machine with one GPU has none.
+It needs a GPU and nvidia-ml-py, and starts no CUDA itself. It fails if a reading is missing that every data-centre GPU
+of NVIDIA gives; NVLink is not among these, as a machine with one GPU has none. Where the GPU tells how much its tensor
+cores work, another process multiplies matrices for a while, and the readings must rise with it and fall after it.
 """
 
 import json
 import statistics
+import subprocess
 import sys
 import time
 
@@ -36,6 +38,43 @@ def costs_ms(source: GpuSource) -> dict[str, float]:
             ask()
             took.append(1e3 * (time.perf_counter() - began))
         found[name] = round(statistics.median(took), 4)
+    return found
+
+
+MULTIPLY = """
+import time, torch
+square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+print("multiplying", flush=True)
+until = time.monotonic() + {seconds}
+while time.monotonic() < until:
+    for _ in range(20):
+        square @ square
+    torch.cuda.synchronize()
+"""
+
+
+def tensor_percent(source: GpuSource) -> float | None:
+    """Of the first GPU, since the last reading."""
+    name = source.gpus[0].name
+    return next(
+        (g.value for g in source.read() if isinstance(g, Gauge) and (g.name, g.of) == (tensor_activity.GAUGE, name)),
+        None,
+    )
+
+
+def watch_tensor_cores(source: GpuSource) -> dict[str, float | None]:
+    """Percentages before, while and after another process multiplies matrices."""
+    found = {"idle": tensor_percent(source)}
+    with subprocess.Popen([sys.executable, "-c", MULTIPLY.format(seconds=6)], stdout=subprocess.PIPE) as load:
+        assert load.stdout
+        load.stdout.readline()
+        time.sleep(SETTLE_S)
+        tensor_percent(source)
+        time.sleep(3.0)
+        found["multiplying"] = tensor_percent(source)
+    tensor_percent(source)
+    time.sleep(2.0)
+    found["after"] = tensor_percent(source)
     return found
 
 
@@ -74,8 +113,12 @@ def main() -> int:
         "missing": missing,
         "alarms": alarms,
     }
+    rises = True
+    if record["tells_tensor_cores"]:
+        seen = record["tensor_percent"] = watch_tensor_cores(source)
+        rises = (seen["multiplying"] or 0) > 50 > 5 > max(seen["idle"] or 0, seen["after"] or 0)
     print(json.dumps(record, indent=1))
-    return 1 if missing or not readings else 0
+    return 1 if missing or not readings or not rises else 0
 
 
 if __name__ == "__main__":
