@@ -52,6 +52,7 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: int
     not_after: int
+    proved: bool = False  # these states were wrong, as replicas differed; else they are only suspected
 
     def bans_state(self, generation: int, step: int) -> bool:
         return generation <= self.generation and step > self.not_after

@@ -300,8 +300,8 @@ class Checkpointer:
         devices = {one.device for one in found.objects.values() if isinstance(one, torch.Tensor) and one.is_cuda}
         if len(devices) == 1:
             guarded, followed = self._source.guarded_items(), self._source.is_followed
-            side = self._snapshots.use_gpu(devices.pop(), guarded, self._say_once, followed=followed)
-            self._announce_step = torch.compiler.disable(side.before_step)
+            self._snapshots.use_gpu(devices.pop(), guarded, self._say_once, followed=followed)
+            self._announce_step = torch.compiler.disable(self._snapshots.before_step)
             self._source.before_step(self._announce_step)
         else:
             self._snapshots.populate_memory()

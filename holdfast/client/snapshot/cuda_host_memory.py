@@ -16,9 +16,10 @@ from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.image_layout import BIG_BYTES, ImageLayout
 from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
 
-_CHUNK_BYTES = 256 << 20  # registered at once, so that copies can start before all of it is
+_CHUNK_BYTES = 64 << 20  # registered at once: copies start before all of it is, and calls of training wait for no more
 _TOUCH_BYTES = 32 << 20  # touched at once, by each of a few threads
 _MOST_THREADS = 8
+_FIRST_STEP_S = 2.0  # the driver serves one call at a time: a step launched beside registering takes four times as long
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
 
 _madvise = ctypes.CDLL(None).madvise  # without the interpreter's lock
@@ -102,9 +103,19 @@ class RegisteredArena:
             target=self._register_parts, args=(parts, say), name="holdfast-register", daemon=True
         )
         self._is_begun = False
+        self._due = threading.Event()
 
     def start_registering(self) -> None:
-        """Start the registering thread, once. Call it after a restore, which the thread would slow down threefold."""
+        """Start registering, once."""
+        self._due.set()
+        self._start_thread()
+
+    def register_later(self) -> None:
+        """Start registering when `start_registering` is called, or when the first step has had time to be launched.
+        Call it after a restore, which registering would slow down threefold."""
+        self._start_thread()
+
+    def _start_thread(self) -> None:
         if not self._is_begun:
             self._is_begun = True
             self._thread.start()
@@ -117,11 +128,13 @@ class RegisteredArena:
 
     def close(self) -> None:
         """Unregister the arena. Call this when no copy is running, and start none afterwards."""
+        self._due.set()
         if self._is_begun:
             self._thread.join()
         self._end()
 
     def _register_parts(self, parts: list[_Part], say: Callable[[str], None]) -> None:
+        self._due.wait(_FIRST_STEP_S)
         torch.cuda.set_device(self._device)  # of this thread: another GPU is none of its business
         failed = 0
         _madvise(self._base, self._bytes, mmap.MADV_HUGEPAGE)

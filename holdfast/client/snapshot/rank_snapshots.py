@@ -41,9 +41,9 @@ class RankSnapshots:
 
     def use_gpu(
         self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None], *, followed: bool
-    ) -> SideStream:
-        """Let the GPU make all copies from now on; return the side stream that it uses.
-        `guarded` items change only in announced steps; without `followed`, the script announces them and is checked."""
+    ) -> None:
+        """Let the GPU make all copies from now on. `guarded` items change only in announced steps; without `followed`,
+        the script announces them and is checked."""
         GRAPH_WATCH.start()
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
@@ -55,7 +55,6 @@ class RankSnapshots:
         self.side = SideStream(
             self.layout, self.arena, guarded, CudaStreams(device), registered.wait_reachable, say=say, followed=followed
         )  # fmt: skip
-        return self.side
 
     def check_capture(self) -> None:
         """Raise StateError while the script captures a CUDA graph: what it queues now runs at replays alone."""
@@ -63,12 +62,19 @@ class RankSnapshots:
             raise StateError("a CUDA graph is being captured: call save() between its replays, not inside of it")
 
     def on_restored(self) -> None:
-        """Free what only a restore needs, and register the arena with the GPU for the first snapshot."""
+        """Free what only a restore needs, and register the arena with the GPU once the first step is launched."""
         if self.fetching:
             self.fetching.finish()
             self.fetching = None
         if self._registered:
+            self._registered.register_later()
+
+    def before_step(self, *_: object) -> None:
+        """Prepare for a change of the state that the GPU makes next: see the side stream's `before_step`."""
+        if self._registered:
             self._registered.start_registering()
+        if self.side:
+            self.side.before_step()
 
     def take_snapshot(self, name: SnapshotName, things: CurrentItems, packed: bytes) -> SealedSnapshot | None:
         """Copy the state into a slot; None if no slot was free. A copy by the GPU is sealed a little later."""

@@ -164,6 +164,8 @@ class Survivor:
         if (how := os.environ.get(REHEARSAL)) in (SEATLESS, STANDING):
             torch_groups.warm_gpu(self._model)
             if how == STANDING:
+                import holdfast.client.checkpointing.checkpointer  # noqa: F401  the function will most likely want it
+
                 self._rehearse()
             self._rejoin(self._line.wait_for_seat(_read_place().rank))
         elif GROUP_CALLS.rehearses:

@@ -2,6 +2,8 @@
 just before it is still trusted, since the cause may have passed. If the loss goes bad again at the same step or
 earlier, that state is doubted too, and only states verified as good are used."""
 
+import msgspec
+
 from holdfast.model.event import Progress
 from holdfast.model.state_copy import Doubt
 
@@ -15,20 +17,21 @@ class DoubtfulStates:
         self.not_after: int | None = None  # of the incident that is open
         self._bad = -1  # where it went wrong last
 
-    def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
-        """Doubt the states after step `not_after`. If an earlier loss went bad at this step or later, require verified
-        states, and doubt the restored one too unless its step is unknown."""
+    def doubt_after(self, doubt: Doubt, progress: Progress | None) -> None:
+        """Doubt these states. If an earlier loss went bad at step `not_after` or later, require verified states, and
+        doubt the restored one too unless its step is unknown."""
+        not_after = doubt.not_after
         self.not_after, self.verified = not_after, 0 <= self._bad and not_after <= self._bad
         if self.verified and not (progress and progress.counted):  # before the state that it went on from
             self.not_after = min(not_after, progress.first_step - 2 if progress else not_after - 1)
         self._bad = max(self._bad, not_after)
-        self.all = (*self.all, Doubt(generation=generation, not_after=self.not_after))[-_KEPT:]
+        self.all = (*self.all, msgspec.structs.replace(doubt, not_after=self.not_after))[-_KEPT:]
 
     def clear_after(self, not_after: int) -> None:
         """Doubt only the states after `not_after`, because the batch that made the loss bad is now skipped."""
         if self.all and self.not_after is not None:
             self.not_after, self.verified = not_after, False
-            self.all = (*self.all[:-1], Doubt(generation=self.all[-1].generation, not_after=not_after))
+            self.all = (*self.all[:-1], msgspec.structs.replace(self.all[-1], not_after=not_after))
 
     def on_training(self) -> None:
         """Drop the open incident's limit on which states may be restored, because the job trains again."""

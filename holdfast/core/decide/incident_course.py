@@ -16,6 +16,7 @@ from holdfast.model.action import Say
 from holdfast.model.alarm import LEFT, Alarm, Kind
 from holdfast.model.event import Outcome, Phase, Progress
 from holdfast.model.incident_record import Remedy, Verdict
+from holdfast.model.state_copy import Doubt
 
 
 def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = True) -> str:
@@ -158,7 +159,9 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     incident.name_cause()
     if incident.not_after is not None:
         incident.doubt_steps(incident.not_after)
-        state.resume_point.doubt_after(state.generation, incident.not_after, state.progress)
+        proved = any(alarm.kind is Kind.REPLICA and alarm.not_after is not None for alarm in incident.alarms)
+        doubt = Doubt(generation=state.generation, not_after=incident.not_after, proved=proved)
+        state.resume_point.doubt_after(doubt, state.progress)
         state.failures.discount_steps(incident.not_after)
     case = state.failures.make_case(now, incident, state.releases, nodes=state.nodes, lost=lost)
     verdict = state.failures.judge_case(now, case)

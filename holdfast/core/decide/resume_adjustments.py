@@ -7,6 +7,7 @@ from holdfast.model.event import Progress
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.state_copy import Doubt
 
 _KEPT = 64  # skips, and eases
 
@@ -20,9 +21,8 @@ class ResumePoint:
         self.eases: tuple[Ease, ...] = ()
         self.anew = 0  # restarts after which the script began at step 0
 
-    def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
-        """Put the states after this step in doubt."""
-        self.doubts.doubt_after(generation, not_after, progress)
+    def doubt_after(self, doubt: Doubt, progress: Progress | None) -> None:
+        self.doubts.doubt_after(doubt, progress)
 
     def apply_verdict(self, verdict: Verdict, not_after: int | None) -> None:
         """Add the verdict's skips and eases. They apply whenever their steps are made again."""

@@ -5,7 +5,7 @@ bit is exact, and the first redone step that differs raises an alarm. In other j
 redone steps did after earlier restarts; until that is known, nothing is concluded. A difference names no node, because
 either result may be wrong. So the step is made a third time, and the result that comes again is believed. Losses under
 another release are only reported, since a release may be meant to change them. Losses of a job of another size, or with
-other batches or another learning rate, are not compared.
+other batches or another learning rate, are not compared, and neither are those of states that replicas proved wrong.
 """
 
 from collections import OrderedDict
@@ -86,11 +86,21 @@ class RedoneLosses:
             return  # the same launch, told twice
         if before and _conditions(before) != _conditions(launch):
             self._made.clear()
+        self._forget_wrong_steps(launch)
         if before is None or before.release.number != launch.release.number:
             self._same_code = launch.generation  # even a release that ran before goes on from another one's state
         for facts in (self._newest, self._began, self._compared, self._said):
             facts.clear()
         self._noise.on_launch()
+
+    def _forget_wrong_steps(self, launch: LaunchHere) -> None:
+        """Forget losses made from states that were proved wrong: the same steps from sound states must differ."""
+        proved = [doubt for doubt in launch.restore.doubts if doubt.proved]
+        for steps in self._made.values() if proved else ():
+            for step, made in steps.items():
+                steps[step] = tuple(
+                    one for one in made if not any(doubt.bans_state(one.generation, step) for doubt in proved)
+                )
 
     def on_values(self, told: StepValues, resumed: int | None) -> Alarm | None:
         """Return an alarm if this loss differs from earlier ones of its step. `resumed` is the step resumed from."""

@@ -13,6 +13,7 @@ from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import StepValues
 from holdfast.model.release import Ease, Release
+from holdfast.model.state_copy import Doubt, Restore
 
 FIRST = LaunchHere(
     id=1,
@@ -65,6 +66,18 @@ def test_in_an_exact_job_the_last_bit_is_an_alarm_at_once() -> None:
     assert (alarm.kind, alarm.stance, alarm.suspects, alarm.ranks) == (Kind.REDONE, Stance.ACT, (), ())
     assert (alarm.signature, alarm.not_after) == (SIGNATURE, 20)
     assert alarm.reason.endswith("the restored state, the code or a machine differs")
+
+
+@pytest.mark.parametrize("proved", [True, False])
+def test_losses_of_states_that_replicas_proved_wrong_say_nothing(proved: bool) -> None:
+    job = Job(exact=True)
+    job.run(range(1, 11))
+    wrong = 10 / 11 * (1 + 1e-9)
+    assert job.tell(11, wrong) is None
+    doubt = Doubt(generation=1, not_after=10, proved=proved)
+    alarms = job.run(range(9, 13), restore=Restore(step=8, doubts=(doubt,)))
+    assert [alarm.signature for alarm in alarms] == ([] if proved else [SIGNATURE])
+    assert job.tell(13, 10 / 13) is None
 
 
 def test_the_sentence_has_both_losses() -> None:
