@@ -21,7 +21,7 @@ class FakeStream:
 
 
 class FakeStreams:
-    """As holdfast.client.snapshot.cuda_host_memory.CudaStreams; nothing happens before `pump` or `sync`."""
+    """As holdfast.client.snapshot.cuda_streams.CudaStreams; nothing happens before `pump` or `sync`."""
 
     def __init__(self, seed: int) -> None:
         self.device = torch.device("cpu")

@@ -29,7 +29,7 @@ from holdfast.client.checkpointing.replicated_restore import (
 )
 from holdfast.client.checkpointing.script_state_dict import UserState
 from holdfast.client.checkpointing.shared_read import read_restored
-from holdfast.client.snapshot.cuda_host_memory import CudaStreams
+from holdfast.client.snapshot.cuda_streams import CudaStreams
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.wire.rank_keeper_messages import StateGrant

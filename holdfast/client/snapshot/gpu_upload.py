@@ -17,7 +17,7 @@ import torch
 
 from holdfast.checkpoint.state_image import StateError, bytes_of
 from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
-from holdfast.client.snapshot.cuda_host_memory import CudaStreams
+from holdfast.client.snapshot.cuda_streams import CudaStreams
 
 PIECE_BYTES = 8 << 20
 _BUFFERS = 2  # one is read into while the GPU takes the other

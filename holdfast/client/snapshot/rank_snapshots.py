@@ -10,9 +10,10 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.checkpoint.memory_copy import MemoryCopier
 from holdfast.checkpoint.state_image import StateError, StateImage
 from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
-from holdfast.client.snapshot.cuda_host_memory import CudaStreams, RegisteredArena
+from holdfast.client.snapshot.cuda_streams import CudaStreams
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
+from holdfast.client.snapshot.registered_arena import RegisteredArena
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.snapshot.side_stream import SideStream
 

@@ -26,7 +26,7 @@ from holdfast.checkpoint.arena import Arena, SlotClaim, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.client.snapshot.copy_routes import choose_routes, guess_kinds, kinds_of, lengthen_tail, total_bytes
 from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
-from holdfast.client.snapshot.cuda_host_memory import CudaStreams
+from holdfast.client.snapshot.cuda_streams import CudaStreams
 from holdfast.client.snapshot.live_state_items import CurrentItems
 from holdfast.client.snapshot.routed_copies import STAGES, GpuSlots, RoutedCopies
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE

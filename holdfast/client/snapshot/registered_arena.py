@@ -1,4 +1,4 @@
-"""The CUDA functions that snapshots need: a side stream, events, and host memory registered with the GPU."""
+"""The memory of an arena, registered with the GPU so that copies need no processor."""
 
 import ctypes
 import mmap
@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise, zip_longest
-from typing import Any
 
 import torch
 
@@ -24,55 +23,6 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
 
 _madvise = ctypes.CDLL(None).madvise  # without the interpreter's lock
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-class CudaStreams:
-    """The streams of one GPU. Work on a stream runs later, in order; only `sync` blocks the caller."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.side: Any = torch.cuda.Stream(device)
-        self._index: int | None = device.index  # which is looked up faster
-
-    def use_device(self) -> None:
-        """Select this GPU for the calling thread; otherwise CUDA would create a context on another GPU."""
-        torch.cuda.set_device(self.device)
-
-    def compute_stream(self) -> Any:
-        return torch.cuda.current_stream(self._index)
-
-    def run(self, stream: Any, work: Callable[[], object]) -> None:
-        with torch.cuda.stream(stream):
-            work()
-
-    def record_event(self, stream: Any) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(stream)
-        return event
-
-    def wait(self, stream: Any, event: Any) -> None:
-        """Make the stream, not the caller, wait for the event."""
-        stream.wait_event(event)
-
-    def is_passed(self, event: Any) -> bool:
-        return bool(event.query())
-
-    def sync(self, event: Any) -> None:
-        event.synchronize()
-
-    def between_s(self, first: Any, last: Any) -> float:
-        return float(first.elapsed_time(last)) / 1000
-
-    def is_capturing(self) -> bool:
-        return bool(torch.cuda.is_current_stream_capturing())
-
-    def host_buffer(self, size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-
-    def free_bytes(self) -> int:
-        """Return the free memory of the GPU in bytes."""
-        return int(torch.cuda.mem_get_info(self.device)[0])
-
 
 _Part = tuple[int, int, int, int]  # slot; start and end in the arena; how far into the slot's image that is
 
