@@ -19,7 +19,7 @@ from benchmarks._harness import Job
 from benchmarks._report import FULL
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
+from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 
 TP, PP, DP, DEPTH = 8, 8, 150, 40
 NODES = PP * DP

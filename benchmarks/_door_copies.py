@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from benchmarks._door_hosts import Host, Keeper, Verb, copy, everybody, far_host, keeper, own_cpu_s, touched
 from benchmarks._report import FULL
-from holdfast.checkpoint.peer_certificates import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerGuard
 from holdfast.checkpoint.peer_transport import PeerKeeper
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.linux import process_attributes

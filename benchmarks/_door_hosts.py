@@ -18,7 +18,7 @@ import psutil
 from benchmarks._door_network import add_veth_pair, bring_link_up
 from holdfast.chaos import linux_namespaces
 from holdfast.checkpoint import peer_transport
-from holdfast.checkpoint.peer_certificates import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerGuard
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
 from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
 from holdfast.linux import process_attributes

@@ -29,8 +29,8 @@ from benchmarks._words_corpus import CORPUS, EVICT, Label, read_cases
 from holdfast.config import Settings, load
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.logs.failure_likeness import LineWords, find_telling_lines, measure_likeness, read_words
-from holdfast.logs.failure_opinion import FailureOpinion, find_opinion, read_telling_lines_of
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs
+from holdfast.logs.opinion_choice import FailureOpinion, find_opinion, read_telling_lines_of
 from holdfast.logs.past_cases import PastCase, PastCases
 from holdfast.logs.user_rows import past_cases_path
 

@@ -22,7 +22,7 @@ from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank.stack_tracer import StackRequest, StackTracer
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
+from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_memory.flight_log_writer import flight_log_offset, slot_memory_bytes
 

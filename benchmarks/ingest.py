@@ -31,6 +31,7 @@ from holdfast.controller.access.caller_admission import ANY_NODE, Caller, Right
 from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.composition import build_controller
 from holdfast.controller.job_clock import SteadyClock
+from holdfast.controller_interfaces import ControllerPorts, EntryListener
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decide.job_view import JobView
 from holdfast.fleet.self_joining_fleet import JoinFleet
@@ -41,7 +42,6 @@ from holdfast.model.event import Entry, Order, Phase
 from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Beat
 from holdfast.model.release import Release
-from holdfast.ports import ControllerPorts, EntryListener
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage, Hello
 

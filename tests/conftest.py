@@ -21,8 +21,8 @@ from _pytest.assertion import rewrite
 from hypothesis import settings
 
 from holdfast.client.boot.zygote import DEFAULT_PRELOAD
-from holdfast.wire.inherited_environment import make_rank_environment
 from holdfast.wire.program_fork_server import ForkServer
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.postgres_server import own_postgres as own_postgres
 from tests.postgres_server import shared_postgres as shared_postgres
 

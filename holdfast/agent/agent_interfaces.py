@@ -18,8 +18,8 @@ from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
+from holdfast.model.rank_traces import Trace
 from holdfast.model.release import Release
-from holdfast.model.stacks import Trace
 from holdfast.model.state_copy import Address, Aim, Copy
 from holdfast.wire.agent_messages import JobFigures, TraceRequest
 from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey

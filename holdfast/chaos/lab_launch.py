@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.chaos import lab_job, link_faults, linux_namespaces
+from holdfast.chaos import link_faults, linux_namespaces, local_lab_job
 from holdfast.chaos.fault import CannotInject
-from holdfast.chaos.lab_job import LabJob, job_flags, tie_to_parent
+from holdfast.chaos.local_lab_job import LabJob, job_flags, tie_to_parent
 from holdfast.chaos.network_switch import port_address
 from holdfast.chaos.scenario import ScenarioJob
 
@@ -31,7 +31,7 @@ def run_lab_job(job: ScenarioJob, folder: Path, env: dict[str, str] | None = Non
         if job.hosts:
             switch = _start_hosts(made, job, env or {})
         else:
-            lab_job.start_job(made, job, env or {})
+            local_lab_job.start_job(made, job, env or {})
         yield made
     finally:
         made.end_job()

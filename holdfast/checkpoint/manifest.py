@@ -8,7 +8,7 @@ import msgspec
 import xxhash
 
 from holdfast.core.decoding import from_json
-from holdfast.model.told_bounds import Number
+from holdfast.model.message_bounds import Number
 
 BLOCK_BYTES = 8 << 20  # what is read, written and checked at once
 FORMAT = 1

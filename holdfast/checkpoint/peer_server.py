@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.checkpoint.peer_certificates import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerGuard
 from holdfast.checkpoint.peer_transport import (
     UNIX_BYTES,
     WAIT_S,

@@ -25,13 +25,13 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from holdfast.checkpoint.peer_certificates import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerGuard
 from holdfast.checkpoint.tls_relay_link import REVOKED, relayed_link, spares_a_core
 from holdfast.checkpoint.tls_relay_tickets import Ticket, show_ticket
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
+from holdfast.model.message_bounds import Number
 from holdfast.model.state_copy import Address
-from holdfast.model.told_bounds import Number
 from holdfast.wire import unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.mutual_tls import KeyFiles

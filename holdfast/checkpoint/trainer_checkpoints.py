@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.checkpoint.damaged_files import (
+from holdfast.checkpoint.foreign_file_faults import (
     METADATA,
     distcp_fault,
     end_fault,

@@ -15,6 +15,7 @@ from holdfast.controller.control_loop import Controller
 from holdfast.controller.node_links import Outbox, send_packets
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.controller.tracker_figures import TrackerFigures
+from holdfast.controller_interfaces import Socket
 from holdfast.core.agent_state_machine import PING_S, Post
 from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.rebooted_node import RebootDetector
@@ -24,8 +25,7 @@ from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, Leave, StopHere
 from holdfast.model.event import Ended, MeshReport, Phase, Ready
 from holdfast.model.observation import Beat, Reach
-from holdfast.model.stacks import Trace
-from holdfast.ports import Socket
+from holdfast.model.rank_traces import Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
     HashReport,

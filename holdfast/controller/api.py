@@ -38,7 +38,7 @@ from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
 from holdfast.model.event import Entry, Order, Phase, StorageReport
 from holdfast.model.job_and_seats import world_size
-from holdfast.model.stacks import Trace
+from holdfast.model.rank_traces import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.credentials import enrolment, mutual_tls
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES

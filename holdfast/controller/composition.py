@@ -20,13 +20,13 @@ from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
 from holdfast.controller.stack_tracing import StackTracing
+from holdfast.controller_interfaces import ControllerPorts
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.job_progress import JobPace
 from holdfast.core.detect.replica import ReplicaDetector
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots.disk_floor import DiskFloor
 from holdfast.core.snapshots.recovery_floor_coordination import RecoveryFloor
-from holdfast.ports import ControllerPorts
 
 
 class BuiltController(NamedTuple):

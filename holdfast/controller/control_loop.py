@@ -17,6 +17,7 @@ from holdfast.controller.network_watch import NetworkWatch
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
+from holdfast.controller_interfaces import ControllerPorts
 from holdfast.core.agent_state_machine import fence_s
 from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
@@ -43,7 +44,6 @@ from holdfast.model.event import (
 )
 from holdfast.model.job_and_seats import Job
 from holdfast.model.release import Release
-from holdfast.ports import ControllerPorts
 from holdfast.wire.agent_messages import Hello
 
 TICK_S = 0.25

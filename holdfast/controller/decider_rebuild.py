@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from holdfast.controller_interfaces import Journal
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Say
 from holdfast.model.event import Decision, Entry
-from holdfast.ports import Journal
 
 
 class RebuildError(Exception):

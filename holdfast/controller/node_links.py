@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from holdfast.controller_interfaces import Socket
 from holdfast.model.errand import Errand
 from holdfast.model.state_copy import Aim
-from holdfast.ports import Socket
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage
 

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 
 from holdfast.controller.node_links import NodeLinks
-from holdfast.model.stacks import Trace
+from holdfast.model.rank_traces import Trace
 from holdfast.wire.agent_messages import TraceAnswer, TraceRequest
 
 NOT_CONNECTED = "the node is not connected"

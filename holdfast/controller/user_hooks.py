@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from holdfast.controller_interfaces import Notes
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.decoding import from_json
 from holdfast.core.record.hook_notices import (
@@ -28,7 +29,6 @@ from holdfast.core.record.hook_notices import (
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.linux import process_attributes
 from holdfast.model.event import Entry
-from holdfast.ports import Notes
 
 _PROGRESS = "hooked.json"
 _PAUSES_S = (0.0, 1.0, 2.0)  # before each try to post

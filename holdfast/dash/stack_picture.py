@@ -8,7 +8,7 @@ from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.diagnose.stack_tree import StackBranch, grow_tree
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.dash.page_source import SourceError
-from holdfast.model.stacks import Trace
+from holdfast.model.rank_traces import Trace
 
 
 class FlameBox(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,9 +15,9 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node, Pod, Secret
 from lightkube.types import PatchType
 
+from holdfast.controller_interfaces import FleetRefusal
 from holdfast.fleet.pod_manifest import RUN_LABEL, Manifest
 from holdfast.fleet.pod_reading import HostView, PodView, view_host, view_pod
-from holdfast.ports import FleetRefusal
 
 Kind = TypeVar("Kind", Pod, Secret)
 Answer = TypeVar("Answer")

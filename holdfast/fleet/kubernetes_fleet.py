@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.controller_interfaces import FleetRefusal, Notes
 from holdfast.core.decoding import from_json
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError, ask_until_refused
 from holdfast.fleet.pod_manifest import (
@@ -26,7 +27,6 @@ from holdfast.fleet.pod_table import PodTable
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
-from holdfast.ports import FleetRefusal, Notes
 
 _RECORDS = "pods.json"
 _AT_ONCE = 16  # requests

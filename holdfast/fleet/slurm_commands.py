@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from holdfast.controller_interfaces import FleetRefusal
 from holdfast.fleet import slurm_reports
 from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob, SlurmStep
-from holdfast.ports import FleetRefusal
 
 _ANSWER_S = 60.0  # Slurm's own commands give up after about as long
 _LOG_CHARS = 1 << 20  # of the output of a job that prints nothing itself

@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
+from holdfast.controller_interfaces import FleetRefusal
 from holdfast.core.decoding import from_json
-from holdfast.fleet import slurm_node_states
+from holdfast.fleet import slurm_step_liveness
 from holdfast.fleet.local_process_fleet import MARK
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive
-from holdfast.fleet.slurm_node_states import NodeRecord, judge_node, step_name
+from holdfast.fleet.slurm_step_liveness import NodeRecord, judge_node, step_name
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
 from holdfast.model.observation import Departure
-from holdfast.ports import FleetRefusal
 from holdfast.wire import run_and_node_specs
 
 FOLDER = "slurm"  # of the run directory, and of what nodes keep: their hosts see the same file system
@@ -218,7 +218,7 @@ class SlurmFleet:
             used.add(host)
         if not record.seen and view.find_step(record.job, step_name(name)):
             news["seen"] = True
-        if not record.cut_off and slurm_node_states.is_cut_off(record, view):
+        if not record.cut_off and slurm_step_liveness.is_cut_off(record, view):
             news["cut_off"] = True
         if record.seen and not record.near and (place := self._read_place(name)):
             news["near"] = place
@@ -309,7 +309,7 @@ class SlurmFleet:
         began_at, cancelled = time.monotonic(), False
         while True:
             view = self._commands.look([record.job], [record.host])
-            if slurm_node_states.is_cut_off(record, view):
+            if slurm_step_liveness.is_cut_off(record, view):
                 self._cancel_step(node, record, view)
                 raise OSError(f"Slurm gets no answer from {record.host}, so {node} may run on")
             state = judge_node(node, record, view, launching=self._is_launching(node, record)).state

@@ -11,8 +11,8 @@ import msgspec
 from holdfast.config import ConfigError, Settings
 from holdfast.core.decoding import Content, make_decoder
 from holdfast.linux import process_attributes
-from holdfast.logs.failure_opinion import FailureOpinion, find_opinion
 from holdfast.logs.log_diagnosis import RankLog, open_log, read_ends
+from holdfast.logs.opinion_choice import FailureOpinion, find_opinion
 from holdfast.logs.past_cases import PastCase, PastCases
 from holdfast.logs.user_rows import past_cases_path
 from holdfast.model.diagnosis import Diagnosis

@@ -5,7 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.model.loss_response import LossResponse, parse_response
-from holdfast.model.told_bounds import Number
+from holdfast.model.message_bounds import Number
 
 LEFT = "left without a controller"  # the signature of an alarm about a node that said how far its ranks had come
 UNNAMED = "hang, nobody named"  # the signature of a hang for which no rank stands out

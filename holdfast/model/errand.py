@@ -3,11 +3,11 @@
 import msgspec
 
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.message_bounds import Instant, Number
 from holdfast.model.probe import Finding, PairMeeting
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.replay_task import ReplayResult, ReplayTask
 from holdfast.model.state_copy import Aim, Copy, Doubt, LaunchOrigin, MissedCheckpoint, Restore
-from holdfast.model.told_bounds import Instant, Number
 
 
 class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):

@@ -10,9 +10,9 @@ from holdfast.model.alarm import Alarm
 from holdfast.model.fleet_report import FleetReport
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_and_seats import Dims, HostIdentity, Job
+from holdfast.model.message_bounds import Number
 from holdfast.model.release import Release
 from holdfast.model.state_copy import MissedCheckpoint
-from holdfast.model.told_bounds import Number
 
 
 class Phase(StrEnum):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from holdfast.model.told_bounds import Name, Number
+from holdfast.model.message_bounds import Name, Number
 
 Dims = tuple[tuple[Name, Number], ...]  # names and sizes, as a DeviceMesh has them: over ranks the last varies fastest
 

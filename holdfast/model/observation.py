@@ -5,9 +5,9 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.model.job_and_seats import Dims
-from holdfast.model.stacks import Arrival
+from holdfast.model.message_bounds import Instant, Name, Number, Real
+from holdfast.model.rank_traces import Arrival
 from holdfast.model.state_copy import MissedCheckpoint
-from holdfast.model.told_bounds import Instant, Name, Number, Real
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):

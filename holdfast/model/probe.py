@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.told_bounds import Duration, Number, Real
+from holdfast.model.message_bounds import Duration, Number, Real
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from holdfast.model.told_bounds import Number
+from holdfast.model.message_bounds import Number
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):

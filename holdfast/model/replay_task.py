@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.told_bounds import Number
+from holdfast.model.message_bounds import Number
 
 
 class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):

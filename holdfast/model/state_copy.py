@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.told_bounds import Number, Port, SocketPath
+from holdfast.model.message_bounds import Number, Port, SocketPath
 
 Address = tuple[SocketPath, Port]
 KEPT_DIGITS = 16

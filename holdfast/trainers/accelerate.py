@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator, DistributedType
 
 import holdfast
-from holdfast.checkpoint.damaged_files import first_fault
+from holdfast.checkpoint.foreign_file_faults import first_fault
 from holdfast.checkpoint.image_metadata import GeneratorStates
 from holdfast.checkpoint.state_image import StateError, bytes_of
 from holdfast.client.checkpointing.checkpointer import Checkpointer

@@ -16,11 +16,11 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch.optim import Optimizer
 
 import holdfast
-from holdfast.checkpoint.damaged_files import first_fault
+from holdfast.checkpoint.foreign_file_faults import first_fault
 from holdfast.checkpoint.image_metadata import GeneratorStates
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.training.rank_stderr import say
+from holdfast.client.training.stderr_sentence import say
 from holdfast.core.decoding import from_msgpack
 from holdfast.trainers.optimizer_shards import PlainFields, ShardCheckpointer
 from holdfast.trainers.own_checkpoints import find_own_checkpoint

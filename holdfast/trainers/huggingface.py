@@ -20,11 +20,11 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
 import holdfast
-from holdfast.checkpoint.damaged_files import first_fault
+from holdfast.checkpoint.foreign_file_faults import first_fault
 from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
-from holdfast.client.checkpointing.restorable_state import PeekedState, peek_state
+from holdfast.client.checkpointing.state_preview import PeekedState, peek_state
 from holdfast.trainers.accelerate import refusal_of
 from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint
 

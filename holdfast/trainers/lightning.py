@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 
 import holdfast
-from holdfast.checkpoint.damaged_files import first_fault
+from holdfast.checkpoint.foreign_file_faults import first_fault
 from holdfast.checkpoint.image_metadata import GeneratorStates
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.retention import find_checkpoints

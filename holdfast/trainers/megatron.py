@@ -17,7 +17,7 @@ from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimize
 from torch.optim import Optimizer
 
 import holdfast
-from holdfast.checkpoint.damaged_files import distcp_fault, first_fault
+from holdfast.checkpoint.foreign_file_faults import distcp_fault, first_fault
 from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.trainers.optimizer_shards import ShardCheckpointer

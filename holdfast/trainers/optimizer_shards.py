@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.optimizer_shapes import allocate_state, foresee_state
-from holdfast.client.checkpointing.restorable_state import peek_state
+from holdfast.client.checkpointing.state_preview import peek_state
 
 Values = dict[str, Any]
 _PLAIN = (int, float, bool, str, tuple, list, type(None))

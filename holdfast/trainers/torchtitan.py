@@ -9,11 +9,11 @@ from typing import Any
 from torchtitan.trainer import Trainer
 
 import holdfast
-from holdfast.checkpoint.damaged_files import distcp_fault
+from holdfast.checkpoint.foreign_file_faults import distcp_fault
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.checkpointing.restorable_state import peek_state
-from holdfast.client.training.rank_stderr import say
+from holdfast.client.checkpointing.state_preview import peek_state
+from holdfast.client.training.stderr_sentence import say
 from holdfast.trainers.own_checkpoints import find_own_checkpoint, list_newest_first
 
 _NAME = r"step-(\d+)"

@@ -11,11 +11,11 @@ from holdfast.core.decoding import make_decoder
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Errand
 from holdfast.model.job_and_seats import HostIdentity
+from holdfast.model.message_bounds import MOST_S, Name, Number
 from holdfast.model.observation import Beat, LinkTraffic, Mark, Reach
+from holdfast.model.rank_traces import Trace
 from holdfast.model.release import Release
-from holdfast.model.stacks import Trace
 from holdfast.model.state_copy import Address, Aim, Copy
-from holdfast.model.told_bounds import MOST_S, Name, Number
 
 MAX_BYTES = 1 << 20  # of one message
 TOKEN_HEADER = "X-Holdfast-Token"

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent.snapshots.note_folder import NoteFolder
+from holdfast.agent.snapshots.keeper_notes import NoteFolder
 from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PeerLayouts
 from holdfast.checkpoint import peer_server, peer_transport
 from holdfast.checkpoint.keeper_client import StateFetchError, _parse_answer

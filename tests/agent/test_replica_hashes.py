@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable
-from holdfast.agent.snapshots.note_folder import NoteFolder
+from holdfast.agent.snapshots.keeper_notes import NoteFolder
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher, hash_part, shared_parts
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image

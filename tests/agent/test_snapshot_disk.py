@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.agent.snapshots.arena_table import SnapshotPin
 from holdfast.agent.snapshots.snapshot_disk import PacedPulse, SnapshotDisk
-from holdfast.checkpoint.disk_state import DiskState
+from holdfast.checkpoint.local_disk_state import DiskState
 from holdfast.checkpoint.manifest import Author, WriteGivenUpError
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.core.snapshots.disk_floor import DiskLimits

@@ -22,9 +22,9 @@ from holdfast.agent.rank.stack_tracer import NoStacks, StackRequest, StackTracer
 from holdfast.agent.system import procfs
 from holdfast.client.training import message_counts
 from holdfast.core.diagnose.blocking_ranks import find_blocking
-from holdfast.core.diagnose.named_hang_timeout import find_outside_waits
 from holdfast.core.diagnose.stack_folding import main_frames
-from holdfast.model.stacks import Frame, Process, Thread, Trace
+from holdfast.core.diagnose.suspect_hang_timeout import find_outside_waits
+from holdfast.model.rank_traces import Frame, Process, Thread, Trace
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_memory import slot_reader
 from holdfast.wire.rank_memory.flight_log_writer import FlightLog, flight_log_offset, slot_memory_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import peer_server
-from holdfast.checkpoint.peer_certificates import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerGuard
 from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import (
     PeerKeeper,

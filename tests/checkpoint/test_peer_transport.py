@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 from holdfast.checkpoint import peer_server, peer_transport
-from holdfast.checkpoint.peer_certificates import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerGuard
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
 from holdfast.checkpoint.peer_transport import (
     CHUNK_BYTES,

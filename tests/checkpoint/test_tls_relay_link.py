@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from holdfast.checkpoint import peer_transport
-from holdfast.checkpoint.peer_certificates import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerGuard
 from holdfast.checkpoint.peer_transport import (
     CHUNK_BYTES,
     MOST_LINKS,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.wire import program_fork_server
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import TRAIN, Job
 from tests.cli.page_in_browser import browser, journal  # noqa: F401  fixtures
 from tests.conftest import MARK, job_environment, kill_marked

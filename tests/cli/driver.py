@@ -25,7 +25,7 @@ from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.wire import program_fork_server
 from holdfast.wire.controller_request import ControllerNotRunning
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.conftest import SERVER, job_environment
 
 ROOT = Path(__file__).parents[2]

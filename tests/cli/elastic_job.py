@@ -23,7 +23,7 @@ import functools, json, os, signal, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 import holdfast
-from holdfast.client.elastic.step_phases import StepPhases
+from holdfast.client.elastic.step_phase_times import StepPhases
 folder = sys.argv[1]
 asked = json.loads(os.environ.get("HOLDFAST_JOB", "{{}}"))
 if "store_every" in asked:

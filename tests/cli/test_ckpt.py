@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
-from holdfast.checkpoint.disk_state import DiskNote
+from holdfast.checkpoint.local_disk_state import DiskNote
 from holdfast.checkpoint.manifest import Author, Manifest, encode_manifest
 from holdfast.checkpoint.retention import find_checkpoints, mark_doubts
 from holdfast.cli import main

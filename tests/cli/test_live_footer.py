@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.cli.terminal.live_footer import JobMeter, count_columns, cut_columns
 from holdfast.wire import program_fork_server
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.terminal import Terminal
 from tests.conftest import job_environment, kill_marked
 

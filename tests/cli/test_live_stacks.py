@@ -18,7 +18,7 @@ from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.controller.api import JobStacks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.diagnose.stack_folding import main_frames
-from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
+from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_screens
 from tests.cli.driver import Job

@@ -31,7 +31,7 @@ from holdfast.dash.page_feed import PageFeed
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Phase
 from holdfast.wire import program_fork_server
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import Job
 from tests.conftest import job_environment, kill_marked
 

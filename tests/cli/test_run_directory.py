@@ -16,7 +16,7 @@ from holdfast.config import Settings
 from holdfast.linux import process_attributes
 from holdfast.model.job_and_seats import Job
 from holdfast.wire import run_and_node_specs
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from holdfast.wire.run_and_node_specs import ControllerAddress, EntryPoint, RunEnd, RunSpec
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.elastic_job import POINTS, STRUCK, TRAIN, losses, made_steps, recoveries, strike_at, struck

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.conftest import Start
 from tests.cli.driver import until
 from tests.conftest import job_environment

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_transcript
 from tests.cli.driver import Job, gone

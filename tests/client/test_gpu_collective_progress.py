@@ -11,7 +11,7 @@ import pytest
 from holdfast.client.training.gpu_collective_progress import GpuProgress, find_gpu, held_gpu_s, last_completed
 from holdfast.client.training.message_progress import find_groups_across
 from holdfast.client.training.rank_flight_recorder import FlightRecorder
-from holdfast.model.stacks import Collective
+from holdfast.model.rank_traces import Collective
 from holdfast.wire.rank_memory import flight_log_reader
 from holdfast.wire.rank_memory.flight_log_writer import ChannelState, FlightLog, flight_log_offset, slot_memory_bytes
 

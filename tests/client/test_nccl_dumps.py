@@ -15,7 +15,7 @@ from holdfast.client.training.message_progress import leave_batches_out
 from holdfast.client.training.rank_flight_recorder import FlightRecorder
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
 from holdfast.core.diagnose.wait_graph import build_wait_graph
-from holdfast.model.stacks import Flight
+from holdfast.model.rank_traces import Flight
 from holdfast.wire.rank_memory import flight_log_reader
 from holdfast.wire.rank_memory.flight_log_writer import FlightLog, flight_log_offset, slot_memory_bytes
 from tests.core.diagnose.places import SLEEP, process, trace

@@ -28,6 +28,7 @@ from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.composition import BuiltController, build_controller
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.job_clock import SteadyClock
+from holdfast.controller_interfaces import ControllerPorts
 from holdfast.core.agent_state_machine import Post
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
@@ -36,7 +37,6 @@ from holdfast.model.event import Ended, Order, Phase
 from holdfast.model.job_and_seats import Dims, Job
 from holdfast.model.observation import Beat
 from holdfast.model.release import Release
-from holdfast.ports import ControllerPorts
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, ErrandMessage, Hello, Welcome
 from tests.controller.fakes import FakeFleet, FakeStore, MemoryBlockList, MemoryNotes

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.config import Settings
 from holdfast.controller.composition import build_controller
-from holdfast.ports import ControllerPorts
+from holdfast.controller_interfaces import ControllerPorts
 from tests.controller.conftest import make_ports
 
 

@@ -19,7 +19,7 @@ from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready, Successor
 from holdfast.model.observation import Beat, Mark, Strain, StrainKind
 from holdfast.model.probe import Finding
-from holdfast.model.stacks import Arrival, Collective, Flight, Process, Trace
+from holdfast.model.rank_traces import Arrival, Collective, Flight, Process, Trace
 from holdfast.model.state_copy import Copy, Restore
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import FromAgent, Hello, NodeNotice, TraceAnswer

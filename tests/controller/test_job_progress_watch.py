@@ -12,7 +12,7 @@ from holdfast.model.action import Launch
 from holdfast.model.event import Phase
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat, Strain, StrainKind
-from holdfast.model.stacks import Arrival
+from holdfast.model.rank_traces import Arrival
 
 SLOWED = "slows GPU 2 down for heat or power at 88 °C"
 

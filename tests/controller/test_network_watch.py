@@ -15,7 +15,7 @@ from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import LinksDown, LinksUp, Phase
 from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Beat, LinkTraffic, Reach, Strain, StrainKind
-from holdfast.model.stacks import Trace
+from holdfast.model.rank_traces import Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Hello, ReachRequest, TraceAnswer, TraceRequest, TrafficReport
 from tests.controller.conftest import HEADERS, Agent, Desk, Open

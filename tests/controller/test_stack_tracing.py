@@ -7,7 +7,7 @@ import time
 from holdfast.controller.node_links import NodeLinks, Outbox
 from holdfast.controller.stack_tracing import NOT_CONNECTED, StackTracing
 from holdfast.model.job_and_seats import Job
-from holdfast.model.stacks import Trace
+from holdfast.model.rank_traces import Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import TraceAnswer, TraceRequest
 from tests.controller.conftest import HEADERS, Agent, Open

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.job_view import JobView
-from holdfast.core.decide.open_planned_restart import Pause
+from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.incident.open_incident import open_incident
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Phase, Progress

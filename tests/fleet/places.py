@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.config import Settings
 from holdfast.fleet.local_process_fleet import LocalFleet, node_processes
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 from tests.cli.driver import gone
 from tests.conftest import job_environment

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.controller_interfaces import Fleet, FleetRefusal
 from holdfast.model.fleet_report import FleetNode, FleetState
-from holdfast.ports import Fleet, FleetRefusal
 from tests.cli.driver import PATIENCE_S, until
 from tests.fleet import places
 from tests.kube import places as kube_places

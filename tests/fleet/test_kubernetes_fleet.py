@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.controller_interfaces import FleetRefusal
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError
 from holdfast.fleet.kubernetes_fleet import KubernetesFleet
 from holdfast.fleet.kubernetes_lease import KubernetesLease
 from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_report import FleetNode, FleetState
-from holdfast.ports import FleetRefusal
 from tests.cli.driver import PATIENCE_S, until
 from tests.kube import places
 from tests.kube.cluster import FakeCluster

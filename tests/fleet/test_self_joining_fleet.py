@@ -2,8 +2,8 @@
 
 import pytest
 
+from holdfast.controller_interfaces import Fleet
 from holdfast.fleet.self_joining_fleet import JoinFleet
-from holdfast.ports import Fleet
 
 
 async def test_it_cannot_acquire_and_says_what_to_do() -> None:

@@ -12,10 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import trainer_checkpoints
-from holdfast.checkpoint.damaged_files import end_fault, first_fault
+from holdfast.checkpoint.foreign_file_faults import end_fault, first_fault
 from holdfast.checkpoint.trainer_checkpoints import find_trainer_checkpoints, verify_trainer_checkpoint
 from holdfast.core.diagnose.ras_status import TOLD_CHARS, describe_ras, parse_ras, telling_lines
-from holdfast.model.stacks import Process
+from holdfast.model.rank_traces import Process
 from holdfast.wire import survivor_messages
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
 from tests.core.diagnose.test_ras_status import BEHIND, SILENT

@@ -23,8 +23,8 @@ import torch
 from holdfast.agent.probes import ProbeRequest, reference_step
 from holdfast.agent.probes.group_all_to_all import probe_exchange
 from holdfast.agent.probes.parallel_reference import probe_seats
+from holdfast.agent.probes.probe_team import TeamSeat
 from holdfast.agent.probes.probe_tools import make_deterministic
-from holdfast.agent.probes.rank_team import TeamSeat
 from holdfast.core.diagnose.probe_assessment import finding_sentence, golden_rows
 from holdfast.model.probe import Finding
 from tests.agent.probes import faults

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.controller_interfaces import Journal
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.event import Entry, Tick
-from holdfast.ports import Journal
 from tests.core.transcript import Scenario
 from tests.postgres_server import named_url
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.fleet.slurm_fleet import read_records
-from holdfast.fleet.slurm_node_states import NodeRecord
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.fleet.slurm_step_liveness import NodeRecord
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import TRAIN, Job
 from tests.conftest import job_environment, kill_marked
 from tests.slurm.lab import LOGIN, SlurmLab

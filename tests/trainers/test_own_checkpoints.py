@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 from safetensors.torch import save_file
 
-from holdfast.checkpoint.damaged_files import distcp_fault, first_fault
+from holdfast.checkpoint.foreign_file_faults import distcp_fault, first_fault
 from holdfast.trainers import own_checkpoints
 from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint
 from tests.trainers.played_ranks import PlayedRanks

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.wire import program_fork_server
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import Job
 from tests.conftest import job_environment, kill_marked
 

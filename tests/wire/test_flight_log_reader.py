@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from holdfast.model.stacks import Arrival, Channel, Collective, Frame
+from holdfast.model.rank_traces import Arrival, Channel, Collective, Frame
 from holdfast.wire.rank_memory import flight_log_reader
 from holdfast.wire.rank_memory.flight_log_writer import (
     ARRIVALS,

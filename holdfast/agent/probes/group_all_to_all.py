@@ -10,8 +10,8 @@ import torch.distributed as dist
 from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
+from holdfast.agent.probes.probe_team import LIMIT_S, TeamError, TeamSeat, TeamTask, find_seats, run_team, team_refusal
 from holdfast.agent.probes.probe_tools import integer_tensor, new_finding, sync_device
-from holdfast.agent.probes.rank_team import LIMIT_S, TeamError, TeamSeat, TeamTask, find_seats, run_team, team_refusal
 from holdfast.model.probe import Finding
 
 _PROBE = "group_all_to_all"

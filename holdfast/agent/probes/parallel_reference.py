@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.minigpt_collectives import RankAxis, RankExchange
 from holdfast.agent.probes.minigpt_model import MiniGptForm, train_step
+from holdfast.agent.probes.probe_team import LIMIT_S, TeamError, TeamSeat, TeamTask, find_seats, run_team, team_refusal
 from holdfast.agent.probes.probe_tools import new_finding, tensor_digest
-from holdfast.agent.probes.rank_team import LIMIT_S, TeamError, TeamSeat, TeamTask, find_seats, run_team, team_refusal
 from holdfast.agent.probes.reference_step import forms_of_size
 from holdfast.core.diagnose.sdc_localization import PlayedPart, TracePoint, assess_traces
 from holdfast.model.probe import Finding

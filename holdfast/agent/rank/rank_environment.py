@@ -7,7 +7,7 @@ from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import marked_run_id
 from holdfast.model.release import Release
 from holdfast.wire import progress_environment
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from holdfast.wire.rank_memory import flight_log_writer
 from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_environment
 from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, NodeSpec

@@ -29,7 +29,7 @@ from holdfast.core.decoding import make_decoder
 from holdfast.core.diagnose.ras_status import telling_lines
 from holdfast.core.diagnose.stack_folding import shorten_path
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.model.stacks import Flight, Frame, Process, Thread, Trace
+from holdfast.model.rank_traces import Flight, Frame, Process, Thread, Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import TraceRequest
 from holdfast.wire.holder_messages import HolderRank

@@ -10,7 +10,7 @@ from pathlib import Path
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import PreloadZygote
-from holdfast.wire.inherited_environment import make_rank_environment, with_whole_paths
+from holdfast.wire.rank_environment_defaults import make_rank_environment, with_whole_paths
 from holdfast.wire.run_and_node_specs import NodeSpec
 
 _IDLE_S = 5.0  # a node that has been without ranks for so long is a standby

@@ -17,7 +17,7 @@ from holdfast.agent.releases import import_check_runner
 from holdfast.agent.releases.output_return import Homecoming
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
-from holdfast.wire.releases import tree_archive, user_tree_sync
+from holdfast.wire.releases import release_tree_overlay, tree_archive
 from holdfast.wire.releases.host_release_copies import NAME, ReleaseFolder
 from holdfast.wire.releases.staged_release import StagedRelease, staged_environment
 from holdfast.wire.releases.tree_archive import ArchiveError
@@ -87,9 +87,9 @@ class ReleaseStager:
     async def gather_outputs(self) -> None:
         """Bring files that ranks have made in staged trees to the user's tree, after the ranks have ended."""
         try:
-            found = await asyncio.to_thread(lambda: [*user_tree_sync.gather_all(self._folder)])
+            found = await asyncio.to_thread(lambda: [*release_tree_overlay.gather_all(self._folder)])
             for index, gathered in found:
-                self._say(user_tree_sync.describe_gathered(index, gathered))
+                self._say(release_tree_overlay.describe_gathered(index, gathered))
             if not any(gathered.stuck for _, gathered in found):
                 await self._homecoming.close()
         except OSError as e:
@@ -102,7 +102,7 @@ class ReleaseStager:
     def _in_copy(self) -> Path | None:
         """Return the staged tree that ranks of this node run in; None if they run in the user's own tree."""
         if not self._launched:
-            return user_tree_sync.newest(self._folder)  # they were started before this agent was
+            return release_tree_overlay.newest(self._folder)  # they were started before this agent was
         digest = self._launched[-1]
         return self._kept.copy_of(digest) if digest and digest != self._in_place else None
 
@@ -110,7 +110,7 @@ class ReleaseStager:
         """Choose the user's own tree if it equals the release, else a copy; return a notice of edits, empty if none."""
         at = self._kept.copy_of(release.digest)
         self._in_place = ""
-        if (index := user_tree_sync.read_index(at)) is None:
+        if (index := release_tree_overlay.read_index(at)) is None:
             raise FileNotFoundError(f"the list of files of {at} is missing or damaged")
         here = _is_own(index, release)
         differ = _compare_tree(at, index) if here else []
@@ -119,8 +119,8 @@ class ReleaseStager:
         else:
             if not at.is_dir():  # it was edited just now
                 self._kept.put_release(release, self._find_archive(release.digest))
-            with user_tree_sync.lock_trees(self._folder):
-                user_tree_sync.prepare_tree(at, index)
+            with release_tree_overlay.lock_trees(self._folder):
+                release_tree_overlay.prepare_tree(at, index)
         if not differ:
             return ""
         more = len(differ) - 1
@@ -153,17 +153,17 @@ class ReleaseStager:
         if not tree_archive.DIGEST.fullmatch(release.digest):
             return False
         at = self._kept.copy_of(release.digest)
-        index = user_tree_sync.read_index(at) or self._adopt_index(release.digest)
+        index = release_tree_overlay.read_index(at) or self._adopt_index(release.digest)
         if index is None or at.exists() or not _is_own(index, release):
             return False
-        return not user_tree_sync.find_edits(index)[0]
+        return not release_tree_overlay.find_edits(index)[0]
 
-    def _adopt_index(self, digest: str) -> user_tree_sync.TreeIndex | None:
+    def _adopt_index(self, digest: str) -> release_tree_overlay.TreeIndex | None:
         """Take over the index that the run's own folder has of a release; None if there is none."""
-        index = user_tree_sync.read_index(self._shared.copy_of(digest)) if self._shared else None
+        index = release_tree_overlay.read_index(self._shared.copy_of(digest)) if self._shared else None
         if index is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            user_tree_sync.write_index(self._kept.copy_of(digest), index)
+            release_tree_overlay.write_index(self._kept.copy_of(digest), index)
         return index
 
     def _find_archive(self, digest: str) -> Path:
@@ -192,7 +192,7 @@ class ReleaseStager:
         """Compare the user's trees with these releases while no launch waits, so that the launch need not compare."""
         for release in releases:
             at = self._kept.copy_of(release.digest)
-            index = user_tree_sync.read_index(at) if release.digest else None
+            index = release_tree_overlay.read_index(at) if release.digest else None
             if index is not None and not index.equal and _is_own(index, release):
                 _compare_tree(at, index)
 
@@ -256,16 +256,16 @@ async def fetch_archive(dialing: ControllerDialer, kept: ReleaseFolder, digest: 
                 await asyncio.to_thread(file.write, chunk)
 
 
-def _compare_tree(at: Path, index: user_tree_sync.TreeIndex) -> list[str]:
+def _compare_tree(at: Path, index: release_tree_overlay.TreeIndex) -> list[str]:
     """Return the user's files that differ from the release, and note which are equal, for the next time."""
-    differ, seen = user_tree_sync.find_edits(index)
+    differ, seen = release_tree_overlay.find_edits(index)
     if seen != index:
         with contextlib.suppress(OSError):  # a full disk: then all is read again next time
-            user_tree_sync.write_index(at, seen)
+            release_tree_overlay.write_index(at, seen)
     return differ
 
 
-def _is_own(index: user_tree_sync.TreeIndex, release: Release) -> bool:
+def _is_own(index: release_tree_overlay.TreeIndex, release: Release) -> bool:
     """Return whether ranks may run in the user's own tree; False for a signed release, as others may edit the tree."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

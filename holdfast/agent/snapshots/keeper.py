@@ -49,7 +49,7 @@ from holdfast.checkpoint.peer_transport import LinkError, TransportError
 from holdfast.core.decoding import from_json
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.snapshots.disk_floor import DiskLimits
-from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
+from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
 from holdfast.model.errand import LaunchHere, Leave

@@ -4,8 +4,8 @@ from holdfast.agent.snapshots.arena_table import ArenaTable
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity, KeeperParts
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
+from holdfast.agent.snapshots.keeper_notes import NoteFolder
 from holdfast.agent.snapshots.keeper_sockets import KeeperSockets
-from holdfast.agent.snapshots.note_folder import NoteFolder
 from holdfast.agent.snapshots.peer_arenas import wait_for_loop
 from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
 from holdfast.agent.system.snapshot_memory import SnapshotBudget

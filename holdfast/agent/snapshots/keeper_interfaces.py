@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.checkpoint.disk_state import DiskState
+from holdfast.checkpoint.local_disk_state import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest
 from holdfast.core.snapshots.disk_floor import DiskLimits
-from holdfast.core.snapshots.keeper_launch import KeeperLaunch
+from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.model.observation import Mark
 from holdfast.model.state_copy import Address, Aim, Copy
 from holdfast.wire.rank_keeper_messages import AnswerRank

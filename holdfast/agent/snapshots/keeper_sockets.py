@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.checkpoint import peer_transport
-from holdfast.checkpoint.peer_certificates import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerGuard
 from holdfast.checkpoint.peer_server import PeerServer, PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
 from holdfast.model.state_copy import Address

@@ -18,7 +18,7 @@ from holdfast.chaos import lab_launch, release_faults
 from holdfast.chaos.fault import CannotInject, FaultResult, GroundTruth, InjectedFault, SkippedFault
 from holdfast.chaos.fault_catalog import KINDS
 from holdfast.chaos.job_observer import JobObserver, ObservedStatus
-from holdfast.chaos.lab_job import LabJob
+from holdfast.chaos.local_lab_job import LabJob
 from holdfast.chaos.matrix import job_checks
 from holdfast.chaos.matrix.cells import NAMED, OTHER, RANK, MatrixCell
 from holdfast.chaos.matrix.expectations import CellOutcome, ExpectedRow, closest_row, judging_row

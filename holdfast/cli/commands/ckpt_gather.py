@@ -6,8 +6,8 @@ import re
 import msgspec
 
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, storage_owner
-from holdfast.checkpoint.disk_state import DiskNote
 from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.checkpoint.local_disk_state import DiskNote
 from holdfast.checkpoint.manifest import CheckpointPart, StorageError
 from holdfast.checkpoint.retention import StoredCheckpoint, find_checkpoints
 from holdfast.checkpoint.storage_opener import open_storage

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from holdfast.cli.run_dirs.run_places import holdfast_home, known_runs
+from holdfast.cli.run_dirs.local_run_list import holdfast_home, known_runs
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.prepared_help import CommandLine, load_command_lines
 

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from holdfast.cli.page.page_sources import ControllerSource, JournalSource, RunSource
 from holdfast.cli.run_dirs import run_selection
-from holdfast.cli.run_dirs.run_places import is_own_run
+from holdfast.cli.run_dirs.local_run_list import is_own_run
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.controller.access.connection_gate import ConnectionGate

@@ -17,7 +17,7 @@ from holdfast.core.log_analysis.failure_catalog import CatalogRow
 from holdfast.core.log_analysis.line_prefixes import parse_lines
 from holdfast.core.terminal_sanitizer import strip_controls
 from holdfast.logs import catalog_files, regex_safety, user_rows
-from holdfast.logs.failure_opinion import read_telling_lines_of
+from holdfast.logs.opinion_choice import read_telling_lines_of
 from holdfast.logs.past_cases import PastCase, PastCases
 from holdfast.logs.secret_masking import Masker, make_masker
 

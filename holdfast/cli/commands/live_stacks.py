@@ -31,7 +31,7 @@ from holdfast.core.diagnose.stack_tree import StackBranch, grow_tree, list_branc
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.terminal_sanitizer import cut_words, strip_tree
-from holdfast.model.stacks import Process
+from holdfast.model.rank_traces import Process
 from holdfast.wire.controller_request import ControllerNotRunning
 
 _ROUND_S = 1.0  # between rounds

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from holdfast.cli.run_dirs.run_places import is_own_run
+from holdfast.cli.run_dirs.local_run_list import is_own_run
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.flag_values import parse_settings as pairs
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -98,7 +98,7 @@ def find_logs(run: str | None, names: list[str]) -> tuple[list[RankLog], Process
 
 
 def _add_opinion(found: Diagnosis, logs: Sequence[RankLog], settings: Settings, ask: bool) -> Diagnosis:
-    from holdfast.logs.failure_opinion import find_opinion  # for which nobody else has to wait
+    from holdfast.logs.opinion_choice import find_opinion  # for which nobody else has to wait
 
     return find_opinion(found, logs, settings, ask=ask, say=lambda text: print(text, file=sys.stderr)).diagnosis
 

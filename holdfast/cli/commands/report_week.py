@@ -16,13 +16,13 @@ from holdfast.cli.run_dirs.database_link import open_database
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.quantity_text import counted_noun, duration_text, ettr_of
+from holdfast.controller_interfaces import Journal
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.report_window import fold_since
 from holdfast.core.record.week_summary import RunAccount, WeekSummary, summarize_runs
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.journal_errors import JournalDamagedError, JournalError
 from holdfast.model.event import Entry, Ready
-from holdfast.ports import Journal
 
 _WEEK_S = 7 * 86400.0
 _WIDE = 80  # columns

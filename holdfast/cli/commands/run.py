@@ -17,8 +17,8 @@ from holdfast.client.boot.zygote import FIRST_PRELOAD, LATER_PRELOAD
 from holdfast.config import ConfigError, Settings
 from holdfast.logs import catalog_files
 from holdfast.model.job_and_seats import Job
-from holdfast.wire.inherited_environment import with_whole_paths
 from holdfast.wire.program_fork_server import ForkServer
+from holdfast.wire.rank_environment_defaults import with_whole_paths
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 

@@ -16,21 +16,21 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.config import Settings
 from holdfast.controller import composition, order_admission
+from holdfast.controller_interfaces import ControllerPorts, Socket
 from holdfast.logs import catalog_files
 from holdfast.model.event import Order
 from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.model.release import Release
-from holdfast.ports import ControllerPorts, Socket
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.dst_world import RealParts
-from holdfast.sim.dst.real_process_interfaces import DstAgent, DstController
+from holdfast.sim.dst.real_program_protocols import DstAgent, DstController
 from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.simulated_agent_notes import SimKeeperNotes, SimNotes
 from holdfast.sim.dst.simulated_errands import SimDiagnosis, SimStaging, SimTracer
 from holdfast.sim.dst.simulated_keeper_links import run_at_once
+from holdfast.sim.dst.simulated_local_checkpoints import SimStateDisk
 from holdfast.sim.dst.simulated_rank_holder import SimHolder
-from holdfast.sim.dst.simulated_state_disk import SimStateDisk
 
 BROKEN = 1
 _LOOK_S = 0.5  # of keepers, at the headers of snapshots: a real one looks more often, which would cost most of a seed

@@ -39,6 +39,7 @@ from holdfast.controller.incident_traces import IncidentTraces
 from holdfast.controller.job_clock import SteadyClock
 from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
+from holdfast.controller_interfaces import ControllerPorts, Fleet, FleetRefusal, Notes
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import count_failures, describe_stop
@@ -53,7 +54,6 @@ from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Ended, Entry, Order, Phase, Progress, Successor
-from holdfast.ports import ControllerPorts, Fleet, FleetRefusal, Notes
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec

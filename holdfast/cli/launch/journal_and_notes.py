@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.cli.run_dirs import run_journal
+from holdfast.controller_interfaces import Journal, Notes
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.ports import Journal, Notes
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import RunSpec
 

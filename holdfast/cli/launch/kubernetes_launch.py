@@ -16,12 +16,12 @@ from holdfast.cli.launch.standby_choice import choose_standbys
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.config import Settings
 from holdfast.controller.access.enrolment_tokens import MOST_S, NodeTokens
+from holdfast.controller_interfaces import Notes
 from holdfast.core.record.hook_notices import HookLimits
 from holdfast.fleet import pod_manifest
 from holdfast.fleet.pod_manifest import PodShape
 from holdfast.journal.journal_errors import JournalError
 from holdfast.model.job_and_seats import Job
-from holdfast.ports import Notes
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 

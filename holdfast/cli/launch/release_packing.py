@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.run_dirs.run_places import HOME_NAMES
+from holdfast.cli.run_dirs.local_run_list import HOME_NAMES
 from holdfast.cli.run_flags.run_arguments import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.config import Settings
 from holdfast.controller.access.user_tokens import read_tokens
 from holdfast.model.release import Release
-from holdfast.wire.releases import holdfast_secrets, tree_archive, user_tree_sync
+from holdfast.wire.releases import holdfast_secrets, release_tree_overlay, tree_archive
 from holdfast.wire.releases.host_release_copies import ReleaseFolder
 from holdfast.wire.releases.release_file_selection import (
     ReleaseFiles,
@@ -123,10 +123,10 @@ def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedAr
     """Write an index of the user's tree, so that nodes of this host need not wait for a copy of an unchanged tree."""
     loose = found.possible_outputs()
     files = {path: word for path, word in packed.words.items() if path not in loose}
-    index = user_tree_sync.TreeIndex(root=str(root), home=str(root), files=files)
+    index = release_tree_overlay.TreeIndex(root=str(root), home=str(root), files=files)
     with contextlib.suppress(OSError):  # they will wait for the copy
-        user_tree_sync.write_index(
-            ReleaseFolder(run_dir / "releases").copy_of(packed.digest), user_tree_sync.find_edits(index)[1]
+        release_tree_overlay.write_index(
+            ReleaseFolder(run_dir / "releases").copy_of(packed.digest), release_tree_overlay.find_edits(index)[1]
         )
 
 

@@ -27,7 +27,7 @@ from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.event import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
-from holdfast.wire.releases import user_tree_sync
+from holdfast.wire.releases import release_tree_overlay
 
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
@@ -308,8 +308,8 @@ def _end_store(run_dir: Path) -> None:
 def _gather_outputs(releases: Path) -> None:
     """Bring files that ranks made in staged trees to the user's tree, if their nodes had no time to do so."""
     try:
-        for index, gathered in user_tree_sync.gather_all(releases):
-            say(user_tree_sync.describe_gathered(index, gathered))
+        for index, gathered in release_tree_overlay.gather_all(releases):
+            say(release_tree_overlay.describe_gathered(index, gathered))
     except OSError as e:
         say(f"files that ranks made beside the script stay in {releases}: {e}")
 

@@ -15,12 +15,12 @@ from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import list_generations
+from holdfast.controller_interfaces import Journal
 from holdfast.core.decoding import from_json
 from holdfast.dash.page_source import JobPresence, SourceError
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Entry
-from holdfast.ports import Journal
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.cli.run_dirs.local_run_list import holdfast_home as holdfast_home
 from holdfast.cli.run_dirs.private_run_dirs import (
     find_foreign_link,
     foreign_reason,
     make_private_folder,
     remove_below,
 )
-from holdfast.cli.run_dirs.run_places import holdfast_home as holdfast_home
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import say
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
@@ -30,7 +30,7 @@ from holdfast.linux import process_attributes
 from holdfast.linux.network_file_systems import network_kind
 from holdfast.wire import controller_request, folder_use_lock, run_and_node_specs
 from holdfast.wire.credentials import mutual_tls
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES, ControllerAddress, NodeSpec, RunEnd, RunSpec
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.controller_interfaces import Journal
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.ports import Journal
 from holdfast.wire.run_and_node_specs import RunSpec
 
 if TYPE_CHECKING:

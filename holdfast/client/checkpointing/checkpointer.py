@@ -44,7 +44,7 @@ from holdfast.client.snapshot.live_state_items import ChangedError
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.client.training import script_replay
 from holdfast.client.training.progress import here
-from holdfast.client.training.rank_stderr import say
+from holdfast.client.training.stderr_sentence import say
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
 
 _NO_STATE = StateGrant(source="none")

@@ -20,8 +20,8 @@ from holdfast.client.elastic.routed_passes import (
     RoutedPasses,
 )
 from holdfast.client.elastic.state_moves import digest_states
-from holdfast.client.elastic.step_phases import StepPhases
-from holdfast.client.elastic.step_vote import (
+from holdfast.client.elastic.step_phase_times import StepPhases
+from holdfast.client.elastic.step_totals import (
     clip_scale,
     exchange_totals,
     first_holder,

@@ -14,15 +14,15 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_units import find_shared
-from holdfast.client.elastic.rank_reports import (
+from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.recovery_settlement import (
     RankReport,
     choose_costs,
     describe_situation,
     settle_step,
 )
-from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.state_moves import STORAGE, StateMoves
-from holdfast.client.elastic.step_phases import StepPhases
+from holdfast.client.elastic.step_phase_times import StepPhases
 from holdfast.client.training.progress import here as progress
 from holdfast.core.decoding import from_msgpack
 from holdfast.core.elastic.layer_owners import Held

@@ -7,7 +7,7 @@ script drops that step's batch, takes the next one for step n + 1, and never rep
 import os
 
 from holdfast.client.training.progress import RankProgress, here
-from holdfast.client.training.rank_stderr import say
+from holdfast.client.training.stderr_sentence import say
 from holdfast.wire.skip_ease_environment import SKIP, parse_skips
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest

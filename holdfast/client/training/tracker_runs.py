@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from holdfast.client.training.rank_stderr import say
+from holdfast.client.training.stderr_sentence import say
 from holdfast.client.training.tracker_events import MLFLOW, WANDB, attempt
 from holdfast.wire.progress_environment import GENERATION
 

@@ -16,6 +16,7 @@ from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
+from holdfast.controller_interfaces import Fleet, FleetRefusal, Notes, Store
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.decoding import make_decoder
 from holdfast.core.incident import incident_text
@@ -47,7 +48,6 @@ from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHer
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.state_copy import Doubt, LaunchOrigin, Restore
-from holdfast.ports import Fleet, FleetRefusal, Notes, Store
 
 _TRIES = 2
 WITHOUT_GRACE = "the job was stopped without grace"

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from holdfast.controller_interfaces import Notes, Store
 from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import pair_test, probe_assessment, rail_assessment
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
@@ -15,7 +16,6 @@ from holdfast.model.action import Probe
 from holdfast.model.errand import Done, Errand, PairTestHere, ProbeHere
 from holdfast.model.event import Outcome
 from holdfast.model.probe import Finding, PairMeeting
-from holdfast.ports import Notes, Store
 
 _SLACK_S = 180.0  # beyond what probes may take: to start, and for one that hangs to be given up on
 _RAIL_S = 40.0  # more for each rail: as long as a meeting may take, and the start of its process

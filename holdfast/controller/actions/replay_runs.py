@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.controller.actions.node_probing import Ask
 from holdfast.controller.node_registry import NodeRegistry
+from holdfast.controller_interfaces import Store
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.ladder import NO_REPLAY
 from holdfast.core.replay.majority import GroupResult
@@ -20,7 +21,6 @@ from holdfast.model.action import Replay
 from holdfast.model.errand import Done, Errand, LaunchHere, ReplayHere
 from holdfast.model.event import Outcome
 from holdfast.model.replay_task import ReplayResult
-from holdfast.ports import Store
 
 _IDS, _GROUPS = 10**14, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action
 _SLACK_S = 60.0

@@ -4,7 +4,7 @@ from collections.abc import Set
 
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
-from holdfast.core.decide.open_operator_requests import FLEET
+from holdfast.core.decide.pending_operator_requests import FLEET
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.seating import next_seats
 from holdfast.core.rank_ranges import format_nodes

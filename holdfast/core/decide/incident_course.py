@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
-from holdfast.core.decide.open_planned_restart import Pause
+from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import can_survive, make_parking
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_echo, is_node_loss

@@ -4,8 +4,8 @@ the old one, and that the invariant of the new phase holds. Properties change no
 
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
-from holdfast.core.decide.open_operator_requests import OpenRequests
-from holdfast.core.decide.open_planned_restart import Interruption, Pause
+from holdfast.core.decide.ongoing_planned_restart import Interruption, Pause
+from holdfast.core.decide.pending_operator_requests import OpenRequests
 from holdfast.core.decide.resume_adjustments import ResumePoint
 from holdfast.core.incident.failure_history import FailureHistory
 from holdfast.core.incident.incident_case import IncidentCase

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from holdfast.core.decide.job_state import JobState
-from holdfast.core.decide.open_planned_restart import Pause, resumed_step
+from holdfast.core.decide.ongoing_planned_restart import Pause, resumed_step
 from holdfast.core.decide.surviving_ranks import describe_short, keeps_ranks
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss, is_node_proof

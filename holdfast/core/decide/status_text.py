@@ -1,7 +1,7 @@
 """One sentence about what a job is doing now."""
 
 from holdfast.core.decide.job_state import JobState
-from holdfast.core.decide.open_planned_restart import Pause
+from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import describe_short
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident

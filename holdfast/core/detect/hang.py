@@ -3,9 +3,9 @@
 Naming a rank is cheap: when no step was made for the time of a few steps, all processes are inspected twice, and a rank
 that the others wait for both times is named. Acting on a rank is expensive. The job acts at once only on a rank that is
 stopped or gone. If two looks find a rank's GPU surely stuck, the job acts once it has waited as long as a restart
-costs. For other named ranks `named_hang_timeout.py` sets the wait, by how sure the hang is and what a restart costs; if
-no rank is named, `unnamed_hang_timeout.py` does. A pause that may end by itself gets at least as long as the longest of
-its kind that this run has recovered from.
+costs. For other named ranks `suspect_hang_timeout.py` sets the wait, by how sure the hang is and what a restart costs;
+if no rank is named, `suspectless_hang_timeout.py` does. A pause that may end by itself gets at least as long as the
+longest of its kind that this run has recovered from.
 
 The detector does not judge before the first step of a generation, since compilation and data may take any time
 (`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
@@ -21,7 +21,8 @@ import msgspec
 
 from holdfast.core.detect.job_progress import StepTellers, agreed_origin
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, find_motion, training_processes
-from holdfast.core.diagnose.named_hang_timeout import (
+from holdfast.core.diagnose.stack_folding import main_frames
+from holdfast.core.diagnose.suspect_hang_timeout import (
     ENDLESS,
     NamedStandstill,
     find_outside_waits,
@@ -29,8 +30,7 @@ from holdfast.core.diagnose.named_hang_timeout import (
     is_certain_deadlock,
     is_other_phase,
 )
-from holdfast.core.diagnose.stack_folding import main_frames
-from holdfast.core.diagnose.unnamed_hang_timeout import (
+from holdfast.core.diagnose.suspectless_hang_timeout import (
     SETTLED_S,
     Standstill,
     affordable_wait_s,
@@ -43,7 +43,7 @@ from holdfast.core.incident.incident_case import CODE
 from holdfast.core.incident.incident_text import count_steps
 from holdfast.model.alarm import GPU_HANG, UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Beat
-from holdfast.model.stacks import Frame, Trace
+from holdfast.model.rank_traces import Frame, Trace
 
 _STEPS = 64  # durations that are remembered
 _STILL_CPU = 0.02  # of a core: what threads that only wait use up

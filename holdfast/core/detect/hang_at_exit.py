@@ -18,7 +18,7 @@ from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Ended
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.stacks import Process, Trace
+from holdfast.model.rank_traces import Process, Trace
 
 _NAME_S = 10.0  # without a sign of life, before anybody is told
 _RETURNED, _PARTED = "returned", "parted"

@@ -26,7 +26,7 @@ from holdfast.core.diagnose.collective_lateness import CollectiveLateness
 from holdfast.core.diagnose.lateness_map import LatenessMap
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Beat
-from holdfast.model.stacks import Arrival
+from holdfast.model.rank_traces import Arrival
 
 _LEAST = 4  # collectives in a round
 _ROADS = 64  # beats of which the fastest tells how far a node's clock is off

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_motion
-from holdfast.core.diagnose.unnamed_hang_timeout import SETTLED_S
+from holdfast.core.diagnose.suspectless_hang_timeout import SETTLED_S
 from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
-from holdfast.model.stacks import Trace
+from holdfast.model.rank_traces import Trace
 
 
 class StandstillDetector:

@@ -37,7 +37,7 @@ from holdfast.core.diagnose.wait_graph import (
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.snapshots.peer_placement import dense_mesh, parallel_groups
 from holdfast.model.job_and_seats import Dims, Seat
-from holdfast.model.stacks import Collective, Flight, Process, Trace
+from holdfast.model.rank_traces import Collective, Flight, Process, Trace
 
 STOPPED = ("T", "t")
 GONE = ("Z", "X", "x")

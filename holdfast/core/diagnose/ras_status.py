@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from holdfast.model.stacks import Process
+from holdfast.model.rank_traces import Process
 
 TOLD_CHARS = 1024
 _SHOWN = 3

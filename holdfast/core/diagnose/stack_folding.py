@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import msgspec
 
-from holdfast.model.stacks import Frame, Process
+from holdfast.model.rank_traces import Frame, Process
 
 ALIKE = 0.8  # stacks that share this much of their way, and wait alike, count as one
 _KNOWN = 32  # places that a rare stack is compared with

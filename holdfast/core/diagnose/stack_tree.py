@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.core.diagnose.stack_folding import fold_stack, main_frames
-from holdfast.model.stacks import Process
+from holdfast.model.rank_traces import Process
 
 
 class StackBranch(msgspec.Struct, kw_only=True):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.model.stacks import Channel, Collective, Flight
+from holdfast.model.rank_traces import Channel, Collective, Flight
 
 WORLD = "0"  # torch's name of the group of all ranks
 _CIRCLE = 256  # ranks; more in a circle name nobody

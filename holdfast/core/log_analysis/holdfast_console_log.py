@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.core.diagnose.named_hang_timeout import ENDLESS
+from holdfast.core.diagnose.suspect_hang_timeout import ENDLESS
 from holdfast.core.incident.incident_case import CODE
 from holdfast.core.incident.incident_text import WENT_ON
 from holdfast.core.incident.open_incident import DEPARTED, JOIN_HINT

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from holdfast.core.membership.lost_links import LostLinks
+from holdfast.core.membership.awaited_network_links import LostLinks
 from holdfast.core.membership.seating import growth_unit, next_seats
 from holdfast.core.membership.standbys import Standbys
 from holdfast.core.snapshots.node_eviction_bonds import Bonds, copy_bonds

@@ -11,7 +11,7 @@ from holdfast.model.alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.sim.dst.controller_process import ControllerProcess
 from holdfast.sim.dst.failpoints import FaultChances
-from holdfast.sim.dst.real_process_interfaces import AgentCrashed, DstAgent
+from holdfast.sim.dst.real_program_protocols import AgentCrashed, DstAgent
 from holdfast.sim.dst.simulated_errands import SimHealth
 from holdfast.sim.dst.simulated_keeper_links import SimKeeperLinks
 from holdfast.sim.dst.simulated_link import AgentEnd, SimLink

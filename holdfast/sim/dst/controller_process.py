@@ -6,13 +6,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
 
+from holdfast.controller_interfaces import ControllerPorts
 from holdfast.core.decide.job_view import JobView
 from holdfast.model.event import Entry, Order, Phase
-from holdfast.ports import ControllerPorts
 from holdfast.sim.dst.controller_disk import DiskJournal, DiskNotes, EmptyBlockList, SimDisk
-from holdfast.sim.dst.machine_pool import MachinePool, SimFleet, SimStore
-from holdfast.sim.dst.real_process_interfaces import BuildController, ControllerCrashed, DstController
+from holdfast.sim.dst.real_program_protocols import BuildController, ControllerCrashed, DstController
 from holdfast.sim.dst.seed_scene import SeedScene
+from holdfast.sim.dst.simulated_fleet import MachinePool, SimFleet, SimStore
 from holdfast.sim.dst.simulated_link import ControllerEnd, SimLink
 from holdfast.sim.dst.truth_checks import TruthChecks
 from holdfast.sim.dst.virtual_loop import describe_error

@@ -10,11 +10,11 @@ from holdfast.sim.dst.agent_process import AgentProcess, BuildAgent
 from holdfast.sim.dst.controller_disk import SimDisk
 from holdfast.sim.dst.controller_process import ControllerProcess
 from holdfast.sim.dst.failpoints import FaultChances
-from holdfast.sim.dst.machine_pool import MachinePool
 from holdfast.sim.dst.random_faults import RandomFaults
-from holdfast.sim.dst.real_process_interfaces import BuildController
+from holdfast.sim.dst.real_program_protocols import BuildController
 from holdfast.sim.dst.seed_parameters import SeedSetup
 from holdfast.sim.dst.seed_scene import SeedScene
+from holdfast.sim.dst.simulated_fleet import MachinePool
 from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.sim.dst.simulated_ranks import RankTeams, SimStorage
 from holdfast.sim.dst.truth_checks import TruthChecks

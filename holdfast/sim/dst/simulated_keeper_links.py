@@ -8,7 +8,7 @@ from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerRefusal, PeerRequest, TransportError, cut_chunks
 from holdfast.model.observation import Reach
 from holdfast.model.state_copy import Address
-from holdfast.sim.dst.real_process_interfaces import AgentCrashed
+from holdfast.sim.dst.real_program_protocols import AgentCrashed
 from holdfast.sim.dst.simulated_machine import SimMachine
 from holdfast.wire.rank_keeper_messages import AnswerRank, FromKeeper
 

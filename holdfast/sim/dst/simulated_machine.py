@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.checkpoint.disk_state import DiskState
+from holdfast.checkpoint.local_disk_state import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.core.agent_state_machine import OWN

@@ -6,8 +6,8 @@ from zlib import crc32
 import msgspec
 
 from holdfast.core.terminal_sanitizer import mark_cut
+from holdfast.model.message_bounds import MOST, MOST_REAL, MOST_S
 from holdfast.model.observation import Mark, StepValues
-from holdfast.model.told_bounds import MOST, MOST_REAL, MOST_S
 from holdfast.wire.rank_memory.slot_writer import (
     CARRIES,
     CLAIMED,

@@ -6,7 +6,7 @@ import sys
 import msgspec
 
 from holdfast.model.release import Ease, Release, Skip
-from holdfast.wire.inherited_environment import with_whole_paths
+from holdfast.wire.rank_environment_defaults import with_whole_paths
 from holdfast.wire.run_and_node_specs import EntryPoint
 from holdfast.wire.skip_ease_environment import EASE, SKIP
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.probes import ProbeRequest, group_all_to_all, parallel_reference, rank_team
+from holdfast.agent.probes import ProbeRequest, group_all_to_all, parallel_reference, probe_team
 from holdfast.agent.probes.group_all_to_all import probe_exchange
 from holdfast.agent.probes.parallel_reference import describe_layout, plan_rounds, probe_seats
-from holdfast.agent.probes.rank_team import TeamSeat
+from holdfast.agent.probes.probe_team import TeamSeat
 from tests.agent.probes import faults
 from tests.agent.test_probe_runner import free_port
 
@@ -50,16 +50,16 @@ def test_layouts() -> None:
 @pytest.mark.parametrize("probe", [parallel_reference, group_all_to_all])
 def test_a_short_budget_is_kept(probe: Any, tmp_path: Path) -> None:
     (found,) = probe.run(ProbeRequest(level=3, where=tmp_path, left_s=1.0))
-    refusal = rank_team.team_refusal(rank_team.find_seats(cores=probe is parallel_reference), 1.0)
+    refusal = probe_team.team_refusal(probe_team.find_seats(cores=probe is parallel_reference), 1.0)
     assert found.ok is None and refusal and found.detail == refusal
 
 
-@pytest.mark.parametrize(("limit_s", "ok"), [(0.05, None), (rank_team.LIMIT_S, False)])
+@pytest.mark.parametrize(("limit_s", "ok"), [(0.05, None), (probe_team.LIMIT_S, False)])
 def test_a_team_is_at_fault_only_if_it_had_the_whole_time(
     limit_s: float, ok: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = SimpleNamespace(monotonic=count(step=limit_s).__next__, sleep=lambda _: None)
-    monkeypatch.setattr(rank_team, "time", fast)
+    monkeypatch.setattr(probe_team, "time", fast)
     (found,) = probe_seats(make_seats(2), small=True, repeats=1, limit_s=limit_s)
     assert (found.ok, found.place) == (ok, "")
     assert "seat0, seat1 " in found.detail and f" {limit_s:g} s" in found.detail

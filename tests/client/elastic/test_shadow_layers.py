@@ -1,6 +1,6 @@
 """Shadows: what each worker keeps beside its own layers, and who sends it."""
 
-from holdfast.client.elastic.rank_reports import RankReport, describe_situation, settle_step
+from holdfast.client.elastic.recovery_settlement import RankReport, describe_situation, settle_step
 from holdfast.client.elastic.shadow_layers import add_shadows
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.model.pipeline_routes import LayerTransfer, PipelineJob

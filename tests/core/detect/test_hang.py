@@ -10,7 +10,7 @@ from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import describe_cause
 from holdfast.model.alarm import GPU_HANG, Alarm, Stance
 from holdfast.model.observation import Beat
-from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
+from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 
 LIMITS = HangLimits()
 NAMED = BlockingRanks(ranks=(1,), nodes=("n1",), wide=("n1",), how="missing", reason="it is in user code")

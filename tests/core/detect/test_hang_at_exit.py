@@ -10,7 +10,7 @@ from holdfast.core.detect.hang_at_exit import ExitHangDetector
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.event import Ended
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.stacks import Process, Trace
+from holdfast.model.rank_traces import Process, Trace
 from tests.core.diagnose.places import SLEEP, process, trace
 
 LIMITS = HangLimits()

@@ -9,7 +9,7 @@ import pytest
 from holdfast.core.detect.slow import SlowDetector, SlowLimits, SlownessCost
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.observation import Beat
-from holdfast.model.stacks import Arrival
+from holdfast.model.rank_traces import Arrival
 
 NODES = 4
 

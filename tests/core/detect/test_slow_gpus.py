@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.detect.slow import SlowDetector, SlowLimits
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.observation import Beat
-from holdfast.model.stacks import Arrival
+from holdfast.model.rank_traces import Arrival
 
 STEP_S, MOVES_S = 0.2, 0.002
 

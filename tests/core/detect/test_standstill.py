@@ -8,7 +8,7 @@ from holdfast.core.detect.hang import HangDetector
 from holdfast.core.detect.standstill import StandstillDetector
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
 from holdfast.model.alarm import NO_STEP, Alarm, Stance
-from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
+from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 from tests.core.detect.test_hang import NAMED, beat, trained
 
 Look = Callable[[float], tuple[Trace, ...]]

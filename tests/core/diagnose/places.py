@@ -1,6 +1,6 @@
 """Traces made by hand: ranks at places, and what their flight recorders say."""
 
-from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
+from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 
 SCRIPT = (("<module>", "/opt/run/train.py", 9), ("train", "/opt/run/train.py", 7))
 WRAP = ("_exception_logger.<locals>.wrapper", "torch/distributed/c10d_logger.py", 83)

@@ -6,7 +6,7 @@ from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, 
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.stacks import Flight, Trace
+from holdfast.model.rank_traces import Flight, Trace
 from tests.core.diagnose.places import GATHER, RECEIVE, REDUCE, SEND, SLEEP, flight, process, trace
 
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=2 * i, nproc=2) for i in range(4))

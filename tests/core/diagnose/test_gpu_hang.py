@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion
-from holdfast.core.diagnose.named_hang_timeout import is_certain_deadlock
+from holdfast.core.diagnose.suspect_hang_timeout import is_certain_deadlock
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.stacks import Channel, Collective, Flight
+from holdfast.model.rank_traces import Channel, Collective, Flight
 from tests.core.diagnose.places import REDUCE, SCRIPT, SLEEP, Places, process, trace
 
 ITEM = (*SCRIPT, ("log", "/opt/run/train.py", 12))  # it waits for its own GPU

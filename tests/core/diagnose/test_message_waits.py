@@ -3,9 +3,9 @@
 import msgspec
 
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion
-from holdfast.core.diagnose.unnamed_hang_timeout import do_most_wait
+from holdfast.core.diagnose.suspectless_hang_timeout import do_most_wait
 from holdfast.core.diagnose.wait_graph import build_wait_graph
-from holdfast.model.stacks import Channel, Flight
+from holdfast.model.rank_traces import Channel, Flight
 from tests.core.diagnose.places import RECEIVE, SCRIPT, SLEEP, Places, flight, process, trace
 from tests.core.diagnose.test_gpu_hang import gpu_flight
 

@@ -4,7 +4,7 @@ import time
 
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.diagnose.ras_status import TOLD_CHARS, RasWord, describe_ras, parse_ras, telling_lines
-from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
+from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 
 HEAD = """SERVER PROTOCOL 2
 OK

@@ -10,7 +10,7 @@ from holdfast.core.diagnose.stack_folding import (
     is_waiting_for_one,
     shorten_path,
 )
-from holdfast.model.stacks import Frame
+from holdfast.model.rank_traces import Frame
 from tests.core.diagnose.places import RECEIVE, REDUCE, SCRIPT, SLEEP, Places, process
 
 

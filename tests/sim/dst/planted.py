@@ -18,12 +18,12 @@ from holdfast.core.decide import launching, surviving_ranks
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
-from holdfast.core.snapshots.keeper_launch import KeeperLaunch, read_launch
+from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
 from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.state_copy import Copy, Restore, Source
 from holdfast.sim.dst.controller_disk import DiskJournal
-from holdfast.sim.dst.real_process_interfaces import AgentCrashed
+from holdfast.sim.dst.real_program_protocols import AgentCrashed
 from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.wire import agent_messages
@@ -257,7 +257,9 @@ def not_refilled(patch: Patch) -> None:
 
 def disks_are_cleared_at_the_end(patch: Patch) -> None:
     """Whatever storage has, the end of the job removes all from the disks."""
-    patch.setattr("holdfast.sim.dst.simulated_state_disk.list_stored_ranks", lambda newest, stored, spared: newest)
+    patch.setattr(
+        "holdfast.sim.dst.simulated_local_checkpoints.list_stored_ranks", lambda newest, stored, spared: newest
+    )
 
 
 def disks_are_cleared_by_a_launch_without_sources(patch: Patch) -> None:

@@ -12,7 +12,7 @@ from holdfast.logs import catalog_files
 from holdfast.model.errand import Done
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.dst_world import DstWorld
-from holdfast.sim.dst.real_process_interfaces import AgentCrashed
+from holdfast.sim.dst.real_program_protocols import AgentCrashed
 from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.wire.holder_messages import RankEnded

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.decide.open_planned_restart import Pause
+from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.model.event import Progress
 
 

@@ -5,9 +5,9 @@ circle of ranks that each wait in a collective for another of the circle. A seco
 stacks do not confirm that each of the circle waits, another thread may have entered its collective, and costs decide.
 
 A rank that only sleeps, or waits for a lock or its own child, may come back, and nobody can tell. Pauses have long
-tails, so the job waits as long as a restart would cost (`unnamed_hang_timeout.py` has the rule), at least ten seconds
-and at most `act_s`. Whatever happens then, it loses at most twice what the best choice would have cost. If the job
-stands at the same place again after that, the restart was no remedy, and it waits for twice as long.
+tails, so the job waits as long as a restart would cost (`suspectless_hang_timeout.py` has the rule), at least ten
+seconds and at most `act_s`. Whatever happens then, it loses at most twice what the best choice would have cost. If the
+job stands at the same place again after that, the restart was no remedy, and it waits for twice as long.
 
 A rank that may wait for something outside the job gets all of `act_s`, since storage and services do come back. Such a
 rank reads, polls or is in uninterruptible sleep according to the kernel, or its stack is in code that saves, evaluates,
@@ -20,8 +20,8 @@ import msgspec
 
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, training_processes
 from holdfast.core.diagnose.stack_folding import fold_stack, is_waiting, is_waiting_for_one, main_frames, shorten_path
-from holdfast.core.diagnose.unnamed_hang_timeout import SETTLED_S, affordable_wait_s
-from holdfast.model.stacks import Process, Thread, Trace
+from holdfast.core.diagnose.suspectless_hang_timeout import SETTLED_S, affordable_wait_s
+from holdfast.model.rank_traces import Process, Thread, Trace
 
 # How the names of kernel functions begin in which a thread waits for nothing but time, a lock, or its own child.
 _TIME, _LOCK, _CHILD = ("hrtimer_nanosleep", "do_nanosleep"), ("futex_",), ("do_wait", "kernel_wait")

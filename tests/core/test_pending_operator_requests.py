@@ -1,6 +1,6 @@
 """What people want of nodes: who leaves at the next restart."""
 
-from holdfast.core.decide.open_operator_requests import OpenRequests
+from holdfast.core.decide.pending_operator_requests import OpenRequests
 
 
 def test_who_must_leave_does_and_others_as_far_as_they_can_be_replaced() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.config import Settings, load
 from holdfast.logs import user_rows
-from holdfast.logs.failure_opinion import FailureOpinion, find_opinion, read_telling_lines_of
 from holdfast.logs.log_diagnosis import RankLog
+from holdfast.logs.opinion_choice import FailureOpinion, find_opinion, read_telling_lines_of
 from holdfast.logs.past_cases import PastCase, PastCases
 from holdfast.model.diagnosis import Diagnosis
 from tests.logs.model_server import answering, serving

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.told_bounds import Duration, Instant, Name, Number
+from holdfast.model.message_bounds import Duration, Instant, Name, Number
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):

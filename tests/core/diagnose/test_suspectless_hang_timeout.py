@@ -7,10 +7,10 @@ import pytest
 
 from holdfast.core.detect.hang import HangDetector, HangLimits
 from holdfast.core.diagnose.blocking_ranks import find_blocking
-from holdfast.core.diagnose.unnamed_hang_timeout import Standstill, find_reason
+from holdfast.core.diagnose.suspectless_hang_timeout import Standstill, find_reason
 from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Beat
-from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
+from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 from tests.core.detect.test_hang import LIMITS, beat, trained
 
 REDUCE = (Frame("main", "train.py", 5), Frame("all_reduce", "torch/distributed/distributed_c10d.py", 9))

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core.diagnose.blocking_ranks import training_processes
 from holdfast.core.diagnose.stack_folding import fold_stack, is_waiting, main_frames
-from holdfast.model.stacks import Trace
+from holdfast.model.rank_traces import Trace
 
 _AHEAD_S = 5.0  # before a timeout: enough to look once more and to stop the ranks
 SETTLED_S = 10.0  # without motion: a shorter standstill may be any pause, in which a forgotten collective times out

@@ -1,6 +1,6 @@
 """What ranks are started in: the user's environment, our defaults where it is silent, none of our secrets."""
 
-from holdfast.wire.inherited_environment import make_rank_environment
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 
 
 def test_what_the_user_has_set_stays() -> None:

@@ -1,6 +1,6 @@
 """The wait for links has an end, whoever comes back."""
 
-from holdfast.core.membership.lost_links import LostLinks
+from holdfast.core.membership.awaited_network_links import LostLinks
 
 
 def test_it_ends_when_all_are_back() -> None:

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.config import Settings
+from holdfast.controller_interfaces import ControllerPorts, Socket
 from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import Ledger
 from holdfast.model.event import Order
 from holdfast.model.job_and_seats import Job
-from holdfast.ports import ControllerPorts, Socket
 
 
 class AgentCrashed(BaseException):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.client.elastic.rank_reports import RankReport, choose_costs, describe_situation, settle_step
+from holdfast.client.elastic.recovery_settlement import RankReport, choose_costs, describe_situation, settle_step
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.proposal import PhaseCosts
 from holdfast.model.pipeline_routes import PipelineJob

@@ -1,4 +1,4 @@
-"""One process of a team on this node: `python -m holdfast.agent.probes.team_rank TASK`; prints what it found."""
+"""One process of a team on this node: `python -m holdfast.agent.probes.probe_team_member TASK`; prints its findings."""
 
 import importlib
 import os
@@ -9,7 +9,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA co
 import msgspec
 import torch
 
-from holdfast.agent.probes.rank_team import TeamTask, join_team
+from holdfast.agent.probes.probe_team import TeamTask, join_team
 from holdfast.core.decoding import from_json
 from holdfast.linux import process_attributes
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from holdfast.client.training.rank_stderr import say
+from holdfast.client.training.stderr_sentence import say
 
 
 class FullDisk(io.StringIO):

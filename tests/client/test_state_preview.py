@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.client.checkpointing.restorable_state import PeekedState, peek_state
+from holdfast.client.checkpointing.state_preview import PeekedState, peek_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 

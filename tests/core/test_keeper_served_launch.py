@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.snapshots.keeper_launch import read_launch
+from holdfast.core.snapshots.keeper_served_launch import read_launch
 from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import Doubt, LaunchOrigin, Restore, Source
