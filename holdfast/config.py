@@ -11,10 +11,10 @@ import msgspec
 
 from holdfast.core.agent_state_machine import NodeLimits
 from holdfast.core.decoding import from_toml
-from holdfast.core.detect.catalog_lines import LineLimits
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.job_progress import PaceLimits
+from holdfast.core.detect.lines import LineLimits
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits

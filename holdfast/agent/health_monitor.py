@@ -25,8 +25,8 @@ from holdfast.agent.sources.network import NetworkSource
 from holdfast.agent.sources.rank_logs import RankLogSource
 from holdfast.agent.system import procfs
 from holdfast.agent.system.oom_kills import OomKills, knows_pids
-from holdfast.core.detect.catalog_lines import LineDetector, MachineUse
 from holdfast.core.detect.health import HealthDetector, driver_deadline_s
+from holdfast.core.detect.lines import LineDetector, MachineUse
 from holdfast.core.detect.link_traffic import TrafficMeter
 from holdfast.core.detect.user_log_rules import RuleDetector
 from holdfast.core.incident.alarm_rate_limit import AlarmRateLimit

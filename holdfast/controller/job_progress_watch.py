@@ -5,9 +5,9 @@ from collections.abc import Callable
 from holdfast.config import Settings
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decide.job_view import JobView
+from holdfast.core.detect.coincidence import CoincidenceDetector
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.detect.hang_at_exit import ExitHangDetector
-from holdfast.core.detect.machine_strain import CoincidenceDetector
 from holdfast.core.detect.slow import SlowDetector
 from holdfast.core.detect.standstill import StandstillDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking

@@ -12,7 +12,7 @@ import msgspec
 from holdfast import core
 from holdfast.config import ConfigError, Settings, WordLimits
 from holdfast.core.decoding import from_toml
-from holdfast.core.detect import catalog_lines, health
+from holdfast.core.detect import health, lines
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, FailureClass
 from holdfast.core.record.gpu_peak import GpuPeak
 from holdfast.logs import precompiled_catalog, user_rows
@@ -77,19 +77,19 @@ def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow,
     return rows
 
 
-def load_lines(path: str = "") -> catalog_lines.LineCatalog:
+def load_lines(path: str = "") -> lines.LineCatalog:
     """Return the catalog of log lines, built-in and from the user's file; ConfigError if two rows match one sample."""
-    rows = _parse_rows(_read_ours("lines"), "lines.toml", catalog_lines.LineRow)
+    rows = _parse_rows(_read_ours("lines"), "lines.toml", lines.LineRow)
     if path:
-        rows = (*rows, *_parse_rows(_read_users(path), path, catalog_lines.LineRow))
+        rows = (*rows, *_parse_rows(_read_users(path), path, lines.LineRow))
         for row in rows:
-            if not catalog_lines.find_row_fault(row) and (fault := find_explosive_part(row.pattern)):
+            if not lines.find_row_fault(row) and (fault := find_explosive_part(row.pattern)):
                 raise ConfigError(f"the catalog {path}: the row '{row.say}' {fault}")
     where = path or "lines.toml"
     for row in rows:
-        if fault := catalog_lines.find_row_fault(row):
+        if fault := lines.find_row_fault(row):
             raise ConfigError(f"the catalog {where}: the row '{row.say}' {fault}")
-    catalog = catalog_lines.LineCatalog(rows)
+    catalog = lines.LineCatalog(rows)
     for row in rows:
         if len(found := catalog.match_line(row.sample, rank=row.rank)) > 1:
             named = " and ".join(f"'{other.say}'" for other, _ in found)

@@ -5,8 +5,8 @@ import time
 import msgspec
 import pytest
 
-from holdfast.core.detect import catalog_lines
-from holdfast.core.detect.catalog_lines import LineDetector, LineLimits, MachineUse
+from holdfast.core.detect import lines
+from holdfast.core.detect.lines import LineDetector, LineLimits, MachineUse
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Line
@@ -27,8 +27,8 @@ def hear(
 
 
 @pytest.mark.parametrize("row", CATALOG.rows, ids=lambda row: row.say)
-def test_a_row_is_sound(row: catalog_lines.LineRow) -> None:
-    assert catalog_lines.find_row_fault(row) == ""
+def test_a_row_is_sound(row: lines.LineRow) -> None:
+    assert lines.find_row_fault(row) == ""
     assert [r for r, _ in CATALOG.match_line(row.sample, rank=row.rank)] == [row]
     assert CATALOG.may_match(row.sample.encode(), rank=row.rank)
 
@@ -127,7 +127,7 @@ def test_hostile_lines() -> None:
     ["step 26 loss nan", "loss: nan", "epoch 1 | train_loss=nan | lr 0.1", "{'loss': nan, 'step': 3}", "Loss = nan"],
 )
 def test_a_loss_that_a_rank_prints_is_told_after_three_lines(text: str) -> None:
-    detector = catalog_lines.LineDetector(catalog_lines.LineLimits(), CATALOG)
+    detector = lines.LineDetector(lines.LineLimits(), CATALOG)
     found = [detector.on_line(Line(text=text, at=float(at), rank=1), OWNED) for at in range(5)]
     assert [alarm is not None for alarm in found] == [False, False, True, False, False]
     assert found[2] and (found[2].klass, found[2].stance, found[2].hard) == ("nan_divergence", Stance.NOTIFY, False)

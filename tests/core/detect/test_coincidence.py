@@ -2,8 +2,8 @@
 
 import pytest
 
+from holdfast.core.detect.coincidence import CoincidenceDetector
 from holdfast.core.detect.health import HealthLimits
-from holdfast.core.detect.machine_strain import CoincidenceDetector
 from holdfast.core.detect.slow import LostPace, SlowLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.job_and_seats import Seat
