@@ -53,9 +53,12 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
 
 
 def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm) -> None:
-    """Move the incident's `good_at`, from which lost time counts, past time that the failure did not cost: to the
-    failure if the script had made its last step; else, after a time without a controller, to the takeover, or for a
-    rank that failed in that time to its failure, unless its last step is known."""
+    """Move the incident's `good_at`, from which lost time counts, past time that this failure did not cost.
+
+    If the script had made its last step, time counts from the failure. Otherwise nothing changes, except after a time
+    without a controller. After such a time it counts from the takeover or, for a rank that crashed before the takeover,
+    from the crash. If that rank's last step is known, it counts from that step.
+    """
     if state.progress and state.progress.parted:
         incident.good_at = max(incident.good_at, min(alarm.at, now))
     if not state.taken_over_at:
@@ -92,8 +95,8 @@ def describe_round(incident: Incident) -> str:
 def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     """Return why a slow job is left running; "" if it must stop for an eviction or a rollback.
 
-    Only these two can help, since a restart alone makes no slow machine faster. Without copies of its state on peers,
-    a job would lose more by the stop than it gains.
+    Other remedies do not stop it, since a restart alone makes no slow machine faster. A job without copies of its state
+    on peers is not stopped either, because it would lose more than it gains.
     """
     if state.incident is not None or state.phase is not Phase.TRAINING:
         return "the job is not steady yet"

@@ -83,8 +83,8 @@ def _without_witness(action: str) -> str:
 
 
 def _unwrap_exception(raised: str, traces: list[ExceptionChain]) -> str:
-    """Return the exception raised in another process, such as a DataLoader worker, if this one only wraps it. The
-    traceback of the other process is part of the message. If there is none, return `raised` itself."""
+    """Return the exception of another process, such as a DataLoader worker, if `raised` only wraps it; else `raised`.
+    The message of `raised` then contains the traceback of that other process."""
     for trace in reversed(traces):
         cause, last = trace.chain[0], trace.last
         if cause.inner and not last.inner and last.said.text.startswith(raised.removesuffix(CUT)):

@@ -237,7 +237,7 @@ class HangDetector:
         return is_other_phase(self._phase)
 
     def stands_since(self, now: float) -> float | None:
-        """Return since when the job has made no step; None while that pause is no longer than usual."""
+        """Return when the job made its last step, if it has stood still for longer than usual since; else None."""
         usual_until = max(self.moved_at + self.patience_s, self._usual_until)
         return self.moved_at if self._nodes and now >= usual_until else None
 
@@ -281,8 +281,9 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
 
     def _do_gpus_stand(self, now: float, named: BlockingRanks, goes_on: bool) -> bool:
-        """Return whether two looks found the same GPUs surely stuck and the job has waited as long as a restart costs.
-        The looks are at least `_RECORD_S` apart. The job waits because a new kind of kernel may take long."""
+        """Return whether the same GPUs are surely stuck and the job has waited as long as a restart costs. Two
+        inspections, at least `_RECORD_S` apart, must find them stuck. The job waits because a new kind of kernel may
+        take long."""
         if named.how != "gpu" or not named.hard or goes_on or self.is_in_named_phase:
             self._stuck = (inf, ())
         elif self._stuck[1] != named.ranks:
@@ -351,8 +352,8 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.ACT, f"{named.reason}, no rank is named, {why}")
 
     def _find_place(self, named: BlockingRanks, traces: Sequence[Trace]) -> Place:
-        """Return where the first blocking rank is in its code: the frames that its stacks in all inspections share. If
-        other ranks share these frames too, keep the place of the last inspection: the rank may be moving again."""
+        """Return where the first blocking rank is in its code: the frames that its stacks share in all inspections. If
+        ranks that do not block share these frames too, return the place found before: the rank may be moving again."""
         mains = {rank: main_frames(p) for rank, p in training_processes(traces).items()}
         own = mains.get(named.ranks[0], ())
         if not self._place:

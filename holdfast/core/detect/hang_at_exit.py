@@ -38,7 +38,8 @@ class ExitHangDetector:
     def on_traces(
         self, now: float, traces: Sequence[Trace], seats: tuple[Seat, ...]
     ) -> tuple[bool, tuple[Alarm | Ended, ...]]:
-        """Return whether all remaining ranks have finished, and the alarms or end events that follow from this look.
+        """Return whether all remaining ranks have finished, and the alarms or end events that follow from this
+        inspection.
 
         `traces` come from nodes that still have ranks; `seats` are all seats of the generation.
         """

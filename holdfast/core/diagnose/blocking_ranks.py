@@ -180,7 +180,8 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer; None if all answered, none did, or collectives show the cause."""
+    """Return the ranks of nodes that did not answer. Return None if collectives show the cause, or if all nodes or none
+    answered."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -255,7 +256,8 @@ def _by_waits(
 
 
 def _by_passing(passed: PassedCollective) -> BlockingRanks:
-    """Return the ranks that have ended a collective which most are still in, and whether their operations differ."""
+    """Return the ranks that have already ended a collective that most ranks are still in. The result says whether the
+    two groups are in different operations."""
     differs = passed.ended_op and passed.op and passed.ended_op != passed.op
     verb = "has" if len(passed.ranks) == 1 else "have"
     ended = f"{format_ranks(passed.ranks)} {verb} ended {passed.ended_op or 'collective'} {passed.seq}"
@@ -365,7 +367,8 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
 
 
 def _describe_mixed(m: MixedOperations) -> str:
-    """Return text about ranks in different operations: all of them or, if most are in the same one, the others."""
+    """Return text about ranks that entered different operations. If most ranks entered the same operation, describe
+    only the other ranks, else all."""
     number = f"under number {m.seq} of group {m.group}"
     (most, many), *others = m.ops
     if set(many) <= set(m.ranks):
@@ -401,9 +404,10 @@ def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: l
 def _widen_suspects(
     found: BlockingRanks, node_of: dict[int, str], seats: tuple[Seat, ...], mesh: Dims
 ) -> BlockingRanks:
-    """If several nodes are named, add the other nodes of the smallest parallel group that covers them. Nodes are
-    compared, not ranks: with one tensor-parallel group per node, named ranks of two nodes are seldom in one pipeline
-    group. A group that spans all nodes is not used, because the job cannot evict all of them."""
+    """Return the result with the nodes of the named ranks. If these are several, add the other nodes of the smallest
+    parallel group that covers them. Nodes are compared, not ranks: with one tensor-parallel group per node, named ranks
+    of two nodes are seldom in one pipeline group. A group that spans all nodes is not used, because the job cannot
+    evict all of them."""
     nodes = tuple(sorted({node_of[rank] for rank in found.ranks if rank in node_of}))
     group, wide = "", nodes
     if len(nodes) > 1 and found.how != "gpu":  # the GPUs themselves are known

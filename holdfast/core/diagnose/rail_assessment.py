@@ -9,7 +9,8 @@ Rails = Mapping[str, tuple[str, ...]]  # by node; those with the same number are
 
 
 def shared_rails(found: Rails, *, by_name: bool) -> Rails:
-    """Return each node's rails that all nodes have, matched by name or by number; none if fewer than two are shared."""
+    """Return for each node the rails that all nodes have, matched by name or else by number. Return no rails if nodes
+    share fewer than two."""
     shared = set.intersection(*(set(rails) for rails in found.values())) if found else set()
     count = min((len(rails) for rails in found.values()), default=0)
     same = {node: tuple(sorted(shared)) if by_name else rails[:count] for node, rails in found.items()}

@@ -32,7 +32,7 @@ def propose_reroute(job: PipelineJob, situation: PipelineSituation, costs: Phase
 
 
 def losses_by_layer(job: PipelineJob, situation: PipelineSituation) -> list[int]:
-    """Return how many of the lost held each layer: all that rerouting depends on."""
+    """Return for each layer how many lost workers held it; rerouting depends on nothing else."""
     counts = [0] * job.layers
     for mine in situation.lost:
         for layer in mine:
@@ -41,9 +41,9 @@ def losses_by_layer(job: PipelineJob, situation: PipelineSituation) -> list[int]
 
 
 def reroute_all(ground: PlanGround, held: Held, away: Sequence[int] = ()) -> tuple[Route, ...]:
-    """Return routes for all microbatches over those that hold the layers; whole routes stay as they are.
+    """Return routes for all microbatches through workers that hold the layers; whole routes stay as they are.
 
-    Every layer must have an owner that is not `away`.
+    Every layer must have an owner that is not in `away`.
     """
     before = ground.before.routes
     broken = broken_routes(before, held, away)

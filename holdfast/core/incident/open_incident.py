@@ -242,7 +242,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Return the nodes that have fallen silent; once the round is judged, only those that fell silent since."""
+        """Return the nodes that have fallen silent. Once the round is judged, leave out those that fell silent before.
+        """
         if self.judged:
             return tuple(sorted({*self.absent, *(n for n, alarm in self.lost.items() if alarm.kind is Kind.SILENCE)}))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
@@ -263,10 +264,12 @@ class Incident(msgspec.Struct, kw_only=True):
         return f"unconfirmed: {label}" if told else label
 
     def _date_loss(self, cause: Alarm) -> tuple[float, float]:
-        """Return when the lost time began, and when the last step was made if that was well before it, else 0.
+        """Return when the lost time began. If that was well after the last step, also return when that step was made,
+        else 0.
 
-        Time is lost since the last step, because the next one was under way. If that had taken far longer than a step,
-        ranks did something else or stood, and time is lost since the cause: a process ended, or a node fell silent.
+        Time is lost since the last step, because the next one was under way. If that took far longer than a step, ranks
+        were doing something else or stood still. Then time is lost since the cause: a process ended, or a node fell
+        silent.
         """
         ended_at = min(cause.at, self.opened_at)
         if self.watched_at or not (cause.kind is Kind.SILENCE or cause.code is not None) or ended_at <= self.good_at:

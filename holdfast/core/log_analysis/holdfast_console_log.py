@@ -154,7 +154,8 @@ def _find_cause(said: LogLine) -> str:
 
 
 def _spoken_exception(lines: Sequence[LogLine], said: LogLine) -> list[LogLine]:
-    """Return the exception that holdfast's sentence quotes as if the rank had logged it; [] if there is a traceback."""
+    """Return the exception that holdfast quotes in this line, as if the rank had logged it. Return [] if the line
+    quotes none or the log has a traceback."""
     found = _RAISED.search(said.text)
     if found is None or any(_TRACEBACK in line.text for line in lines):
         return []

@@ -248,7 +248,8 @@ class Ledger:
         return TimeUse.END if self._parted else TimeUse.REDO if self._redo_to is not None else use
 
     def _current_spans(self, until: float) -> list[Span]:
-        """Return the newest spans up to `until`: one, unless there was no controller and ranks reported no step."""
+        """Return the newest spans up to `until`. They are more than one only if there was no controller and ranks
+        reported no step."""
         use, at, taken_over_at = self._current_use(), self._at, self._taken_over_at
         mending = self.phase is not Phase.TRAINING and (self._incident or self._change)  # then it is their cost
         if taken_over_at is None or taken_over_at <= at or mending:
@@ -360,7 +361,8 @@ class Ledger:
         self._owed.add_redone(event.step - made + 1, made - new)
 
     def _add_unheard(self, event: Progress) -> None:
-        """Count steps as made that nobody reported: those from the furthest known step to the one resumed from."""
+        """Count the steps between the furthest known step and the one resumed from as made, although they were never
+        reported."""
         alike = self.newest is not None and not event.counted and self.newest.numbered is event.numbered
         if alike and 0 <= self.best < event.first_step - 1:
             self._add_steps(self._stepped_in, event.first_step - 1 - self.best, 0)
@@ -380,7 +382,8 @@ class Ledger:
         self._redo_from(self.best if record.resumed_from is None else record.resumed_from)
 
     def _redo_from(self, step: int) -> None:
-        """Charge the work after this step to the incident or planned restart that lost it; if none did, it is new."""
+        """Charge the work after this step to the incident or planned restart that lost these steps. If none did, the
+        work is new."""
         self._redo_to, whose = self._owed.find_debt(step) or (None, RedoneSteps())
         self._incident, self._change = whose.incident, whose.change
 
@@ -394,7 +397,8 @@ class Ledger:
             self._spans = book_stall(self._spans, record.stepped_at, record.good_at, self._standstill.place)
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
-        """Return the spans with time since the last good step booked as lost; with `ends`, some is the job's end."""
+        """Return the spans with time since the last good step booked as lost. With `ends`, book the end of training as
+        the job's end."""
         if self._cut is None:
             return list(self._spans)
         index, instead = self._cut
