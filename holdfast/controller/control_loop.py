@@ -106,7 +106,7 @@ class Controller:
 
     @property
     def epoch(self) -> int:
-        """The number of this controller among all that this run has had, from 1."""
+        """The number of this controller in its run; the first one is 1."""
         return self.journal.epoch
 
     async def run(
@@ -150,7 +150,8 @@ class Controller:
         return self.ledger.make_account().code or 0 if self.ledger.finish else 1
 
     def _take_over(self) -> None:
-        """Tell the decider of the takeover and of any launch that the journal has lost, which nodes may still run."""
+        """Tell the decider that this controller has taken over. If the journal has lost a launch, also tell which nodes
+        may still run it."""
         if self.journal.doubt:
             self._say(self.journal.doubt)
         plan, lost = self.executor.newest_plan(), self.journal.lost
@@ -195,8 +196,8 @@ class Controller:
             self.announce_news(ended if one.ended else departure_alarm(one))
 
     def on_newer_node(self, hello: Hello, nodes: Iterable[str]) -> None:
-        """Announce that the journal has lost entries, because a node's hello names a newer epoch or generation. No
-        nodes but these can have been launched; if there are none, it is not known which."""
+        """Announce that the journal has lost entries, because a node's hello names a newer epoch or generation. `nodes`
+        are the only ones that can have been launched; if it is empty, any node may have been."""
         if hello.epoch >= self.epoch:
             self.journal.raise_epoch(hello.epoch + 1)
         lost = Lost(kept=self.seq, of=0, generation=hello.generation, nodes=tuple(sorted(nodes)))

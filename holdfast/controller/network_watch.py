@@ -73,7 +73,8 @@ class NetworkWatch:
         return LinksDown(nodes=tuple(sorted(cut)))
 
     def judge_alarm(self, alarm: Alarm) -> Alarm | None:
-        """Return a node's alarm, or one about all machines that lost links at that time; None if already raised."""
+        """Return a node's alarm. If several machines lost links at that time, return an alarm about all of them, or
+        None if it was already raised."""
         return self._switch.judge_alarm(alarm, self._view.generation)
 
     def forget_node(self, node: str) -> None:

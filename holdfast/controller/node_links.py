@@ -46,7 +46,8 @@ class NodeLinks:
         return self._outboxes.get(node) is outbox
 
     def has_newer_link(self, node: str, outbox: Outbox) -> bool:
-        """Whether the node has ever used a newer link, even a closed one; messages on this link are then outdated."""
+        """Return whether the node has opened a newer link since, even if that is closed. Messages on this link are then
+        outdated."""
         return self._opened.get(outbox, 0) < self._newest.get(node, 0)
 
     def make_outbox(self) -> Outbox:
@@ -57,7 +58,7 @@ class NodeLinks:
         return outbox
 
     def open_link(self, node: str, outbox: Outbox) -> bool:
-        """Send the node's messages through this outbox from now on; False if it is the node's newest already."""
+        """Send the node's messages through this outbox from now on. Return False if they already went through it."""
         is_new = not self.is_newest(node, outbox)
         self._outboxes[node] = outbox
         self._newest[node] = max(self._newest.get(node, 0), self._opened.get(outbox, 0))

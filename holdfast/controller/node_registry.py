@@ -127,8 +127,8 @@ class NodeRegistry:
 
     def expect_nodes(self, now: float, nodes: Collection[str], alone_since: float) -> None:
         """Give nodes of an earlier controller time to reconnect before they count as silent. `alone_since` is when that
-        controller was last alive, 0 if unknown. If that was long ago, nodes get only this time; else the limit of
-        silence comes on top."""
+        controller was last alive, 0 if unknown. If that was recent or is unknown, nodes also get the usual limit of
+        silence."""
         looked = bool(alone_since) and now > alone_since + _RECONNECT_S
         heard_at = now + max(0.0, _RECONNECT_S - (self._silence.limits.silence_s if looked else 0.0))
         for node in nodes:
@@ -149,14 +149,14 @@ class NodeRegistry:
         return self._silence.heard_at(node)
 
     def may_accuse(self, node: str, suspects: Collection[str]) -> bool:
-        """Whether a node may accuse these suspects: only itself or, if it connected through this host's unix socket,
-        any node of this host, because one agent may report for all nodes of its host."""
+        """Return whether a node may accuse these suspects. A node may accuse itself. If it connected through this
+        host's unix socket, it may accuse any node of this host, because one agent may report for all of them."""
         return set(suspects) <= ({node} | self._local if node in self._local else {node})
 
     def may_raise_alarm(self, node: str, alarm: Alarm) -> bool:
-        """Whether a node may raise this alarm; nodes of this host may. From another host, a node without a seat may
-        accuse only itself, and not about the running generation; a node with a seat may name only its own ranks of that
-        generation."""
+        """Return whether a node may raise this alarm. Nodes of this host may raise any about nodes that they may
+        accuse. From another host, a node without a seat may accuse only itself, and not about the running generation. A
+        node with a seat may name only its own ranks of the running generation."""
         if not self.may_accuse(node, alarm.suspects):
             return False
         seat, running = self._seat_of(node), self._view.generation

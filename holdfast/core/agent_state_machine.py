@@ -261,8 +261,7 @@ class AgentProtocol:
         return (CarryOut(errand),)
 
     def _begin_leaving(self, errand: Leave) -> tuple[Deed, ...]:
-        """Start to leave the job, and record this on disk first: nobody else would tell a new agent to finish leaving.
-        """
+        """Start to leave the job, and record this on disk first: nobody else would tell a new agent to finish."""
         self.leaving, self.stopped = True, self.generation
         return (RememberLeaving(errand), CarryOut(errand))
 

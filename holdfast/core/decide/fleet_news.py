@@ -35,8 +35,7 @@ def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
 
 
 def _part_with_gone(state: JobState, now: float, gone: dict[str, FleetNode]) -> str:
-    """Dismiss nodes that are gone and had no seat. Ask for other nodes only after a pause, which is longer each time.
-    """
+    """Dismiss nodes that are gone and had no seat. Ask for others only after a pause, which is longer each time."""
     standbys = state.nodes.standbys
     beside = standbys.beside_job(gone)
     said = []

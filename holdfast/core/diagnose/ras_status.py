@@ -32,8 +32,7 @@ class RasWord(NamedTuple):
 
 
 def telling_lines(text: str) -> str:
-    """Return the lines about single ranks from RAS's verbose status, up to the number of characters that may be sent.
-    """
+    """Return the lines about single ranks from RAS's verbose status, as many characters as may be sent."""
     patterns = (_COMMUNICATOR, _DIFFERENT, _MANY, _ONE, _LISTED)
     told, left = list[str](), TOLD_CHARS
     for line in text.splitlines():
@@ -82,8 +81,7 @@ def parse_ras(text: str) -> tuple[RasWord, ...]:
 
 
 def describe_ras(text: str, mains: Mapping[int, Process]) -> str:
-    """Return in words what RAS reports about the job's ranks; empty if nothing. `mains` maps ranks to their processes.
-    """
+    """Return in words what RAS reports about the job's ranks; empty if nothing. `mains` maps ranks to processes."""
     told: dict[str, None] = {}
     for word in parse_ras(text):
         # RAS tells a process and a rank of a communicator, which need not be that of the job.

@@ -128,8 +128,7 @@ def _may_wait_outside(main: Process, below: list[Process]) -> bool:
 
 
 def _is_inside(thread: Thread) -> bool:
-    """Return whether a thread surely waits only for a timer, a lock or a child, and is in no work that may take long.
-    """
+    """Return whether a thread surely waits only for a timer, a lock or a child, and is in no long work."""
     return thread.sleeps_in.startswith((*_TIME, *_LOCK, *_CHILD)) and not any(
         shorten_path(frame.file).startswith(_OUTSIDE_FILES)
         or frame.function.rpartition(".")[2].lstrip("_").lower().startswith(_LONG_WORK)

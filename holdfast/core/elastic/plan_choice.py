@@ -51,8 +51,7 @@ class WeighedProposal(msgspec.Struct, frozen=True):
 
 
 class ElasticChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The chosen proposal, all proposals that were compared (the cheapest first), and the policies that were ruled out.
-    """
+    """The chosen proposal, all proposals that were compared (the cheapest first), and the policies ruled out."""
 
     chosen: Proposal | None
     weighed: tuple[WeighedProposal, ...]

@@ -1,5 +1,5 @@
-"""The answer of a recovery policy: a proposal with its costs, or the reason for having none. Also the costs of phases.
-"""
+"""The answer of a recovery policy: a proposal with its costs, or the reason for having none; and the costs of
+phases."""
 
 from typing import Literal
 

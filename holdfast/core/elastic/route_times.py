@@ -1,5 +1,5 @@
-"""How long a step takes by a plan's routes: the load of the busiest worker, and the time to fill and drain a pipeline.
-"""
+"""How long a step takes by a plan's routes: the load of the busiest worker, and the time to fill and drain
+pipelines."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate

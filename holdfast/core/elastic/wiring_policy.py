@@ -1,5 +1,4 @@
-"""Stochastic wiring: the route of each microbatch is drawn from all live owners of each layer, faster ones more often.
-"""
+"""Stochastic wiring: the route of each microbatch is drawn from all live owners of layers, faster ones more often."""
 
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush

@@ -242,8 +242,7 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Return the nodes that have fallen silent. Once the round is judged, leave out those that fell silent before.
-        """
+        """Return the nodes that have fallen silent. Once the round is judged, leave out those that did so before."""
         if self.judged:
             return tuple(sorted({*self.absent, *(n for n, alarm in self.lost.items() if alarm.kind is Kind.SILENCE)}))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))

@@ -64,8 +64,7 @@ class HookNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What notices need to know besides decisions: the question to a person, and the state and reason of each release.
-    """
+    """What notices need besides decisions: the question to a person, and the state and reason of each release."""
 
     asking: str = ""
     until: float | None = None
