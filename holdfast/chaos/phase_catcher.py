@@ -36,7 +36,8 @@ def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], 
 
 @contextlib.contextmanager
 def seize_moment(scene: InjectionScene, fault: InjectedFault, limit_s: float) -> Iterator[set[int]]:
-    """Keep a rank stopped at the fault's moment, if any, during the block; yields a set to add struck pids to."""
+    """Keep a rank stopped at the fault's moment, if it has one, during the block. Yields a set; the block adds the pids
+    to it that it has struck."""
     struck: set[int] = set()
     if not fault.when:
         yield struck

@@ -105,7 +105,8 @@ def _filled_fields(fault: InjectedFault, order: RankOrder) -> dict[str, object]:
 def _expected_alarms(
     scene: InjectionScene, node: str, rank: int, order: RankOrder
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the alarms that flipped bits should raise, None for the kind's usual ones; and why, if none should."""
+    """Return the alarms that the order's flipped bits should raise, or None for the usual ones of the fault's kind. If
+    no alarm should follow, also return why; else ""."""
     if order.deed != "bits" or order.bits == "nan":
         return None, ""
     if order.place not in _REPLICATED:

@@ -277,7 +277,8 @@ class KubernetesFleet:
             await self._call_all([self._delete_node(node) for node in sorted(deleted)])
 
     async def _gather(self, found: dict[str, FleetNode]) -> None:
-        """Delete all pods if too few got machines in time: two jobs may each hold machines that the other waits for."""
+        """Give all pods back if too few of them got machines in time. Otherwise two jobs could each hold machines that
+        the other one waits for."""
         having = [node for node, seen in found.items() if seen.state in (FleetState.STARTING, FleetState.UP)]
         queued = [node for node, seen in found.items() if seen.state is FleetState.QUEUED]
         if self._records.gathered or self._shape.is_queued or not self._wishes.gather_s:

@@ -210,7 +210,8 @@ class SlurmFleet:
         return view
 
     def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
-        """Return the fields of a node's record to change, by Slurm's news of its host, step, place or lost contact."""
+        """Return the fields of a node's record that change: its host, whether its step was seen, lost contact, and its
+        place in the network."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
             host = job.hosts[record.order]
@@ -372,7 +373,7 @@ class SlurmFleet:
 
 
 def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
-    """Return `node` with an end no later than `end_at`, when the controller's own allocation ends."""
+    """Return `node` with an end no later than `end_at`, which is when the controller's own allocation ends."""
     if node.state not in (FleetState.STARTING, FleetState.UP):
         return node
     return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at), reason=node.reason or why)

@@ -39,7 +39,8 @@ def _give_up_late(gen: Generator[Any, Any, T], until: float) -> Generator[Any, A
 
 
 def why_no_url(url: str) -> str:
-    """Return why this cannot be a database address, worded to follow the address in a sentence; "" if it can be."""
+    """Return what is wrong with a database address, as the end of a sentence that begins with the address; "" if it can
+    be used."""
     if not url.startswith(("postgres://", "postgresql://")):
         return "is no address of a database; write it as postgres://HOST/DATABASE"
     try:

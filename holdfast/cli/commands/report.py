@@ -252,7 +252,8 @@ def _part_text(report: Report) -> str:
 
 
 def _step_text(report: Report) -> str:
-    """Return the newest step that the journal tells; of a live job also when that was, since more may be made."""
+    """Return the newest step in the journal as text. For a live job add its time, since newer steps may have been
+    made."""
     said = step_said(report.step, report.since)
     newer = report.step_at and report.phase == Phase.TRAINING and not report.absence
     return f"{said}, as of {clock_text(report.step_at)}" if newer else said
@@ -323,7 +324,7 @@ def _by_cause(bill: Bill) -> Text:
 
 
 def _start_text(bill: Bill, cause: str) -> str:
-    """Return the seconds of the row for start and end by use of time, in brackets; "" for any other cause."""
+    """Return, for the cause "start and end", its seconds by use of time in brackets; "" for any other cause."""
     return f" ({_row_text(bill.others[cause])})" if cause == START_AND_END else ""
 
 

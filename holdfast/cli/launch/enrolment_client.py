@@ -47,7 +47,8 @@ class NoAnswerError(EnrolmentError):
 
 
 class LinkClosedError(NoAnswerError):
-    """The controller closed the link after this host showed its certificate; a repeat means that it rejects that."""
+    """The controller closed the link after this host showed its certificate. If this repeats, it rejects the
+    certificate."""
 
 
 class TlsConnection:

@@ -126,8 +126,8 @@ class HostJoin:
 
     @property
     def may_lead(self) -> bool:
-        """Whether this host may carry the controller.
-        If not, it joins as a node even if an endpoint has its address, which several nodes may share."""
+        """Return whether this host may run the controller. If not, it joins as a node, even if an endpoint has its
+        address: several nodes may share one address."""
         return self.given.leads if self.given else self.own_token is None
 
     @property
@@ -190,7 +190,8 @@ class HostJoin:
         return front.run()
 
     def _own_host(self, listener: socket.socket) -> str:
-        """Return the address at which ranks reach this host: an endpoint's name that only it has, else its IP."""
+        """Return the address at which ranks reach this host: its IP, or the name of an endpoint that resolves to this
+        IP alone."""
         address, port = listener.getsockname()[:2]
         own = [host for host, given in self.args.endpoints if given == port and _addresses_of(host) == {address}]
         return own[0] if own else address

@@ -361,6 +361,6 @@ def _farewell_text(folder: Path, code: int) -> str:
 
 
 def _describe_room_wait(wait_s: float, lost_s: float) -> str:
-    """Say how long a full disk is waited for, and how long nodes keep what they have in memory."""
+    """Say how long the restart waits for free disk space, and after how long nodes end their ranks."""
     kept = f"; after {lost_s:g} s nodes end their ranks, and what is in memory alone is lost" if lost_s < wait_s else ""
     return f"it restarts if you free space within {wait_s:g} s{kept}"

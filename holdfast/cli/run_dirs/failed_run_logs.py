@@ -20,7 +20,8 @@ _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were
 
 
 def find_file_or_run(name: str) -> Path:
-    """Return the run of this name; UsageError if there is none. For callers that found no file of this name either."""
+    """Return the run of this name, for callers that have already looked for a file of this name. UsageError if there is
+    none."""
     try:
         return run_selection.find(name)
     except run_selection.NoSuchRun:

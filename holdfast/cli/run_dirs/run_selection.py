@@ -72,7 +72,8 @@ def find(name: str | None) -> Path:
 
 
 def _choose_meant(name: str, ids: dict[Path, str]) -> list[Path]:
-    """Return the runs that a name may mean: those with this id, else this folder name, else a part of either."""
+    """Return the runs that a name may mean. Runs whose id equals it come first, then runs whose folder has this name,
+    then runs of which it is a part of either. Only runs of the first such kind are returned."""
     fits: tuple[Callable[[Path], bool], ...] = (
         lambda run_dir: ids[run_dir] == name,
         lambda run_dir: run_dir.name == name,

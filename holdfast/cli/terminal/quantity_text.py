@@ -54,8 +54,8 @@ def hour_ettr_of(ettr: float | None, at_most: str = "") -> str:
 
 
 def step_said(step: int, since: str = "") -> str:
-    """Return the newest step as text, or the number of steps since `since`; -1 means that no step was seen.
-    With FROM_START it is a step's number, not how many were made, because steps are made again after a restart."""
+    """Return the newest step as text, or the number of steps since `since`; -1 means that no step was seen. With
+    FROM_START it is a step's number. It is not the number of steps made, because a restart makes steps again."""
     if step < 0:
         return "no step seen"
     if since == FROM_START:

@@ -158,8 +158,9 @@ class TracebackFolding:
         same.line = b"%s (%s; %s)" % (held.last[:_LINE_BYTES], alone, _where(same.paths[path], path))
 
     def take_same(self, over: int = 0) -> list[tuple[Path | None, bytes]]:
-        """Return one line for each complete set of equal tracebacks, with a log's path if only one rank printed it.
-        A set is complete if no rank has joined it for a while, or if its generation has ended (up to `over`)."""
+        """Return one line for each complete set of equal tracebacks, with a log's path if only one rank printed it. A
+        set is complete if no rank has joined it for a while, or if its generation has ended (its number is at most
+        `over`)."""
         now = time.monotonic()
         found: list[tuple[Path | None, bytes]] = []
         for (generation, key), same in list(self._same.items()):

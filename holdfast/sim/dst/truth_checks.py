@@ -126,7 +126,8 @@ class TruthChecks:
         self.report_broken(f"{node} has begun to leave, and its next agent stays")
 
     def check_fence(self, machine: SimMachine, for_s: float) -> None:
-        """Check that a node that was cut off for a fence's whole time has ended its ranks, as launches rely on that."""
+        """Check that a node has ended its ranks once it was cut off for as long as a fence lasts. Launches rely on
+        that."""
         left = [held for held in machine.running_ranks() if not held.unkillable]
         if left and machine.buried:
             self.report_broken(
@@ -194,8 +195,8 @@ class TruthChecks:
         self._check_held(generation, {held.machine.name for held in members})
 
     def _check_lineage(self, generation: int, step: int, made: int, memory: bool) -> None:
-        """Check that a state from memory is in the lineage of the newest generation, or of the newest that the journal
-        has."""
+        """Check that a state from memory belongs to the lineage of a generation: the newest one, or the newest in the
+        journal."""
         newest, told = self._newest_generation(), self._told
         if memory and told and made not in {self._step_maker(step, told), self._step_maker(step, newest)}:
             self.report_broken(

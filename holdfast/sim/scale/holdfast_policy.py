@@ -41,7 +41,7 @@ _SETTLED = 30  # steps after a launch at which progress is told once more: a rel
 
 
 def _make_recovery(name: str, state: ScaleState) -> KeptRecovery | None:
-    """Return what goes on in kept processes; None if every restart begins with new ones."""
+    """Return the recovery that keeps processes; None for the policy that starts new ones at every restart."""
     if name == NAME:
         return None
     return SurvivorRecovery(state) if name == SURVIVORS else ElasticRecovery(state, name)
