@@ -87,7 +87,7 @@ def _draw_rank(scene: InjectionScene, fault: InjectedFault, status: ObservedStat
 def _catch_in_phase(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Stop the rank if its slot reports the wanted save or restore phase; None if the rank is in no such phase."""
+    """Stop the rank if its slot reports the wanted save or restore phase. Return None if it is in no such phase."""
     wanted = PHASES[fault.when]
     reading = scene.sight.read_rank_slot(status, rank)
     if reading is None or reading.phase != wanted:
@@ -108,7 +108,7 @@ def _catch_in_phase(
 def _catch_starting(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Stop a rank before it restores state or, for a store fault, joins groups; None if it has no process yet."""
+    """Stop a rank before it restores state or, for a store fault, joins groups. Return None if it has no process."""
     coming = status.generation + (status.phase not in _LAUNCHED)
     status = msgspec.structs.replace(status, generation=coming)
     try:

@@ -129,7 +129,7 @@ def _snapshot_items(scene: InjectionScene, node: str, rank: int) -> tuple[ImageI
 
 
 def _is_struck(item: ImageItem, place: str) -> bool:
-    """Whether a fault at this place can flip bits of the item; scalars, such as a step count, are never flipped."""
+    """Return whether a fault at this place can flip bits of the item. Scalars, such as a step count, are excluded."""
     spec = item.spec
     return bool(spec.dtype and spec.shape and spec.alike) and (spec.path[0] == "optimizer") == (place == "optimizer")
 

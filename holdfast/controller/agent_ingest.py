@@ -145,7 +145,7 @@ class AgentIngest:
         return self.certificates.recorded if self.controller.began_job else frozenset()
 
     def _had_lost_seat(self, node: str, generation: int) -> bool:
-        """Whether a node had a seat in this generation, and the journal has lost all entries of that generation."""
+        """Return whether a node had a seat in this generation, of which the journal has lost all entries."""
         return 0 < generation == self.registry.orphaned and self._was_launched(node)
 
     # --- messages ----------------------------------------------------------------------------------------------

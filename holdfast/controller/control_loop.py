@@ -164,7 +164,8 @@ class Controller:
             self._announce_takeover(lost)
 
     def _go_on(self, resumed_at: float) -> bool:
-        """Continue a job that ended only because its nodes ran out of time; False if it ended for another reason."""
+        """Continue a job that ended only because its nodes ran out of time. Return False if it ended for another
+        reason."""
         over_at = self.ledger.make_account().end_at
         if not (self.view.phase is Phase.DONE and self.view.exit_code == OUT_OF_TIME and resumed_at > over_at):
             return False

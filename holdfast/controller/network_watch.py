@@ -112,7 +112,7 @@ class NetworkWatch:
                 self._links.send_message(node, ReachRequest(peers={peer: keepers[peer] for peer in peers}))
 
     def should_look(self, now: float) -> bool:
-        """Whether links have been quiet for so long that the ranks' stacks should be taken."""
+        """Return whether links have been quiet for so long that the ranks' stacks should be taken."""
         return bool(not self._looking and self._is_under_way() and self._lasting_quiet_s(now))
 
     async def look_at_ranks(self) -> Alarm | None:

@@ -42,7 +42,7 @@ class NodeLinks:
         return node in self._outboxes
 
     def is_newest(self, node: str, outbox: Outbox) -> bool:
-        """Whether this outbox belongs to the node's newest link."""
+        """Return whether this outbox belongs to the node's newest link."""
         return self._outboxes.get(node) is outbox
 
     def has_newer_link(self, node: str, outbox: Outbox) -> bool:

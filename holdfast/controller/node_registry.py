@@ -141,7 +141,7 @@ class NodeRegistry:
         return self._silence.overdue_alarms(now)
 
     def misses_link(self) -> bool:
-        """Whether a node that does not count as silent yet has no link."""
+        """Return whether a node that does not count as silent yet has no link."""
         return any(not self._links.is_linked(node) for node in self._silence.watched_nodes)
 
     def heard_at(self, node: str) -> float | None:
@@ -174,14 +174,14 @@ class NodeRegistry:
         return seat is not None and seat.has_rank(rank)
 
     def has_seat(self, node: str) -> bool:
-        """Whether a node has a seat in this generation, even if it was evicted or is silent."""
+        """Return whether a node has a seat in this generation, even if it was evicted or is silent."""
         return self._seat_of(node) is not None
 
     def is_seated(self, node: str) -> bool:
         return self.has_seat(node) and node not in self.lost_nodes()
 
     def has_left(self, node: str) -> bool:
-        """Whether a node of another host was told to leave for good, so that its messages are ignored."""
+        """Return whether a node of another host was told to leave for good, so that its messages are ignored."""
         return node in self._left and node not in self._local and not self._view.may_return(node)
 
     def _seat_of(self, node: str) -> Seat | None:
@@ -209,8 +209,8 @@ class NodeRegistry:
         return tuple(rank for seat in beside for rank in seat.ranks)
 
     def has_heard_host(self, node: str) -> bool:
-        """Return whether all present nodes that are, or may be, on this node's host have sent this controller a beat,
-        since any of them may report the host's links."""
+        """Return whether every present node that is, or may be, on this node's host has sent this controller a beat.
+        Any of these nodes may be the one that reports the host's links."""
         host = self.hosts.get(node)
         return all(one in self.beats for one in self.present_nodes() if self.hosts.get(one, host) == host)
 

@@ -140,5 +140,5 @@ class StoreProcess:
 
 
 def _is_over(reader: asyncio.StreamReader) -> bool:
-    """Whether the connection to the store process has ended, even before the process accepted it."""
+    """Return whether the connection to the store process has ended, even before the process accepted it."""
     return reader.at_eof() or reader.exception() is not None

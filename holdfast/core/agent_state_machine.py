@@ -196,9 +196,9 @@ class AgentProtocol:
         return not self._linked
 
     def occupied_by(self, running: int) -> int:
-        """Return the newest generation that has ranks on this node or may soon have some; 0 if there is none. That is
-        the last generation launched here, even before it has ranks. Once this node was told to stop it, that is
-        `running`: the generation whose processes were seen here."""
+        """Return the newest generation that has ranks on this node or may soon have some; 0 if there is none. A
+        generation counts from its launch here until this node is told to stop it. If none counts, return `running`, the
+        generation whose processes were seen here."""
         return self.generation if self.generation > self.stopped else running
 
     def step(self, now: float, news: News) -> tuple[Deed, ...]:

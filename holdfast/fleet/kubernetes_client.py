@@ -43,7 +43,7 @@ class UnknownFieldError(ValueError):
 
 
 def read_config() -> KubeConfig:
-    """Return the credentials of this pod's service account or of the kubeconfig; OSError if there are none."""
+    """Return the credentials of this pod's service account or of the kubeconfig. Raise OSError if there are none."""
     try:
         return KubeConfig.from_env()
     except (ConfigError, OSError) as e:
@@ -101,7 +101,8 @@ def _told_errors() -> Iterator[None]:
 
 
 async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Return the result of `ask`, called again for up to 30 s if we lack a right; FleetRefusal if it stays refused."""
+    """Return the result of `ask`, called again for up to 30 s if we lack a right. Raise FleetRefusal if it stays
+    refused."""
     until = time.monotonic() + _RIGHTS_S
     while True:
         try:

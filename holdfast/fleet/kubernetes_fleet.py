@@ -178,7 +178,7 @@ class KubernetesFleet:
         self._keep(nodes={name: one for name, one in self._records.nodes.items() if name != node})
 
     async def _end_pod(self, node: str) -> None:
-        """Delete the pod, and wait for proof that it has ended; OSError if no proof comes in time."""
+        """Delete the pod, and wait for proof that it has ended. Raise OSError if no proof comes in time."""
         name = pod_name(self._shape.run, node)
         until, asked = time.monotonic() + _GRACE_S + _BEYOND_S, False
         while True:
@@ -196,7 +196,7 @@ class KubernetesFleet:
             await asyncio.sleep(_LOOK_S)
 
     async def _is_over(self, node: str, name: str) -> bool:
-        """Return whether the pod has ended; OSError if nobody can tell."""
+        """Return whether the pod has ended. Raise OSError if nobody can tell."""
         pod = self._table.pods.get(node)
         if pod is not None:
             seen = describe_pod(pod, await self._look_at_host(pod))

@@ -48,7 +48,7 @@ class KubernetesLease:
             await asyncio.sleep(_LOOK_S)
 
     async def keep(self) -> None:
-        """Renew the lease forever; LeaseLostError if another controller has it."""
+        """Renew the lease forever. Raise LeaseLostError if another controller has it."""
         while True:
             await asyncio.sleep(_RENEW_S)
             try:
@@ -83,7 +83,7 @@ class KubernetesLease:
             return False
 
     def _is_free(self, lease: Lease) -> bool:
-        """Whether the lease can be taken: it is ours, has no holder, or was not renewed for its whole duration."""
+        """Return whether the lease can be taken: it is ours, has no holder, or was not renewed in time."""
         spec = lease.spec or LeaseSpec()
         if _holder_of(lease) in ("", self._holder):
             return True

@@ -405,7 +405,7 @@ def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
 
 
 def end_all(run_dir: Path, env: Mapping[str, str]) -> None:
-    """Cancel all remaining Slurm jobs and steps of a run, as a last resort; OSError if that fails."""
+    """Cancel all remaining Slurm jobs and steps of a run, as a last resort. Raise OSError if that fails."""
     folder = run_dir / FOLDER
     commands = SlurmCommands(env, str(folder))
     left = {name: record for name, record in read_records(folder).items() if not record.released and record.job}

@@ -294,7 +294,7 @@ class PostgresJournal:
     # --- notes -------------------------------------------------------------------------------------------------
 
     def put_note(self, name: str, content: bytes) -> None:
-        """Store a note, encrypted; LeaseLostError if another controller has the lease."""
+        """Store a note, encrypted. Raise LeaseLostError if another controller has the lease."""
         if self._rows:
             self._commit()  # the proof is of what the server has
         encrypted = self._own_key.encrypt(name, content)
@@ -305,7 +305,8 @@ class PostgresJournal:
         self._tags = tags
 
     def get_note(self, name: str) -> bytes:
-        """Return a note's content, or b""; JournalDamagedError if others than this run's controllers changed it."""
+        """Return a note's content, or b"". Raise JournalDamagedError if anybody but this run's controllers changed
+        it."""
         encrypted = self._stored_note(name)
         try:
             if self._proven and self._tags.get(name, b"") != encrypted[:TAG_BYTES]:

@@ -65,7 +65,7 @@ class PostgresLink:
         self._open: _BoundedConnection | None = None
 
     def execute(self, statement: str, values: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
-        """Run a statement and return its rows. JournalAwayError if the server does not answer, or drops us: then
+        """Run a statement and return its rows. Raise JournalAwayError if the server does not answer, or drops us: then
         nobody knows whether the statement was carried out. Any other error is a JournalError."""
         try:
             found = self._connection().execute(statement, values)

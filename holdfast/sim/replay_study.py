@@ -90,8 +90,8 @@ class ReplayStudy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_study(setup: ReplaySetup, chosen: tuple[float, ...]) -> ReplayStudy:
-    """Run the study for the chosen values of q; UnfitError if the nodes cannot be divided into replicas, stages and
-    groups."""
+    """Run the study for the chosen values of q. Raise UnfitError if the nodes cannot be divided into replicas, stages
+    and groups."""
     made = plan_replay(setup)
     rng = Random(setup.seed)
     lines = tuple(_study_chance(setup, made, q, rng) for q in chosen)

@@ -186,7 +186,8 @@ def _write_page(run_dir: Path, path: Path) -> int:
 
 
 def load_report(run_dir: Path, since: str | None = None) -> Report:
-    """Return the report of a run, or only of the time after `since`; UsageError if `since` is after the run's end."""
+    """Return the report of a run, or only of the time after `since`. Raise UsageError if `since` is after the run's
+    end."""
     now = time.time() if run_directory.find_controller(run_dir) else None
     with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
         if journal.lost:

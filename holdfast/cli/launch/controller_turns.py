@@ -49,7 +49,7 @@ def _follow(joining: HostJoin, console: Console, lease: ControllerLease) -> int 
 
 
 def _listen_at_own(endpoints: tuple[tuple[str, int], ...]) -> socket.socket | None:
-    """Listen at the first endpoint that is an address of this host; None if there is no such endpoint."""
+    """Listen at the first endpoint that is an address of this host. Return None if there is no such endpoint."""
     for host, port in endpoints:
         with contextlib.suppress(socket.gaierror):
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

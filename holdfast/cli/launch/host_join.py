@@ -243,7 +243,7 @@ class HostJoin:
         return code
 
     def _join_as_node(self, is_free: Callable[[], bool], stops: tuple[int, ...]) -> bool:
-        """Enrol this host and start its node; False if `is_free` says that the run has no controller now."""
+        """Enrol this host and start its node. Return False if `is_free` says that the run has no controller now."""
         run_directory.publish_run(self.run_dir, self.run)
         say(f"join fleet: node {self.name} joins the job at {self._where}; {self._place_text()}")
         run_directory.lock_run_dir(self.run_dir)
@@ -280,8 +280,9 @@ class HostJoin:
             ) from None
 
     def _await_enrolment(self, is_free: Callable[[], bool]) -> bool:
-        """Wait until the controller accepts this host; False if `is_free` says that the run has no controller now.
-        UsageError if the controller refuses or never answers, EnrolmentRefusedError if this host is blocked."""
+        """Wait until the controller accepts this host. Return False if `is_free` says that the run has no controller
+        now. Raise UsageError if the controller refuses or never answers. Raise EnrolmentRefusedError if this host is
+        blocked."""
         if self.given:
             self._copy_keys(self.given, self._keys_folder)
         until = time.monotonic() + self.settings.recovery.wait_s
@@ -296,7 +297,7 @@ class HostJoin:
         return True
 
     def _try_to_enrol(self, last_try: bool) -> bool:
-        """Try once to enrol, at each endpoint; False if nobody answers yet."""
+        """Try once to enrol, at each endpoint. Return False if nobody answers yet."""
         *others, last = self.args.endpoints
         for address in others:
             with contextlib.suppress(NoAnswerError):
@@ -371,7 +372,8 @@ def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | 
 
 
 def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
-    """Bind the endpoint for a controller on this host and return its socket; None if the controller runs elsewhere."""
+    """Bind the endpoint for a controller on this host and return its socket. Return None if the controller runs
+    elsewhere."""
     if node_rank not in (None, 0) and host not in _LOOPBACK:
         return None
     try:

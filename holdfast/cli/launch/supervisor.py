@@ -195,7 +195,8 @@ class Supervisor:
         return True
 
     def _claim_lease(self, lease: "ControllerLease") -> bool:
-        """Claim the lease for the next controller, waiting for an absent database; False if another host has it."""
+        """Claim the lease for the next controller. Wait if the database is away. Return False if another host has
+        it."""
         until, lost_s = 0.0, run_directory.read_spec(self._run_dir).settings.node.lost_s
         while True:
             try:
@@ -221,7 +222,7 @@ class Supervisor:
         return "training goes on" if mark and mark.phase is Phase.TRAINING else "nodes and ranks are kept"
 
     def _wait_for_room(self) -> bool:
-        """Wait until a full disk has room again; False if that takes too long or a stop signal comes."""
+        """Wait until a full disk has room again. Return False if that takes too long or a stop signal comes."""
         settings = run_directory.read_spec(self._run_dir).settings
         wait_s, lost_s = settings.recovery.wait_s, settings.node.lost_s
         full = f"the disk that holds {self._run_dir} is full"

@@ -105,7 +105,8 @@ def run_to_read(args: argparse.Namespace) -> Path:
 
 
 def run_to_change(args: argparse.Namespace) -> Path:
-    """Return the run to change: the named one, else the only live one. UsageError if it has ended or several live."""
+    """Return the run to change: the named one, else the only live one. Raise UsageError if it has ended or several
+    live."""
     if (name := named_run(args)) is not None:
         run_dir = find(name)
         if since := _ended_since(run_dir):

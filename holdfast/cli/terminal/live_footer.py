@@ -98,7 +98,8 @@ def make_room() -> contextlib.AbstractContextManager[None]:
 
 
 def can_have_footer() -> bool:
-    """Whether stderr is a terminal that can move its cursor, and stdout is the same terminal or a file, not a pipe."""
+    """Return whether stderr is a terminal that can move its cursor, and stdout is the same terminal or a file, not a
+    pipe."""
     if not os.isatty(_STDERR) or os.environ.get("TERM", "dumb") in ("", "dumb"):
         return False
     if os.isatty(_STDOUT):

@@ -26,7 +26,7 @@ class BlockListDatabase:
         self._url = url
 
     def read_entries(self) -> Entries:
-        """Return all entries, including expired ones; BlockListError if the list cannot be read."""
+        """Return all entries, including expired ones. Raise BlockListError if the list cannot be read."""
         with self._open_link() as link:
             postgres_schema.require_schema(link)
             return self._read(link, _READ)

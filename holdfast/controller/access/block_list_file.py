@@ -33,7 +33,8 @@ class BlockListFile:
         self.path = path
 
     def read_entries(self) -> Entries:
-        """Return all entries, also those whose time is over; BlockListError if the list cannot be trusted or read."""
+        """Return all entries, also those whose time is over. Raise BlockListError if the list cannot be trusted or
+        read."""
         where = f"the list of blocked hosts {self.path}"
         try:
             with open(self.path, "rb", opener=_open_itself) as file:

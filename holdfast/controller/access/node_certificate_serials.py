@@ -59,7 +59,7 @@ class NodeCertificates:
         return self._serials.get(node)
 
     def is_valid(self, node: str, serial: str) -> bool:
-        """Whether this is the serial of the node's certificate, and the node is in the job or may return to it."""
+        """Return whether this is the serial of the node's certificate, and the node is in the job or may return."""
         return self._serials.get(node) == serial and self._view.may_return(node)
 
     def revoked_ids(self) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ from holdfast.model.state_copy import Doubt
 
 
 def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = True) -> str:
-    """Open an incident, or start the next round of the open one, and stop every rank at once; with `may_park`, ranks
-    that can survive stay in their processes."""
+    """Open an incident, or start the next round of the open one. Stop every rank at once. With `may_park`, ranks that
+    can survive stay in their processes."""
     state.failed_survivals += state.incident is not None and state.incident.parked
     incident = add_failure(state, now, alarm)
     incident.parked = may_park and can_survive(state, alarm)

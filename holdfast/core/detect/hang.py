@@ -1,17 +1,17 @@
 """Hang detector: raises an alarm when nodes answer but the job makes no step for longer than it ever has.
 
-Naming a rank is cheap: when no step was made for the time of a few steps, all processes are inspected twice, and a rank
-that the others wait for both times is named. Acting on a rank is expensive. The job acts at once only on a rank that is
-stopped or gone. If two looks find a rank's GPU surely stuck, the job acts once it has waited as long as a restart
-costs. For other named ranks `suspect_hang_timeout.py` sets the wait, by how sure the hang is and what a restart costs;
-if no rank is named, `suspectless_hang_timeout.py` does. A pause that may end by itself gets at least as long as the
-longest of its kind that this run has recovered from.
+Naming a rank is cheap. When no step was made for the time of a few steps, all processes are inspected twice. A rank
+that the others wait for both times is named.
 
-The detector does not judge before the first step of a generation, since compilation and data may take any time
-(`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
-The detector does not judge a time in which its own clock stood still, and does not name ranks that still enter
-collectives, as in an evaluation. It learns from a pause that ends by itself: the next pause in the same named phase, or
-at the same place in the code, may last as long. Pauses elsewhere get no such allowance.
+Acting on a rank is expensive. The job acts at once only on a rank that is stopped or gone. If two inspections find a
+rank's GPU surely stuck, the job acts once it has waited as long as a restart costs. For other named ranks
+`suspect_hang_timeout.py` sets the wait; if no rank is named, `suspectless_hang_timeout.py` does. A pause that may end
+by itself gets at least as long as the longest pause of its kind that this run has recovered from.
+
+Before the first step of a generation the job acts only on stopped ranks, since compilation and data may take any time
+(`start_s`). A script that makes no steps is judged by its collectives. Time in which the detector's own clock stood
+still does not count. Ranks that still enter collectives, as in an evaluation, are not named. The detector learns from a
+pause that ends by itself: the next pause in the same named phase, or at the same place in the code, may last as long.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,19 +1,19 @@
 """Slow detector: finds a rank that makes the others wait, or a job that has become slower as a whole.
 
 All ranks leave a collective together, so a rank that arrives late at the next one was slow in between. A round of
-several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of the same
-node are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
+several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of its node
+are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
 
-Where torch's recorder tells how long collectives held each GPU, GPUs are compared, else processes. Communication that
-overlaps with computing waits in the background, so not every wait costs time. The sum of a GPU's waits shows which GPU
-is last, and is the most that this may cost; the longest single wait is the least. Ranks that share a GPU slow each
-other down and are not named.
+If torch's recorder tells how long collectives held each GPU, GPUs are compared, else processes. Communication may
+overlap with computing, so not every wait costs time. The sum of a GPU's waits shows which GPU is last, and is an upper
+bound of the cost; the longest single wait is a lower bound. Ranks that share a GPU slow each other down and are not
+named.
 
-The detector judges no rank until its whole group has reported collectives, and no pace before it has seen a better one.
-A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank for
-much of the time. The job acts on a named rank once the rank has cost more than its replacement would, so the loss is at
-most twice that of the best choice. If the others wait for a rank from the beginning, or while the job is as fast as
-ever, that rank has more work, as rank 0 often has; it is not a slow machine.
+A rank is judged only once its whole group has reported collectives, and a pace only once a better one was seen. A named
+rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank for much of
+the time. The job acts once the rank has cost more than its replacement would, so it loses at most twice as much as with
+the best choice. If the others wait for a rank from the beginning, or while the job is as fast as ever, that rank has
+more work, as rank 0 often has; its machine is not slow.
 """
 
 from collections import Counter, deque

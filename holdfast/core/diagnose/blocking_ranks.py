@@ -1,11 +1,13 @@
 """Names the ranks that block a job, from the stacks of all its processes and the collectives they entered.
 
 There are three kinds of evidence, the surest first. The kernel says which processes are stopped or gone. Sequence
-numbers show a rank that others wait for in a collective while that rank waits for nobody, or whose GPU has not begun a
-collective that its process has entered; if all wait in a circle, the circle is named, or the few that most wait for.
-Stacks show which ranks are at another place than most. "Nobody" is a possible answer: if all ranks are at one place, or
-all GPUs are in one collective, the network or the code is at fault. A majority that lags behind a few ranks is not
-named. What NCCL's RAS says is told beside it, and names nobody.
+numbers of collectives show a rank that others wait for while it waits for nobody. They also show a rank whose GPU has
+not begun a collective that its process has entered. If all ranks wait in a circle, the circle is named, or the few that
+most ranks wait for. Stacks show which ranks are at another place than most.
+
+The answer may be that no rank blocks the job: if all ranks are at one place, or all GPUs are in one collective, the
+network or the code is at fault. A majority that lags behind a few ranks is not named. The status of NCCL's RAS is shown
+as well, but names nobody.
 
 Do not use `find_blocking` on a running job: records of different ranks are up to a second apart, and some rank is
 always last. Call it repeatedly and let `vote_rounds` find the rank that is named again and again.
@@ -206,8 +208,8 @@ def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | 
 
 
 def is_gpu_stuck(flight: Flight) -> bool:
-    """Return whether this rank's GPU is surely stuck. It is in no collective or message, so it waits for no other GPU,
-    and it has left the next one unbegun for longer than ever before, and for longer than a full queue of kernels
+    """Return whether this rank's GPU is surely stuck. It must be in no collective or message, so that it waits for no
+    other GPU. It must also have left the next one unbegun for longer than ever before and than a full queue of kernels
     takes."""
     if any(map(is_on_gpu, flight.groups)) or any((c.begun or 0) > (c.ended or 0) for c in flight.channels or ()):
         return False

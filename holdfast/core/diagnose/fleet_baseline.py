@@ -3,8 +3,8 @@
 Whole distributions are compared. The shortfall of one against another is the area between their empirical distribution
 functions on the worse side only. The area uses logarithms, so the shortfall is relative in any unit: 0.04 means "4 %
 worse". The medoid, the node closest to all others, stands for the fleet. It is first taken from a majority whose nodes
-are close together, then from all nodes that do not fall short of it, until that set stays the same. How much shortfall
-is allowed follows from the scatter of the healthy nodes.
+are close together. Then it is taken again from all nodes that do not fall short of it, until these nodes stay the same.
+The scatter of the healthy nodes decides how much shortfall is allowed.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,8 @@
 
 After one wrong number, all later results are wrong. So each device reports a digest of what it sent into each
 collective and of what it got out of it. The same part of the work is done several times, by different devices. The
-first digest that differs shows whether a device got the right input and sent a wrong result, or got wrong data although
-all devices had sent the right data.
+first digest that differs shows the fault. If a device got the right input and sent a wrong result, it computed wrongly.
+If it got wrong data although all devices had sent the right data, the transfer was at fault.
 """
 
 from collections import Counter

@@ -301,9 +301,10 @@ def is_machine_proof(alarm: Alarm) -> bool:
 def machine_faults(cause: Alarm, found: Mapping[str, str], leaving: Iterable[str]) -> dict[str, str]:
     """Return the fault of each leaving node whose machine is known to be bad; other leaving nodes are left out.
 
-    Known means proven by the cause, or `found` by a probe or a replay. Other evictions prove nothing about a machine: a
-    silent host may have lost its network or its power and comes back; stacks name ranks, and with them nodes of a whole
-    parallel group; a script may fail on one node alone. The examination after an eviction may still find a fault.
+    A machine is known to be bad if the cause proves it, or if a probe or a replay `found` it. Other evictions prove
+    nothing about a machine. A silent host may have lost its network or its power and comes back. Stacks name ranks, and
+    with them nodes of a whole parallel group. A script may fail on one node alone. The examination after an eviction
+    may still find a fault.
     """
     proven = dict.fromkeys(cause.suspects, cause.reason) if is_machine_proof(cause) else {}
     known = proven | dict(found)

@@ -217,8 +217,9 @@ class Ledger:
         """Return the account without time that a later entry may change, for counters, which must never fall.
 
         Training counts up to the newest step, because an alarm would make later time lost. A launch counts once the
-        first step is made, because that step may be older than its report; a pause once it is over, because it may turn
-        into an incident. Until the job makes a step or ends, it is not known whether ranks restored their state or ran.
+        first step is made, because that step may be older than its report. A pause counts once it is over, because it
+        may turn into an incident. Until the job makes a step or ends, it is not known whether ranks restored their
+        state or ran.
         """
         account = self.make_account(now)
         if self.phase is Phase.DONE:
