@@ -1,4 +1,5 @@
-"""Chooses which node keeps copies of which node's snapshots, and sends every node its aim."""
+"""Chooses which node keeps copies of which node's snapshots. Sends every node its aim: the step to pin and copy
+next."""
 
 from collections.abc import Callable, Collection
 

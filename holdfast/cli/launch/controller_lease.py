@@ -15,7 +15,7 @@ _LOOK_S = 0.25  # a look costs one row; what is lost here, the job stands still
 
 
 class ControllerLease:
-    """Tells which host carries the controller, and claims the lease for this host when no host does."""
+    """Tells which host runs the controller, and claims the lease for this host when no host does."""
 
     def __init__(self, url: str, run_id: str, *, goes_on: bool = False) -> None:
         """With `goes_on`, an ended run may be claimed again if it ended only because its nodes' time was up."""
@@ -59,7 +59,7 @@ class ControllerLease:
         return found is not None and found.phase is Phase.DONE
 
     def carrier_text(self) -> str:
-        """Name the host that carries the controller; "another host" if the database cannot tell."""
+        """Name the host that runs the controller; "another host" if the database cannot tell."""
         with contextlib.suppress(JournalError):
             if found := run_lease.look_at_run(self._link, self.run_id):
                 return found.address or found.holder.partition(" ")[0]

@@ -72,8 +72,8 @@ def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm)
 
 
 def _end_pause(state: JobState, pause: Pause, incident: Incident) -> None:
-    """Record that a planned restart failed, because an incident opened before its new ranks made a step. Do nothing if
-    they were not launched yet: the restart after the incident also does what was planned."""
+    """Record that a planned restart failed, because an incident opened before its new ranks made a step. If they were
+    not launched yet, do nothing: the restart after the incident also does what was planned."""
     if state.phase is Phase.PAUSING:
         return
     state.changed = pause.make_failed_change(incident.good_at, state.releases.running.number)
@@ -132,7 +132,7 @@ def on_more_alarms(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def on_last_steps(state: JobState, event: Progress) -> str:
-    """Take in steps that were made before the alarm or the order but reported after it."""
+    """Record steps that were made before the alarm or the order but reported after it."""
     if event.generation != state.generation:
         return ""
     state.nodes.on_step()

@@ -279,7 +279,8 @@ def _waited_for_by_most(waiting: WaitGraph) -> tuple[int, ...]:
 
 
 def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | None:
-    """Return the ranks at another place than most, or not waiting while the others wait; None if no rank stands out.
+    """Return the ranks at another place than most, or those that do not wait while the others do. Return None if no
+    rank stands out.
 
     If all ranks wait, the many wait for the few that wait elsewhere: a stalled pipeline keeps the other ranks in the
     sum of the gradients. Of two equal halves, nobody can say which waits for which.

@@ -1,4 +1,5 @@
-"""Decides which worlds of a pair test over several rails failed, and on which rail: every rail counts as a world."""
+"""Decides which pairs of a pair test over several rails failed, and on which rail. Each rail of a pair is judged like a
+pair of its own."""
 
 from collections.abc import Mapping
 

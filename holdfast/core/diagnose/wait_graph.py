@@ -5,9 +5,9 @@ waits for nobody, is missing: it is outside of every collective. If there is no 
 Records are up to a second old, which does not matter in a stalled job. A rank that can no longer report (it holds the
 interpreter's lock) only appears to be further behind, and is rightly named.
 
-Under NCCL a process enters a collective long before its GPU begins it. Where all members of a group tell what has begun
-on their GPUs, GPUs are compared and not processes: a GPU waits in a collective for every GPU that has not begun it. If
-the process of a late GPU has entered the collective (`queued`), the others wait for that GPU and not for its process.
+Under NCCL a process enters a collective long before its GPU begins it. If all members of a group report what their GPUs
+have begun, GPUs are compared and not processes: a GPU waits in a collective for every GPU that has not begun it. If the
+process of a late GPU has entered the collective (`queued`), the others wait for that GPU and not for its process.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The plan of a job that begins: whole pipelines of equal stages, and standbys of the workers that are left over."""
+"""The first plan of a job: whole pipelines of equal stages. Workers that are left over become standbys."""
 
 from holdfast.core.elastic.layer_owners import fits_memory
 from holdfast.core.elastic.route_times import Route

@@ -29,7 +29,7 @@ from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, Route
 
 
 class PlanGround(msgspec.Struct, frozen=True, kw_only=True):
-    """A situation, made ready for all policies."""
+    """A situation, with everything computed from it that all policies need."""
 
     job: PipelineJob
     situation: PipelineSituation

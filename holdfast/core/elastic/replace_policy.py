@@ -1,4 +1,5 @@
-"""Replacement: a standby or a new worker takes a lost one's layers from a live owner, and its place in all routes."""
+"""Replacement: a standby or new worker takes a lost worker's place in all routes, and gets its layers from a live
+owner."""
 
 from collections.abc import Sequence
 

@@ -20,7 +20,7 @@ REROUTE = "reroute"
 
 
 def propose_reroute(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose that a lost worker's microbatches go to the least loaded of those that hold the same layers."""
+    """Propose that a lost worker's microbatches go to the least loaded workers that hold the same layers."""
     ground = survey(job, situation, costs)
     if refused := refuse_orphans(REROUTE, ground):
         return refused

@@ -34,7 +34,7 @@ def layer_times(job: PipelineJob, costs: PhaseCosts, speeds: Sequence[float] = (
 def count_routes(routes: Iterable[Route]) -> list[tuple[Route, int]]:
     """Return the different routes with the number of microbatches that take each, in order of first appearance.
 
-    Routes are told apart as objects, which is fast; `share_routes` makes equal ones the same object.
+    Routes are compared by identity, which is fast; `share_routes` makes equal routes the same object.
     """
     counts: dict[int, int] = {}
     found: dict[int, Route] = {}

@@ -125,7 +125,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_worth_it(self) -> bool:
-        """Return whether the job trained twice the time it lost since the first such failure; needs step numbers."""
+        """Return whether, since the first such failure, the job has trained for at least twice the time it has lost.
+        False if steps have no numbers."""
         if self.counted or not self.recent_failures:
             return False
         since = self.recent_failures[0]
@@ -165,7 +166,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_unwitnessed(self) -> bool:
-        """Return whether only the rank itself accuses a machine. A probe can tell which one."""
+        """Return whether only the rank itself reports a fault of a machine. A probe can confirm the fault."""
         return is_unwitnessed_fault(self.cause)
 
     @property

@@ -261,7 +261,8 @@ def describe_step(record: Record) -> str:
 
 
 def advice_clause(hint: str) -> str:
-    """Return advice to end a sentence with: "; " and the hint without its capital and full stop; "" without a hint."""
+    """Return advice for the end of a sentence: "; " and the hint without its first capital and its full stop. Return ""
+    without a hint."""
     return f"; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:].removesuffix('.')}" if hint else ""
 
 

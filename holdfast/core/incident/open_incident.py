@@ -93,7 +93,7 @@ class Incident(msgspec.Struct, kw_only=True):
                 self.dropped += 1
 
     def on_late_step(self, event: Progress) -> bool:
-        """Take in a step made before the first alarm but reported after it; return whether it is the last good one."""
+        """Record a step made before the first alarm but reported after it. Return whether it is the last good one."""
         if event.generation != self.generation:
             return False
         self.untold = False
@@ -137,7 +137,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.judged = False
 
     def on_more(self, now: float, alarm: Alarm) -> None:
-        """Take in an alarm that comes while ranks are being stopped."""
+        """Record an alarm that comes while ranks are being stopped."""
         self.add_alarm(alarm)
         if alarm.kind is Kind.SILENCE:
             self.silent_at = self.silent_at or now
@@ -207,7 +207,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return incident_text.describe_causes([self.shared_cause, *killed], self.hosts)
 
     def doubt_steps(self, not_after: int) -> None:
-        """Note that the steps after this one were made, and are not good."""
+        """Record that steps were made after this one, and that they are not good."""
         self.made_step, self.good_step = max(self.made_step, self.good_step), min(self.good_step, not_after)
 
     @property

@@ -73,8 +73,8 @@ def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
 
 def read_last_incident(lines: Sequence[LogLine]) -> ConsoleIncident | None:
     """Return the last incident in a console log, with its lines and all lines of other logs; None if there is none. A
-    console shows all incidents of a run, and training goes on after each. So lines before the end of the previous
-    incident, or after the end of this one, are about something else."""
+    console shows all incidents of a run, and training goes on after each. So the lines that count are those between the
+    ends of the last two incidents."""
     told = [p for p, said in enumerate(lines) if _OPENED.search(said.text) or _CLOSED.search(said.text)]
     if not told:
         return None

@@ -214,7 +214,7 @@ class Standbys:
         return tuple(actions)
 
     def linkless_suspects(self, now: float, without_links: Set[str]) -> tuple[str, ...]:
-        """Return the evicted nodes that could not be examined for too long, because their links are down."""
+        """Return the evicted nodes whose examination has been impossible for too long, because their links are down."""
         waiting = [node for node in self.suspects if node in without_links]
         self._linkless = {node: self._linkless.get(node, now + self.limits.wait_s) for node in waiting}
         return tuple(sorted(node for node, until in self._linkless.items() if until <= now))

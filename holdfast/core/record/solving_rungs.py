@@ -38,7 +38,7 @@ def rung_of(record: Record) -> Rung:
 
 
 def rung_of_change(change: Change) -> Rung:
-    """Return whether a planned restart was an update, an order or growth, to count it beside incidents."""
+    """Return the kind of a planned restart, which is counted beside incidents: an update, an order or growth."""
     if change.brought_in or change.why == f"release {change.release}":
         return Rung.UPDATE
     return Rung.ORDER if change.evicted or change.why.startswith(HELD) else Rung.GROWTH

@@ -41,7 +41,8 @@ class StorageWatch:
         return newest
 
     def cut_short(self, reached: int) -> str:
-        """Record that the job ends at step `reached` without a last checkpoint; return how far storage is behind."""
+        """Record that the job ends at step `reached` without a last checkpoint. Return how far storage is behind; "" if
+        it is not."""
         newest = self.newest or StorageReport()
         if reached <= newest.step:
             return ""

@@ -54,7 +54,7 @@ class DiskFloor:
         self._kept, self._is_known = tuple(sorted(steps))[-self.limits.keep :], True
 
     def tick(self, now: float, floor: int, beats: Collection[Beat]) -> bool:
-        """Take in the nodes' progress and their newest good floor. Return whether nodes must be sent a new aim."""
+        """Record the nodes' progress and their newest good floor. Return whether nodes must be sent a new aim."""
         if not self.limits.path:
             return False
         if self.aim >= 0 and all(beat.disk_tried >= self.aim for beat in beats):

@@ -9,7 +9,7 @@ from holdfast.model.state_copy import Restore, Source
 
 
 class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest launch on a node; before the first one, generation 0."""
+    """The newest launch on a node; its generation is 0 before the first launch."""
 
     generation: int = 0
     run: str = ""  # who writes checkpoints
