@@ -1,5 +1,4 @@
-"""Chooses which node keeps copies of which node's snapshots. Sends every node its aim: the step to pin and copy
-next."""
+"""Chooses which node copies snapshots to which, and sends every node its aim: the step to pin and copy next."""
 
 from collections.abc import Callable, Collection
 

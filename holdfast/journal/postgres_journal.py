@@ -305,8 +305,7 @@ class PostgresJournal:
         self._tags = tags
 
     def get_note(self, name: str) -> bytes:
-        """Return a note's content, or b"". Raise JournalDamagedError if anybody but this run's controllers changed
-        it."""
+        """Return a note's content, or b"". Raise JournalDamagedError if anybody but our controllers changed it."""
         encrypted = self._stored_note(name)
         try:
             if self._proven and self._tags.get(name, b"") != encrypted[:TAG_BYTES]:

@@ -138,8 +138,7 @@ def _size_text(size: float) -> str:
 
 
 def _chosen_urls(place: str, step: int | None, *, states: bool = False) -> list[str]:
-    """Return the URLs of the chosen checkpoints, newest first, doubted ones last. Raise UsageError if there are
-    none."""
+    """Return the URLs of the chosen checkpoints, newest first, doubted ones last. Raise UsageError if none is found."""
     if open_storage(place).read(MANIFEST) is not None:
         return [place]
     stored = find_checkpoints(place) or (find_states(place) if states else ())

@@ -190,8 +190,7 @@ class HostJoin:
         return front.run()
 
     def _own_host(self, listener: socket.socket) -> str:
-        """Return the address at which ranks reach this host: its IP, or the name of an endpoint that resolves to this
-        IP alone."""
+        """Return the address at which ranks reach this host: an endpoint's name that no other host has, or its IP."""
         address, port = listener.getsockname()[:2]
         own = [host for host, given in self.args.endpoints if given == port and _addresses_of(host) == {address}]
         return own[0] if own else address
@@ -281,8 +280,7 @@ class HostJoin:
 
     def _await_enrolment(self, is_free: Callable[[], bool]) -> bool:
         """Wait until the controller accepts this host. Return False if `is_free` says that the run has no controller
-        now. Raise UsageError if the controller refuses or never answers. Raise EnrolmentRefusedError if this host is
-        blocked."""
+        now. Raise UsageError if it refuses or never answers, EnrolmentRefusedError if this host is blocked."""
         if self.given:
             self._copy_keys(self.given, self._keys_folder)
         until = time.monotonic() + self.settings.recovery.wait_s
@@ -372,8 +370,7 @@ def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | 
 
 
 def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
-    """Bind the endpoint for a controller on this host and return its socket. Return None if the controller runs
-    elsewhere."""
+    """Bind the endpoint for a controller on this host; return its socket, or None if the controller runs elsewhere."""
     if node_rank not in (None, 0) and host not in _LOOPBACK:
         return None
     try:

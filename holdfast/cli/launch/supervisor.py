@@ -195,8 +195,7 @@ class Supervisor:
         return True
 
     def _claim_lease(self, lease: "ControllerLease") -> bool:
-        """Claim the lease for the next controller. Wait if the database is away. Return False if another host has
-        it."""
+        """Claim the lease for the next controller. Wait for an absent database. Return False if another host has it."""
         until, lost_s = 0.0, run_directory.read_spec(self._run_dir).settings.node.lost_s
         while True:
             try:

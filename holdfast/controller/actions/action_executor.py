@@ -72,8 +72,7 @@ _PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
 
 
 def _known_lines(launch: Launch, kept: LaunchPlan | None) -> tuple[Line, tuple[Doubt, ...]]:
-    """Return the line of launches before this one, and the doubts about states on disks. If `kept` is missing or too
-    old, the line is empty and all states of earlier generations are in doubt."""
+    """Return the launches before this one, and which states on disks are in doubt. Without a recent `kept`, all are."""
     if kept and kept.generation >= launch.generation - 1:
         return kept.line, kept.left
     return (), (Doubt(generation=launch.generation - 1, not_after=-1),)
@@ -327,8 +326,8 @@ class ActionExecutor:
         return None
 
     def _choose_restore(self, launch: Launch, kept: LaunchPlan | None = None) -> Restore:
-        """Choose the state to restore, the newest first. A state that was restored twice without a new step is not used
-        again. After that, each older state is tried once, and then storage."""
+        """Choose the state to restore. Leave out one that led to no step twice; then try older ones once, then
+        storage."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]

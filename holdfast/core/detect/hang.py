@@ -12,6 +12,7 @@ Before the first step of a generation the job acts only on stopped ranks, since 
 (`start_s`). A script that makes no steps is judged by its collectives. Time in which the detector's own clock stood
 still does not count. Ranks that still enter collectives, as in an evaluation, are not named. The detector learns from a
 pause that ends by itself: the next pause in the same named phase, or at the same place in the code, may last as long.
+Pauses elsewhere may not.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

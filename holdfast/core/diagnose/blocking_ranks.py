@@ -182,8 +182,7 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer. Return None if collectives show the cause, or if all nodes or none
-    answered."""
+    """Return the ranks of nodes that did not answer; None if collectives show the cause, or if all or none answered."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -279,8 +278,7 @@ def _waited_for_by_most(waiting: WaitGraph) -> tuple[int, ...]:
 
 
 def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | None:
-    """Return the ranks at another place than most, or those that do not wait while the others do. Return None if no
-    rank stands out.
+    """Return the ranks at another place than most, or that do not wait while the others do; None if none stands out.
 
     If all ranks wait, the many wait for the few that wait elsewhere: a stalled pipeline keeps the other ranks in the
     sum of the gradients. Of two equal halves, nobody can say which waits for which.

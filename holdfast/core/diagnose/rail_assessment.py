@@ -1,5 +1,4 @@
-"""Decides which pairs of a pair test over several rails failed, and on which rail. Each rail of a pair is judged like a
-pair of its own."""
+"""Decides which pairs of a pair test over several rails failed, and on which rail; each rail is judged by itself."""
 
 from collections.abc import Mapping
 

@@ -1,5 +1,5 @@
-"""Redundant layers: a worker keeps the next worker's layers current beside its own. If that one is lost, it computes
-them."""
+"""Redundant layers: a worker keeps the next worker's layers current beside its own, and computes them if that one is
+lost."""
 
 from holdfast.core.elastic.layer_owners import Held, missing_layers
 from holdfast.core.elastic.plan_ground import (

@@ -1,4 +1,4 @@
-"""Assigns workers to places such that few layers have to move. For small numbers the assignment is optimal."""
+"""Assigns workers to places such that few layers have to move; for small numbers the assignment is optimal."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""New templates: whole pipelines stay. The other workers form pipelines, of unequal sizes if that is fastest."""
+"""New templates: whole pipelines stay, and the other workers form pipelines, of unequal sizes if that is fastest."""
 
 from collections.abc import Iterable, Sequence
 

@@ -212,8 +212,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
 
 
 def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
-    """Return the verdict on a job that gets no further: evict the node on which it failed twice, if there is one, else
-    give up."""
+    """Return the verdict on a job that gets no further: evict the node on which it failed twice, else give up."""
     times, nodes = f"the same failure {case.fruitless_restarts + 1} times without progress", case.cause.suspects
     if may_evict and any(set(p.nodes).intersection(nodes) for p in _fruitless_failures(case)):
         return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=f"{times}, again on {', '.join(nodes)}: evicted")
@@ -241,8 +240,8 @@ def _evict_proven(case: IncidentCase) -> Verdict:
 
 
 def _judge_switch(case: IncidentCase) -> Verdict:
-    """Return the verdict on links that several machines lost together. If enough standbys have links, evict all seated
-    nodes; else restart."""
+    """Return the verdict on lost links of several machines: evict all nodes if enough standbys have links, else
+    restart."""
     if pointless := _reason_to_give_up(case):
         return _give_up(pointless)
     if case.seated and len(case.seated) <= min(case.standbys, case.may_lose):
@@ -254,9 +253,8 @@ def _judge_switch(case: IncidentCase) -> Verdict:
 
 
 def _reason_to_give_up(case: IncidentCase) -> str:
-    """Return why further restarts are pointless, whatever the cause; "" if they are not. The result is also "" if the
-    user limits restarts, since that limit then applies. A redone step with another loss does not count as a failure
-    without progress: a step was made."""
+    """Return why further restarts are pointless, whatever the cause; "" if they are not, or if the user limits
+    restarts. A redone step with another loss does not count as a failure without progress: a step was made."""
     if case.max_restarts is not None:
         return ""
     if case.rounds >= case.attempts and case.cause.kind is not Kind.REDONE:
@@ -367,8 +365,8 @@ def _wait_for_service(case: IncidentCase) -> Verdict:
 
 
 def _replaceable_suspects(case: IncidentCase) -> tuple[str, ...]:
-    """Return a set of suspects for which there are enough standbys. The first of these that fits is taken: all
-    suspects, those that were suspected before, those whose ranks are named. Return () if none fits."""
+    """Return suspects that standbys can replace: the first set that is small enough, among all suspects, those that
+    were suspected before, and those whose ranks are named. Return () if none is."""
     suspects, seen = case.cause.suspects, {node for past in case.recent_failures for node in past.nodes}
     some = [tuple(node for node in suspects if node in among) for among in (suspects, seen, case.near)]
     return next((nodes for nodes in some if 0 < len(nodes) <= case.standbys), ())
