@@ -326,8 +326,7 @@ class ActionExecutor:
         return None
 
     def _choose_restore(self, launch: Launch, kept: LaunchPlan | None = None) -> Restore:
-        """Choose the state to restore. Leave out one that led to no step twice; then try older ones once, then
-        storage."""
+        """Choose the state to restore. After two tries without a step, try older states once each, then storage."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]

@@ -240,8 +240,7 @@ def _evict_proven(case: IncidentCase) -> Verdict:
 
 
 def _judge_switch(case: IncidentCase) -> Verdict:
-    """Return the verdict on lost links of several machines: evict all nodes if enough standbys have links, else
-    restart."""
+    """Return the verdict on lost links of several machines: evict if enough standbys have links, else restart."""
     if pointless := _reason_to_give_up(case):
         return _give_up(pointless)
     if case.seated and len(case.seated) <= min(case.standbys, case.may_lose):

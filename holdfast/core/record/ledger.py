@@ -380,8 +380,7 @@ class Ledger:
         self._redo_from(self.best if record.resumed_from is None else record.resumed_from)
 
     def _redo_from(self, step: int) -> None:
-        """Charge the work after this step to the incident or planned restart that lost it. Without one, the work is
-        new."""
+        """Charge the work after this step to the incident or planned restart that lost it; else the work is new."""
         self._redo_to, whose = self._owed.find_debt(step) or (None, RedoneSteps())
         self._incident, self._change = whose.incident, whose.change
 
@@ -395,8 +394,7 @@ class Ledger:
             self._spans = book_stall(self._spans, record.stepped_at, record.good_at, self._standstill.place)
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
-        """Return the spans with time since the last good step booked as lost, or partly as the job's end with
-        `ends`."""
+        """Return the spans with time since the last good step booked as lost, or as the job's end with `ends`."""
         if self._cut is None:
             return list(self._spans)
         index, instead = self._cut
