@@ -265,7 +265,7 @@ class Controller:
             self._spawn_task(self.executor.end_at_once(-1 if counted else self.reached_step))
 
     def on_store_lost(self) -> None:
-        """If ranks are starting, raise an alarm unless they soon make a step: they may wait for the lost store."""
+        """If ranks are starting, raise an alarm if they do not make a step soon: they may wait for the lost store."""
         if self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
             self._spawn_task(self._check_starting(self.view.generation))
 
@@ -333,8 +333,8 @@ class Controller:
             await self._pause_surveys()
 
     async def _pause_surveys(self) -> None:
-        """Wait for the next survey. A node whose link is closed may have been ended, and its fleet may know that before
-        the node counts as silent: then the wait is short."""
+        """Wait for the next survey. The wait is short if a node's link is closed: the fleet may already know that the
+        node has ended, before the node counts as silent."""
         clock = asyncio.get_running_loop().time
         until = clock() + self.fleet.survey_s
         while (left_s := until - clock()) > 0:

@@ -19,7 +19,8 @@ Outbox = asyncio.Queue[bytes]
 class NodeLinks:
     """Owns the outbox of every linked node. A node's newer link replaces its older one.
 
-    A send returns False if the node is not linked or its outbox is full, so that a slow node makes nobody wait."""
+    A send never waits for a slow node. It returns False if the node is not linked or its outbox is full.
+    """
 
     def __init__(self, epoch: Callable[[], int]) -> None:
         """`epoch` returns the number of this controller; every errand carries it."""
@@ -89,7 +90,7 @@ class NodeLinks:
         return outbox is not None and _put_message(outbox, message)
 
     def hold_ack(self, outbox: Outbox, seq: int) -> None:
-        """Keep a post's acknowledgement until `send_acks` sends it, through the link on which the post came."""
+        """Keep a post's acknowledgement until `send_acks`. It will go through the link on which the post came."""
         self._acks.append((outbox, Ack(seq=seq)))
 
     def send_acks(self) -> None:

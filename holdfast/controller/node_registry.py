@@ -87,7 +87,7 @@ class NodeRegistry:
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
-        """Record the script's modules in rank 0's zygote; none if that zygote cannot fork ranks with them."""
+        """Record the modules of the script that rank 0's zygote holds; () if it cannot fork ranks with them."""
         self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:

@@ -194,7 +194,7 @@ class KubernetesClient:
             await self._client.patch(Node, name, patch, patch_type=PatchType.MERGE)
 
     async def get_or_make_lease(self, name: str, labels: dict[str, str]) -> Lease:
-        """Return the lease of this name, which is made if there is none."""
+        """Return the lease of this name. Make it if there is none."""
         with _told_errors():
             try:
                 return await self._client.get(Lease, name)
@@ -209,6 +209,6 @@ class KubernetesClient:
                 return await self._client.get(Lease, name)
 
     async def replace_lease(self, lease: Lease) -> Lease:
-        """Write a lease back; KubernetesError with CONFLICT if somebody else was faster."""
+        """Write a lease back. Raise KubernetesError with CONFLICT if somebody else was faster."""
         with _told_errors():
             return await self._client.replace(lease)

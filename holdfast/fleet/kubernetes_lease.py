@@ -60,7 +60,7 @@ class KubernetesLease:
                 continue  # nobody else gets it from a cluster that cannot be asked; a conflict is looked at again
 
     async def let_go(self) -> None:
-        """Give up the lease; if holdfast made it, delete it, and with it Kubernetes deletes the run's other objects."""
+        """Give up the lease. Delete it if holdfast made it; Kubernetes then deletes the run's other objects with it."""
         try:
             lease = await self._find()
             labels = (lease.metadata.labels if lease.metadata else None) or {}

@@ -123,8 +123,9 @@ class SlurmCommands:
         return {id: self._name_end(job) for id, job in found.items()}
 
     def _name_end(self, job: SlurmJob) -> SlurmJob:
-        """Replace a job's state COMPLETING by its final state if the job's log names that; else return the job.
-        Older versions of Slurm report the final state late but write it to the log, in our folder unless redirected."""
+        """Return a job that is COMPLETING with its final state, if the job's log names that; else return the job
+        unchanged. Older versions of Slurm report the final state late but write it to the log, in our folder unless
+        redirected."""
         if job.state != "COMPLETING":
             return job
         try:

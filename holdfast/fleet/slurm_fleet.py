@@ -295,7 +295,7 @@ class SlurmFleet:
                     _log.warning("%s is not drained: %s", record.host, e)
 
     def _end_node(self, node: str) -> None:
-        """End a node's job step, then give up its host. OSError unless Slurm has seen the step end."""
+        """End a node's job step, then give up its host. Raise OSError unless Slurm has seen the step end."""
         record = self._records[node]
         if not record.job:
             self._change({node: {"job": self._commands.find_job(record.job_name)}})

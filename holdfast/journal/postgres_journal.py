@@ -158,7 +158,7 @@ class PostgresJournal:
 
     @property
     def _deadline(self) -> float:
-        """Return the monotonic time, counted from our last request, until which nobody else can hold the lease."""
+        """Return the monotonic time until which nobody else can hold the lease, counted from our last request."""
         assert self._holder is not None
         return self._asked_at + self._holder.lease_s * (1 - MARGIN_S / LEASE_S)
 

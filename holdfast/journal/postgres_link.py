@@ -26,7 +26,7 @@ class _BoundedConnection(psycopg.Connection[tuple[Any, ...]]):
 
 
 def _give_up_late(gen: Generator[Any, Any, T], until: float) -> Generator[Any, Any, T]:
-    """Run psycopg's generator to its end and return its result; OperationalError after the monotonic time `until`."""
+    """Run psycopg's generator to its end and return its result. Raise OperationalError after monotonic time `until`."""
     try:
         wanted = next(gen)
         while True:

@@ -96,7 +96,7 @@ def glance_at_run(link: PostgresLink, run_id: str) -> RunGlance:
 
 
 def forget_run(link: PostgresLink, run_id: str) -> None:
-    """Delete a run that has ended or has had no controller for a day; JournalError otherwise."""
+    """Delete a run that has ended or has had no controller for a day. Raise JournalError for any other run."""
     postgres_schema.require_schema(link)
     gone = "run_id = %(run)s and (phase = 'done' or expires_at < clock_timestamp() - interval '1 day')"
     if not link.execute(f"delete from holdfast.run where {gone} returning 1", {"run": run_id}):

@@ -100,7 +100,8 @@ def _keep_case(store: PastCases, request: OpinionRequest, opinion: FailureOpinio
 
 
 def main() -> None:
-    """Answer the request on standard input. The argument is the pid of the controller, which this process dies with."""
+    """Answer the request on standard input. The argument is the pid of the controller; when it ends, this process ends
+    too."""
     process_attributes.die_with_parent(int(sys.argv[1]))
     os.nice(_NICE)
     reply = answer_request(to_request(sys.stdin.buffer.read()))

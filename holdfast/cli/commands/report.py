@@ -430,7 +430,7 @@ def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
 
 
 def _redone_text(redone: int | None, lost: int | None, took: str) -> str:
-    """Return how many steps were redone, and of how many lost ones if not all were redone."""
+    """Return how many steps were redone. If that is not all lost steps, also return how many were lost."""
     if redone is None or lost is None:
         return f", steps redone{took}" if took else ""
     of = f" of {lost}" if redone < lost else ""

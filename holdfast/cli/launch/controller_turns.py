@@ -1,4 +1,4 @@
-"""Lets each host of a run with its journal in Postgres either carry the controller or follow the host that does."""
+"""Lets each host of a run with its journal in Postgres either run the controller or follow the host that does."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ _BACKLOG = 4096
 
 
 def join_in_turns(args: RunArgs, settings: Settings, entry: EntryPoint) -> int:
-    """Run this host's part in the job and return the exit code. The first host that claims the run carries the
+    """Run this host's part in the job and return the exit code. The first host that claims the run starts the
     controller; if that host is lost, another host of --rdzv-endpoint takes over."""
     joining = HostJoin(args, settings, entry)
     console = make_console(args, joining.run, joining.run_dir)

@@ -163,8 +163,8 @@ class HostJoin:
         return self.run_dir / "keys"
 
     def lead_job(self, listener: socket.socket, console: Console, lease: "ControllerLease | None" = None) -> int | None:
-        """Carry the controller until the job ends; return the exit code, or None once another host carries it.
-        With `lease`, go on with a run that another host began."""
+        """Run the controller until the job ends; return the exit code, or None once another host runs it. With `lease`,
+        go on with a run that another host began."""
         port, begun = listener.getsockname()[1], None
         if lease:
             self.host, begun = self._own_host(listener), self._restore_run(lease)
@@ -225,8 +225,8 @@ class HostJoin:
     def follow_job(
         self, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...] = STOP_SIGNALS
     ) -> int | None:
-        """Run this host's node while another host carries the controller; return the exit code. Returns None as soon as
-        `is_free` says that this host may carry the controller. A signal in `stops` makes the node leave the job."""
+        """Run this host's node while another host runs the controller; return the exit code. Return None as soon as
+        `is_free` says that this host may run it. A signal in `stops` makes the node leave the job."""
         code: int | None = 1
         try:
             if not self.has_node and not self._join_as_node(is_free, stops):

@@ -110,8 +110,8 @@ class Supervisor:
         self._lease = lease
 
     def run(self) -> int | None:
-        """Keep a controller running until the job ends; return the job's exit code. Returns None if another host
-        carries the controller by now."""
+        """Keep a controller running until the job ends; return the job's exit code, or None if another host runs it by
+        now."""
         (self._run_dir / "exit.json").unlink(missing_ok=True)
         process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)

@@ -118,8 +118,8 @@ def new_run_id() -> str:
 
 
 def save_environment(run_dir: Path) -> None:
-    """Save this process's environment for nodes that start later, even after a resume from another shell. Variables of
-    bytes that are no text are left out: the messages that bring an environment to ranks hold text."""
+    """Save this process's environment for nodes that start later, even after a resume from another shell. Leave out
+    variables whose bytes are not valid text: the messages that bring an environment to ranks hold text."""
     env = {name: value for name, value in os.environ.items() if is_text(name) and is_text(value)}
     if left := sorted(map(plain_line, os.environ.keys() - env.keys())):
         say(f"ranks do not get these environment variables, whose values are no UTF-8: {', '.join(left)}")
@@ -172,7 +172,7 @@ def mark_newest(run_dir: Path) -> None:
 
 
 def free_bytes(run_dir: Path) -> int:
-    """Return how much can still be written to the disk that holds a run."""
+    """Return how many bytes can still be written to the disk that holds a run."""
     disk = os.statvfs(run_dir)
     return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 

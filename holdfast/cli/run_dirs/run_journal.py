@@ -31,7 +31,7 @@ def open_to_read(run_dir: Path) -> Journal:
 
 
 def read_key(run: RunSpec, run_dir: Path) -> "JournalKey | None":
-    """Return the key of a journal in Postgres; None if this host does not have, or no longer has, the job's secret."""
+    """Return the key of a journal in Postgres; None if this host does not know the job's secret."""
     from holdfast.journal.journal_key import JournalKey  # what it needs takes long to import
 
     try:

@@ -31,7 +31,8 @@ _GAP = "  "
 
 
 class FooterLine:
-    """Draws the footer. The cursor stays at the start of the line, so that the next drawing overwrites an echoed ^C."""
+    """Draws the footer. It leaves the cursor at the start of the line, so that the next drawing overwrites an echoed
+    ^C."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

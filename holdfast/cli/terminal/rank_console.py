@@ -135,8 +135,8 @@ class Console:
         self._follow_file(self._said)
 
     def _follow_all(self, now: float) -> None:
-        """Show new output, in the order of events if known: last words before our sentence about a rank's end.
-        A new generation's output comes after our sentence about the restart."""
+        """Show new output, in the order of events if that is known. A rank's last words come before our sentence about
+        its end. A new generation's output comes after our sentence about the restart."""
         self._end_generations(self._newest - 1)
         if self._told_of >= self._newest:
             self._follow_ranks(self._newest)

@@ -75,7 +75,7 @@ class BlockListFile:
             raise BlockListError(f"the list of blocked hosts {self.path} cannot be written: {e.strerror}") from None
 
     def _present_mode(self) -> int:
-        """Return the file's present mode, for its next version: the owner decides who may read the list."""
+        """Return the file's mode, which its next version keeps: the owner decides who may read the list."""
         with contextlib.suppress(FileNotFoundError):
             return 0o600 | self.path.stat().st_mode & 0o044
         return 0o600

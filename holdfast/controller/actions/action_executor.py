@@ -203,7 +203,7 @@ class ActionExecutor:
         self.aims.on_departure(node)
 
     async def _wait_until_unneeded(self) -> None:
-        """Wait for the next generation's first step: its restore may need copies that the evicted node holds."""
+        """Wait for the next generation's first step, because its restore may need copies on the evicted node."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.view.limits.wait_s):

@@ -18,7 +18,7 @@ REFUSED = 2  # exit code: the fleet refuses nodes for good, as for a setting tha
 
 
 def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
-    """Record the changes; replace nodes that are gone and have no seat (seated ones get their own alarm)."""
+    """Record the changes, and replace nodes that are gone and have no seat. A seated node gets an alarm of its own."""
     nodes = state.nodes
     waited = nodes.waits_in_queue
     nodes.standbys.take_report(now, event.nodes)

@@ -148,7 +148,7 @@ def on_last_steps(state: JobState, event: Progress) -> str:
 
 
 def on_stopped(state: JobState, now: float, event: Outcome) -> str:
-    """Judge the incident, now that every rank is down and all last words are in."""
+    """Judge the incident. By now every rank is down, and the last words of all ranks have arrived."""
     incident = state.current_incident
     incident.stopped_at = now
     silent, lost = set(incident.silent), {*incident.silent, *event.failed}
@@ -228,7 +228,8 @@ def on_alarm_in_probe(state: JobState, alarm: Alarm) -> str:
 
 
 def on_probed(state: JobState, now: float, event: Outcome) -> str:
-    """Evict the nodes that the probe found bad or that were lost during it; if none, take the ladder's next rung."""
+    """Evict the nodes that the probe found bad or that were lost during it. If there are none, try the next remedy of
+    the ladder."""
     incident, case = state.current_incident, state.current_case
     incident.probed_s, state.case = now - incident.stopped_at, None
     incident.found = {node: why for node, why in event.failed.items() if node not in event.untested}

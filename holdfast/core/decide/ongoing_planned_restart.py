@@ -53,7 +53,7 @@ class Pause(msgspec.Struct, kw_only=True):
             self.counted, self.numbered = event.counted, event.numbered
 
     def take_over(self, before: "Pause") -> None:
-        """Take over the last step from a pause that this one replaces: no rank has made a step since."""
+        """Take the last step from `before`, the pause that this one replaces. No rank has made a step since."""
         self.good_step, self.good_at, self.counted = before.good_step, before.good_at, before.counted
         self.numbered, self.brought_in = before.numbered, before.brought_in
 

@@ -138,7 +138,8 @@ class MachineStrains:
 
 
 def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
-    """Return what a reading adds to its row's count: a counter's rise; for a level, 1 if beyond its limit, else 0."""
+    """Return how much a reading adds to its row's count. For a counter, that is its rise. For a level, it is 1 if the
+    level is beyond its limit, else 0."""
     if row.above is not None:
         return float(value > row.above)
     if row.below is not None:

@@ -108,14 +108,14 @@ def _median_of(ordered: list[float]) -> float:
 
 
 def times_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """Return in words how many times its median this value is, if more than `limit`; else ""."""
+    """If this value is more than `limit` times its median, return in words how many times; else ""."""
     if not window.has_enough or window.median <= 0 or value <= limit * window.median:
         return ""
     return f"is {value:.4g}, {value / window.median:.1f} times its median"
 
 
 def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """Return in words how many deviations this value is above its median, if over `limit`; else ""."""
+    """If this value is more than `limit` deviations above its median, return in words how many; else ""."""
     if not window.has_enough or value <= window.largest_value:  # most values end here, before anything is sorted
         return ""
     above = (value - window.median) / max(window.deviation(), 1e-300)

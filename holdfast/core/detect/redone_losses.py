@@ -81,7 +81,7 @@ class RedoneLosses:
         self._said: set[str] = set()  # in this generation
 
     def on_launch(self, launch: LaunchHere) -> None:
-        """Record the launch of the losses to come; forget earlier ones if world size, skips or eases have changed."""
+        """Record a launch, whose losses come next. Forget earlier losses if world size, skips or eases have changed."""
         before, self._launch = self._launch, launch
         if before and before.generation == launch.generation:
             return  # the same launch, told twice

@@ -93,7 +93,7 @@ class SlowDetector:
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
-        """Start over; keep the last generation's pace to compare with if `crew` (release, ranks) is unchanged."""
+        """Start over. If `crew` (release, ranks) is unchanged, keep the last generation's pace for comparison."""
         former_s = self._pace.release_best_s if crew == self._crew else 0.0
         self.generation, self._crew = generation, crew
         for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):
@@ -120,7 +120,7 @@ class SlowDetector:
         return self._close_round(now) or self._check_pace(now)
 
     def find_lost_pace(self, now: float) -> LostPace | None:
-        """Return by how much the job has become slower, once that has lasted for `pace_s`; None if it has not."""
+        """Return how much slower the job has become, if it has been slower for `pace_s` seconds; else None."""
         ratio = self._pace.lasting_slowdown(now)
         if not ratio or self._pace.slow_since is None:
             return None

@@ -223,7 +223,7 @@ def is_on_gpu(one: Collective) -> bool:
 
 
 def _all_on_gpus(waiting: WaitGraph, mains: dict[int, Process]) -> MissingAtCollective | None:
-    """Return a collective that the GPUs of all ranks are in, if any; then the stacks of processes prove nothing."""
+    """Return a collective that the GPUs of all ranks are in, or None. In such a collective, stacks prove nothing."""
     return next((m for m in waiting.unended if mains.keys() <= set(m.inside)), None)
 
 

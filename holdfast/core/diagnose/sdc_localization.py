@@ -39,7 +39,8 @@ class TraceAssessment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Parting(msgspec.Struct, frozen=True, kw_only=True):
-    """The first point at which devices with the same part differ in a digest; `most` is empty without a majority."""
+    """The first point at which devices with the same part have different digests. `most` are the devices of the
+    majority, and `odd` are the others; without a majority, `most` is empty."""
 
     point: str
     sent: bool

@@ -70,13 +70,14 @@ class PeerWiring:
         self.loads: dict[int, float] = {}
 
     def keep_good(self, route: Route, count: int) -> None:
-        """Count the loads of the good segments in a broken route."""
+        """Add the loads of those segments of a broken route that can still be used."""
         for segment in route:
             if can_compute(segment, self._sets):
                 self._add(segment, count)
 
     def mend_route(self, route: Route) -> Route:
-        """Return the route with its bad segments given to peers; a microbatch that was left out gets a whole one."""
+        """Return the route with its unusable segments given to peers. A microbatch that was left out gets a whole
+        route."""
         found: list[RouteSegment] = []
         for segment in route or (RouteSegment(worker=-1, first=0, end=self._layers),):
             if can_compute(segment, self._sets):

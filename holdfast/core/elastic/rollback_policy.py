@@ -17,7 +17,7 @@ STORAGE = -1  # as a layer's source
 
 
 def propose_memory_rollback(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose the newest step of which every layer is in a live worker's memory, or on storage at the same step."""
+    """Propose to go back to the newest step of which every layer is in a live worker's memory or on storage."""
     step, sources = newest_snapshots(job, situation)
     if step < 0:
         return Infeasible(policy=MEMORY_ROLLBACK, reason="no step has a snapshot of every layer in a live memory")
@@ -25,7 +25,7 @@ def propose_memory_rollback(job: PipelineJob, situation: PipelineSituation, cost
 
 
 def propose_disk_rollback(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose the newest whole checkpoint."""
+    """Propose to go back to the newest whole checkpoint."""
     if situation.stored < 0:
         return Infeasible(policy=DISK_ROLLBACK, reason="there is no checkpoint")
     sources = (STORAGE,) * job.layers

@@ -131,7 +131,7 @@ def split_label(record: Record) -> tuple[str, int]:
 
 
 def describe_sureness(label: str, sure: Iterable[int]) -> str:
-    """Return a cause and, unless all its incidents are 100 % sure, their range of certainty in percent."""
+    """Return a cause with its certainty in percent, as a range over its incidents; without it if all are 100 % sure."""
     least, most = min(sure := list(sure)), max(sure)
     told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
     return label + (told if least < 100 else "")
@@ -153,7 +153,7 @@ def incident_sentence(record: Record) -> str:
 
 
 def describe_new_release(record: Record | Change) -> str:
-    """Return a clause about a release that waited for a restart and came in with this one; "" if none did."""
+    """Return a clause about a release that waited for a restart and was started by this one; "" if none was."""
     if not record.brought_in:
         return ""
     stays = isinstance(record, Change) or (not record.rolled_back and record.verdict.remedy is not Remedy.GIVE_UP)
@@ -215,7 +215,7 @@ def _describe_apart(record: Record | Change) -> str:
 
 
 def advise_apart(apart: str) -> str:
-    """Return a sentence on why no snapshot in memory can be restored, and on the two things that lead to that."""
+    """Return a sentence on why no snapshot in memory can be restored, and on the two possible causes."""
     why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
     script = "ranks do not make and save() the same steps together: then have each step wait for all, as DDP's does"
     return f"{why}; either copies on peers were behind, or {script}"

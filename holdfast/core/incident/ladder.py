@@ -390,7 +390,7 @@ def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
 
 
 def _limit_evictions(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Return the verdict that replaces an eviction beyond the hourly limit on evictions: restart, or give up."""
+    """Return the verdict. If it evicts more nodes than the hourly limit allows, restart or give up instead."""
     where = ", ".join(verdict.nodes)
     if case.is_capped:
         return _restarts_used_up(case)

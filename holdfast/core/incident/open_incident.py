@@ -108,7 +108,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return True
 
     def on_recovered(self, event: Progress) -> None:
-        """Note when the ranks of the next generation had process groups, had restored their state and were set up."""
+        """Record when the ranks of the next generation had process groups, had restored their state and were set up."""
         self.grouped_at, self.restoring_at, self.restored_at = event.grouped_at, event.restoring_at, event.restored_at
         self.set_up_at = event.set_up_at
 
@@ -143,7 +143,7 @@ class Incident(msgspec.Struct, kw_only=True):
             self.silent_at = self.silent_at or now
 
     def on_timeout(self, named: Alarm | None) -> None:
-        """If a collective timed out and no alarm says why, add the alarm that named the rank others waited for."""
+        """If a collective timed out and no alarm says why, add the alarm that named the rank that others waited for."""
         waited = any(a.klass == TIMED_OUT for a in self.alarms) and is_echo(first_cause(self.alarms))
         if named is not None and waited:
             self.add_alarm(named)
@@ -254,7 +254,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return tuple(nodes) if len({hosts.get(node, node) for node in nodes}) > 1 else ()
 
     def _label_cost(self, cause: Alarm) -> str:
-        """Return the cause on which the cost is booked. A fault of a machine that only a rank reported, and for which
+        """Return the cause to which the cost is charged. A fault of a machine that only a rank reported, and for which
         no node was evicted, is marked as unconfirmed."""
         if cause in self.departures:
             return "rank left early"

@@ -74,7 +74,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookNotices:
-    """Turns journal entries into notices; must see every entry, old ones too, and the job's standing after each."""
+    """Turns journal entries into notices. It must see every entry, also old ones, and the job's state after each."""
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id

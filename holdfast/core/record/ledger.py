@@ -147,8 +147,8 @@ class Ledger:
 
     @property
     def _last_known_at(self) -> float:
-        """Return until when ranks are known to have trained: until their newest step.
-        After a takeover, until steps are reported, the old controller's last sign of life counts if it is later."""
+        """Return until when ranks are known to have trained: their newest step or, after a takeover until steps are
+        reported, the old controller's last sign of life if that is later."""
         untold = self._taken_over_at is not None and not self._told
         return max(self._good_at, self._alone_since) if untold else self._good_at
 

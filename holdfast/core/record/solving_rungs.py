@@ -22,7 +22,7 @@ class Rung(StrEnum):
 
 
 def rung_of(record: Record) -> Rung:
-    """Return the rung that ended an incident: of several in one incident, the last."""
+    """Return the rung (remedy of the ladder) that ended an incident. If several were tried, it is the last one."""
     match record.verdict.remedy:
         case Remedy.GIVE_UP:
             return Rung.PERSON

@@ -57,7 +57,8 @@ def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[H
 
 
 def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | None:
-    """Choose for every node the two owners whose halves it keeps. Every half is kept once. None if none is found."""
+    """Choose for every node the two owners whose halves it keeps. Every half is kept once. Return None if there is no
+    such choice."""
     nodes = world // nproc
     if nodes < _LEAST:
         return None
