@@ -165,8 +165,7 @@ class JobState:
 
     @property
     def current_case(self) -> IncidentCase:
-        """Return the facts on which the ladder judges the open incident. Call it only in phases that probe or
-        replay."""
+        """Return the facts on which the ladder judges the open incident. Only phases that probe or replay have them."""
         assert self.case is not None, f"{self.phase} without a case"
         return self.case
 

@@ -258,7 +258,7 @@ def _by_waits(
 
 def _by_passing(passed: PassedCollective) -> BlockingRanks:
     """Return the ranks that have already ended a collective that most ranks are still in. The result says whether the
-    two groups are in different operations."""
+    former and the latter are in different operations."""
     differs = passed.ended_op and passed.op and passed.ended_op != passed.op
     verb = "has" if len(passed.ranks) == 1 else "have"
     ended = f"{format_ranks(passed.ranks)} {verb} ended {passed.ended_op or 'collective'} {passed.seq}"

@@ -35,7 +35,7 @@ def stage_cuts(layers: int, stages: int) -> list[tuple[int, int]]:
 
 
 def straight_route(cuts: list[tuple[int, int]], members: tuple[int, ...]) -> Route:
-    """Return the route of a microbatch through one pipeline, the stages of which are with `members`."""
+    """Return the route of a microbatch through one pipeline: `members[i]` computes the stage `cuts[i]`."""
     return tuple(
         RouteSegment(worker=member, first=first, end=end) for (first, end), member in zip(cuts, members, strict=True)
     )

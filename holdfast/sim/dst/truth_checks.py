@@ -111,8 +111,7 @@ class TruthChecks:
             self.report_broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
 
     def _is_told_of_a_switch(self, body: object) -> bool:
-        """Return whether a journaled alarm about a switch names all suspects of this alarm, so that it stands for
-        both."""
+        """Return whether the journal has an alarm about a switch that names all suspects of this alarm."""
         switches = (kept for kept in self._kept if isinstance(kept, Alarm) and kept.signature == SWITCH)
         return isinstance(body, Alarm) and any(set(body.suspects) <= set(kept.suspects) for kept in switches)
 

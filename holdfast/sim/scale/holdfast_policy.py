@@ -294,7 +294,7 @@ class HoldfastPolicy:
         return any(isinstance(action, Stage) for action in self.step_decider(order).actions)
 
     def on_finish(self, action: Finish) -> None:
-        """Book the time after the job gave up: a person finds the cause and queues the job again."""
+        """Book the time after the job gave up, until a person has found the cause and queued the job again."""
         self._book_spans(self.state.now)
         rest_s = self.people.rest_s(self.state.cried)
         for node in self.people.mend_failure(self.state.cried):
