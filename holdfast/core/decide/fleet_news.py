@@ -145,7 +145,8 @@ def _time_left(state: JobState, now: float, nodes: Set[str]) -> str:
 
 def _let_go(state: JobState, now: float, over: Set[str]) -> str:
     """Evict nodes just before the fleet takes them away, if the job can go on without them. If the fleet takes all
-    nodes together, end the job while states can still be written. Else the job goes on until the nodes are gone."""
+    nodes together and too few others have come, end the job while states can still be written. Else the job goes on
+    until the nodes are gone."""
     nodes, fleet = state.nodes, state.nodes.standbys.fleet
     last_at = max(fleet.ends[node].at for node in over)
     all_end = all(fleet.ends_by(node, last_at + state.limits.leave_s) for node in nodes.active)

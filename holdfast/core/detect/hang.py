@@ -296,8 +296,7 @@ class HangDetector:
         return now >= due_at
 
     def _find_reason(self, now: float, traces: Sequence[Trace], named: BlockingRanks, again: bool) -> str:
-        """Return why to act on the named ranks now; "" to keep waiting. `again`: the inspection before named the
-        same."""
+        """Return why to act on the named ranks now; "" to keep waiting. `again`: the same ranks as last time."""
         ranks, stillness = named.ranks, self._stillness
         still_s = stillness.still_s(now, ranks)
         here_s = max(self._longest_at_place(self._places), self._phases.get(self._phase, 0.0))

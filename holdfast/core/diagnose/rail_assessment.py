@@ -18,7 +18,8 @@ def shared_rails(found: Rails, *, by_name: bool) -> Rails:
 
 
 def assess_rails(now: Measured, before: Measured, rails: Rails) -> tuple[PairResult, ...]:
-    """Return the result of each world in `now`: it passes if all its rails pass. Without rails, use `assess_pairs`."""
+    """Return the result of each world in `now`: it passes if all its used rails pass. Without rails, use
+    `assess_pairs`."""
     if not any(rails.values()):
         return assess_pairs(now, before)
     unused = _unused_rails({**before, **now}, rails)

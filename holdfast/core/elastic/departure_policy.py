@@ -54,7 +54,7 @@ def propose_save(job: PipelineJob, situation: PipelineSituation, costs: PhaseCos
 
 
 def _share_saves(ground: PlanGround) -> tuple[int, ...]:
-    """Return for each layer the owner that writes it, such that each owner writes as few layers as possible."""
+    """Return for each layer the owner that writes it, such that all owners write about equally many."""
     written: dict[int, int] = {}
     found = []
     for owners in owners_by_layer(ground.job.layers, ground.situation.held):

@@ -87,7 +87,7 @@ class PeerWiring:
         return join_segments(found)
 
     def wire_layers(self, first: int, end: int) -> list[RouteSegment]:
-        """Give these layers to as few owners as possible, the least loaded first."""
+        """Give these layers to as few owners as possible; of equals, to the least loaded."""
         found = []
         while first < end:
             runs: Mapping[int, int] = {owner: self._run_end(owner, first, end) for owner in self._owners[first]}

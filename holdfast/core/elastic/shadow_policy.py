@@ -51,8 +51,8 @@ def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: Pha
 
 
 def _hand_over(ground: PlanGround, both: Held) -> tuple[Route, ...]:
-    """Return the routes with each lost worker replaced by one that has all its layers and has replaced the fewest so
-    far."""
+    """Return the routes with each lost worker replaced by one that has all its layers, a shadow if there is one. Of
+    several, it is the one that has replaced the fewest so far."""
     sets = [frozenset(mine) for mine in both]
     taken = [0] * len(both)
     names: dict[int, int] = {}

@@ -263,9 +263,9 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_nodes_own(self) -> bool:
-        """Return whether these nodes cause such failures: all recent ones were on them, or more than chance explains. A
-        bug may strike on any node, and with few nodes it soon strikes one of them twice. A failure that strikes several
-        nodes at once, such as storage that is away, is caused by none of them."""
+        """Return whether these nodes cause such failures: all recent ones were on them, or are too few to hit a node
+        twice by chance. A bug may strike on any node, and with few nodes it soon strikes one of them twice. A failure
+        that strikes several nodes at once, such as storage that is away, is caused by none of them."""
         if self.elsewhere:
             return False
         here = [bool(set(p.nodes).intersection(self.cause.suspects)) for p in self.recent_failures]

@@ -128,7 +128,7 @@ def _is_stubborn(case: IncidentCase) -> bool:
 
 
 def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, *, replaceable: bool) -> Verdict:
-    """Return the verdict after nodes were probed: evict the bad ones, or go on to the next rung."""
+    """Return the verdict after a probe: evict the bad nodes if standbys can replace them, else take the next rung."""
     told = "; ".join(f"{node} {why}" for node, why in bad.items())
     if bad and replaceable:
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"probed: {told}: evicted")
