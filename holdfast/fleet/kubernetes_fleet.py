@@ -142,7 +142,8 @@ class KubernetesFleet:
         return self._owner
 
     async def _find_bad_hosts(self, evicted: Collection[str]) -> list[str]:
-        """Return the hosts to avoid: those of nodes that were or are being evicted, or whose pods have failed."""
+        """Return the hosts to avoid: those of nodes that were or are being evicted, or whose pods failed or are in
+        doubt."""
         await self._table.refresh(anew=True)
         nodes = {*self._records.nodes, *evicted}  # of a pod that has just gone, no record may be left
         pods = {node: self._table.pods.get(node) or self._table.removed.get(node) for node in sorted(nodes)}

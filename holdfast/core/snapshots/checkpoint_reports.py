@@ -30,8 +30,8 @@ class StorageWatch:
             self.newest = msgspec.structs.replace(self.newest or StorageReport(), missed=missed)
 
     def take_news(self, now: float) -> StorageReport | None:
-        """Return a report that is worth a journal entry, else None. It is if trouble begins or ends, and otherwise now
-        and then."""
+        """Return a report if it is worth a journal entry, else None. It is worth one when trouble begins or ends, and
+        otherwise now and then."""
         newest, told = self.newest, self._told
         if newest is None or newest == told:
             return None
