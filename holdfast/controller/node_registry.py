@@ -141,7 +141,7 @@ class NodeRegistry:
         return self._silence.overdue_alarms(now)
 
     def misses_link(self) -> bool:
-        """Return whether a node that does not count as silent yet has no link."""
+        """Return whether there is a node without a link that does not count as silent yet."""
         return any(not self._links.is_linked(node) for node in self._silence.watched_nodes)
 
     def heard_at(self, node: str) -> float | None:

@@ -72,8 +72,8 @@ def find(name: str | None) -> Path:
 
 
 def _choose_meant(name: str, ids: dict[Path, str]) -> list[Path]:
-    """Return the runs that a name may mean. Runs whose id equals it come first, then runs whose folder has this name,
-    then runs of which it is a part of either. Only runs of the first such kind are returned."""
+    """Return the runs that a name may mean. If it is the id of runs, return these. Else return the runs whose folder
+    has this name. If there are none, return those with the name as a part of their id or folder name."""
     fits: tuple[Callable[[Path], bool], ...] = (
         lambda run_dir: ids[run_dir] == name,
         lambda run_dir: run_dir.name == name,

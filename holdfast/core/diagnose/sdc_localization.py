@@ -74,8 +74,8 @@ def _is_echo(one: PlayedPart, point: str, played: Sequence[PlayedPart], truth: _
 
 
 def _part_ways(played: Sequence[PlayedPart], part: int, truth: _Truth) -> Iterator[_Parting]:
-    """Yield the first point at which each device's digest differs from the majority's. Later differences follow from
-    that one. Record in `truth` what the majority sent at each point."""
+    """Yield the first point at which each device's digest differs from the majority's; later differences follow from
+    the first. Record in `truth` what the majority sent at each point."""
     alike = [one for one in played if one.part == part]
     for number in range(max(len(one.points) for one in alike)):
         for sent in (True, False):

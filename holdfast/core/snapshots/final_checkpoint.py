@@ -52,7 +52,8 @@ def describe_doubt(found: Mapping[str, Collection[FinalState]], not_after: int) 
 
 
 def storage_time_s(last_s: float, took_s: float) -> float:
-    """Return how long storage may take: what is left of `last_s` once ranks have ended, but at least half of it."""
+    """Return how long storage may take: what is left of `last_s` once ranks have ended, but at least half of
+    `last_s`."""
     return max(last_s - took_s, last_s * _LEAST)
 
 
