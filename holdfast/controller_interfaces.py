@@ -101,8 +101,8 @@ class Store(Protocol):
     host: str
 
     async def open(self, generation: int) -> int:
-        """Return the port of this generation's store, the same at every call; OSError if the store cannot be opened. A
-        negative number opens a store for ranks outside of any generation, such as those of a replay."""
+        """Return the port of this generation's store, the same at every call. Raise OSError if the store cannot be
+        opened. A negative number opens a store for ranks outside of any generation, such as those of a replay."""
 
     async def quit(self) -> None:
         """Shut down the store, because the job is over."""

@@ -32,7 +32,8 @@ class Cgroup:
 
 
 def make_cgroup(controller: str, pid: int) -> Cgroup:
-    """Make an empty cgroup beside (v2) or below (v1) the process's own; the process is not moved yet."""
+    """Make an empty cgroup, without moving the process yet. With v2 it is a sibling of the process's own cgroup, with
+    v1 a child."""
     back, v2 = _find_cgroup(controller, pid)
     # In v2 a cgroup with processes in it cannot have children with controllers, so ours stands beside it.
     parent = back.parent if v2 else back

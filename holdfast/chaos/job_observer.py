@@ -177,7 +177,7 @@ class JobObserver:
         return pid
 
     def _has_command_line(self, pid: int, word: str, folder: Path) -> bool:
-        """Whether a process's command line has this word followed by this folder."""
+        """Return whether a process's command line has this word followed by this folder."""
         argv = process_handles.command_line(pid)
         try:
             return os.path.samefile(self._outside_path(argv[argv.index(word) + 1]), folder)

@@ -57,7 +57,7 @@ def mount_small_disk(path: str, size_bytes: int) -> None:
 
 
 def has_own_mounts(pid: int) -> bool:
-    """Whether a process is in a different mount namespace from ours; False if the process is gone."""
+    """Return whether a process is in a different mount namespace from ours; False if the process is gone."""
     try:
         return os.stat(f"/proc/{pid}/ns/mnt").st_ino != os.stat("/proc/self/ns/mnt").st_ino
     except OSError:
@@ -65,7 +65,7 @@ def has_own_mounts(pid: int) -> bool:
 
 
 def is_small_disk(pid: int, path: str) -> bool:
-    """Whether a path is a small file system that `mount_small_disk` made."""
+    """Return whether a path is a small file system that `mount_small_disk` made."""
     try:
         with open(f"/proc/{pid}/mountinfo", encoding="utf-8") as file:
             mounts = [line.split() for line in file]

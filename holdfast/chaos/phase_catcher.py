@@ -36,7 +36,8 @@ def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], 
 
 @contextlib.contextmanager
 def seize_moment(scene: InjectionScene, fault: InjectedFault, limit_s: float) -> Iterator[set[int]]:
-    """Keep a rank stopped at the fault's moment, if any, during the block; yields a set to add struck pids to."""
+    """Keep a rank stopped at the fault's moment, if it has one, during the block. Yields a set; the block adds the pids
+    to it that it has struck."""
     struck: set[int] = set()
     if not fault.when:
         yield struck
@@ -86,7 +87,7 @@ def _draw_rank(scene: InjectionScene, fault: InjectedFault, status: ObservedStat
 def _catch_in_phase(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Stop the rank if its slot reports the wanted save or restore phase; None if the rank is in no such phase."""
+    """Stop the rank if its slot reports the wanted save or restore phase. Return None if it is in no such phase."""
     wanted = PHASES[fault.when]
     reading = scene.sight.read_rank_slot(status, rank)
     if reading is None or reading.phase != wanted:
@@ -107,7 +108,7 @@ def _catch_in_phase(
 def _catch_starting(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Stop a rank before it restores state or, for a store fault, joins groups; None if it has no process yet."""
+    """Stop a rank before it restores state or, for a store fault, joins groups. Return None if it has no process."""
     coming = status.generation + (status.phase not in _LAUNCHED)
     status = msgspec.structs.replace(status, generation=coming)
     try:

@@ -105,7 +105,8 @@ def _filled_fields(fault: InjectedFault, order: RankOrder) -> dict[str, object]:
 def _expected_alarms(
     scene: InjectionScene, node: str, rank: int, order: RankOrder
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the alarms that flipped bits should raise, None for the kind's usual ones; and why, if none should."""
+    """Return the alarms that the order's flipped bits should raise, or None for the usual ones of the fault's kind. If
+    no alarm should follow, also return why; else ""."""
     if order.deed != "bits" or order.bits == "nan":
         return None, ""
     if order.place not in _REPLICATED:
@@ -128,7 +129,7 @@ def _snapshot_items(scene: InjectionScene, node: str, rank: int) -> tuple[ImageI
 
 
 def _is_struck(item: ImageItem, place: str) -> bool:
-    """Whether a fault at this place can flip bits of the item; scalars, such as a step count, are never flipped."""
+    """Return whether a fault at this place can flip bits of the item. Scalars, such as a step count, are excluded."""
     spec = item.spec
     return bool(spec.dtype and spec.shape and spec.alike) and (spec.path[0] == "optimizer") == (place == "optimizer")
 

@@ -185,7 +185,7 @@ class Striker:
             self._say(result_text(result))
 
     def _is_back(self, one: OpenFault, now: float) -> bool:
-        """Whether the whole job makes steps again and the expected alarms, if any, have come or are overdue."""
+        """Return whether the whole job makes steps again and the expected alarms, if any, have come or are overdue."""
         status = self._sight.read_status()
         if status is None or status.phase != "training":
             one.back_s = None
@@ -233,7 +233,7 @@ def result_text(result: FaultResult) -> str:
 
 
 def is_good(results: list[FaultResult]) -> bool:
-    """Whether every fault was detected, located and recovered from; False if there are no results."""
+    """Return whether every fault was detected, located and recovered from; False if there are no results."""
     return bool(results) and all(
         result.seen is not False and result.named is not False and result.back_s is not None for result in results
     )

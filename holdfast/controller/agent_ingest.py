@@ -135,7 +135,7 @@ class AgentIngest:
         return "this job has had no such controller or generation"
 
     def _was_launched(self, node: str) -> bool:
-        """Whether a node has a seat, or had one in the newest launch that a node may have received."""
+        """Return whether a node has a seat, or had one in the newest launch that a node may have received."""
         plan = self.executor.newest_plan()
         launched = plan.nodes if plan else self._nodes_before_loss()
         return self.registry.has_seat(node) or node in launched
@@ -145,7 +145,7 @@ class AgentIngest:
         return self.certificates.recorded if self.controller.began_job else frozenset()
 
     def _had_lost_seat(self, node: str, generation: int) -> bool:
-        """Whether a node had a seat in this generation, and the journal has lost all entries of that generation."""
+        """Return whether a node had a seat in this generation, of which the journal has lost all entries."""
         return 0 < generation == self.registry.orphaned and self._was_launched(node)
 
     # --- messages ----------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class AgentIngest:
             self.links.send_message(node, ScriptImports(generation=self.view.generation, modules=modules))
 
     def _empty(self, now: float, hello: Hello) -> None:
-        """Stop the old generation's ranks that still run on a node which had been thought lost."""
+        """Stop ranks of an old generation that still run on a node. The node was thought lost and has come back."""
         # The node remembers for ever what it was told under an id, so one is never used again.
         self._stale_id = min(self._stale_id - 1, -int(now * 1e6))
         self._stale[hello.node] = (self._stale_id, hello)

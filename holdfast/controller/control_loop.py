@@ -106,7 +106,7 @@ class Controller:
 
     @property
     def epoch(self) -> int:
-        """The number of this controller among all that this run has had, from 1."""
+        """The number of this controller in its run; the first one is 1."""
         return self.journal.epoch
 
     async def run(
@@ -150,7 +150,8 @@ class Controller:
         return self.ledger.make_account().code or 0 if self.ledger.finish else 1
 
     def _take_over(self) -> None:
-        """Tell the decider of the takeover and of any launch that the journal has lost, which nodes may still run."""
+        """Tell the decider that this controller has taken over. If the journal has lost a launch, also tell which nodes
+        may still run it."""
         if self.journal.doubt:
             self._say(self.journal.doubt)
         plan, lost = self.executor.newest_plan(), self.journal.lost
@@ -163,7 +164,8 @@ class Controller:
             self._announce_takeover(lost)
 
     def _go_on(self, resumed_at: float) -> bool:
-        """Continue a job that ended only because its nodes ran out of time; False if it ended for another reason."""
+        """Continue a job that ended only because its nodes ran out of time. Return False if it ended for another
+        reason."""
         over_at = self.ledger.make_account().end_at
         if not (self.view.phase is Phase.DONE and self.view.exit_code == OUT_OF_TIME and resumed_at > over_at):
             return False
@@ -195,8 +197,8 @@ class Controller:
             self.announce_news(ended if one.ended else departure_alarm(one))
 
     def on_newer_node(self, hello: Hello, nodes: Iterable[str]) -> None:
-        """Announce that the journal has lost entries, because a node's hello names a newer epoch or generation. No
-        nodes but these can have been launched; if there are none, it is not known which."""
+        """Announce that the journal has lost entries, because a node's hello names a newer epoch or generation. `nodes`
+        are the only ones that can have been launched; if it is empty, any node may have been."""
         if hello.epoch >= self.epoch:
             self.journal.raise_epoch(hello.epoch + 1)
         lost = Lost(kept=self.seq, of=0, generation=hello.generation, nodes=tuple(sorted(nodes)))
@@ -263,7 +265,7 @@ class Controller:
             self._spawn_task(self.executor.end_at_once(-1 if counted else self.reached_step))
 
     def on_store_lost(self) -> None:
-        """If ranks are starting, raise an alarm unless they soon make a step: they may wait for the lost store."""
+        """If ranks are starting, raise an alarm if they do not make a step soon: they may wait for the lost store."""
         if self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
             self._spawn_task(self._check_starting(self.view.generation))
 
@@ -331,8 +333,8 @@ class Controller:
             await self._pause_surveys()
 
     async def _pause_surveys(self) -> None:
-        """Wait for the next survey. A node whose link is closed may have been ended, and its fleet may know that before
-        the node counts as silent: then the wait is short."""
+        """Wait for the next survey. The wait is short if a node's link is closed: the fleet may already know that the
+        node has ended, before the node counts as silent."""
         clock = asyncio.get_running_loop().time
         until = clock() + self.fleet.survey_s
         while (left_s := until - clock()) > 0:

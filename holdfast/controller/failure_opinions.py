@@ -88,7 +88,7 @@ class FailureOpinions:
         )
 
     async def _call_process(self, request: OpinionRequest | OutcomeRequest) -> OpinionReply:
-        """Run the opinion process and return its reply; after a failure or timeout, a reply that only says so."""
+        """Run the opinion process and return its reply. After a failure or timeout, the reply says only that."""
         deadline_s = self._settings.model.timeout_s + _READ_S
         try:
             process = await asyncio.create_subprocess_exec(

@@ -63,7 +63,7 @@ class StallWatch:
         return self.coincidence.check_standstill(now, self.hang.stands_since(now))
 
     def should_look(self, now: float) -> bool:
-        """Whether the job has stood still so long that the stacks of its ranks are needed."""
+        """Return whether the job has stood still so long that the stacks of its ranks are needed."""
         return self.hang.should_look(now) and self.is_under_way() and not self._looking
 
     def is_under_way(self) -> bool:

@@ -73,7 +73,8 @@ class NetworkWatch:
         return LinksDown(nodes=tuple(sorted(cut)))
 
     def judge_alarm(self, alarm: Alarm) -> Alarm | None:
-        """Return a node's alarm, or one about all machines that lost links at that time; None if already raised."""
+        """Return a node's alarm. If several machines lost links at that time, return an alarm about all of them, or
+        None if it was already raised."""
         return self._switch.judge_alarm(alarm, self._view.generation)
 
     def forget_node(self, node: str) -> None:
@@ -111,7 +112,7 @@ class NetworkWatch:
                 self._links.send_message(node, ReachRequest(peers={peer: keepers[peer] for peer in peers}))
 
     def should_look(self, now: float) -> bool:
-        """Whether links have been quiet for so long that the ranks' stacks should be taken."""
+        """Return whether links have been quiet for so long that the ranks' stacks should be taken."""
         return bool(not self._looking and self._is_under_way() and self._lasting_quiet_s(now))
 
     async def look_at_ranks(self) -> Alarm | None:

@@ -87,7 +87,7 @@ class NodeRegistry:
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
-        """Record the script's modules in rank 0's zygote; none if that zygote cannot fork ranks with them."""
+        """Record the modules of the script that rank 0's zygote holds; () if it cannot fork ranks with them."""
         self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:
@@ -127,8 +127,8 @@ class NodeRegistry:
 
     def expect_nodes(self, now: float, nodes: Collection[str], alone_since: float) -> None:
         """Give nodes of an earlier controller time to reconnect before they count as silent. `alone_since` is when that
-        controller was last alive, 0 if unknown. If that was long ago, nodes get only this time; else the limit of
-        silence comes on top."""
+        controller was last alive, 0 if unknown. If that was recent or is unknown, nodes also get the usual limit of
+        silence."""
         looked = bool(alone_since) and now > alone_since + _RECONNECT_S
         heard_at = now + max(0.0, _RECONNECT_S - (self._silence.limits.silence_s if looked else 0.0))
         for node in nodes:
@@ -141,7 +141,7 @@ class NodeRegistry:
         return self._silence.overdue_alarms(now)
 
     def misses_link(self) -> bool:
-        """Whether a node that does not count as silent yet has no link."""
+        """Return whether there is a node without a link that does not count as silent yet."""
         return any(not self._links.is_linked(node) for node in self._silence.watched_nodes)
 
     def heard_at(self, node: str) -> float | None:
@@ -149,14 +149,14 @@ class NodeRegistry:
         return self._silence.heard_at(node)
 
     def may_accuse(self, node: str, suspects: Collection[str]) -> bool:
-        """Whether a node may accuse these suspects: only itself or, if it connected through this host's unix socket,
-        any node of this host, because one agent may report for all nodes of its host."""
+        """Return whether a node may accuse these suspects. A node may accuse itself. If it connected through this
+        host's unix socket, it may accuse any node of this host, because one agent may report for all of them."""
         return set(suspects) <= ({node} | self._local if node in self._local else {node})
 
     def may_raise_alarm(self, node: str, alarm: Alarm) -> bool:
-        """Whether a node may raise this alarm; nodes of this host may. From another host, a node without a seat may
-        accuse only itself, and not about the running generation; a node with a seat may name only its own ranks of that
-        generation."""
+        """Return whether a node may raise this alarm. Nodes of this host may raise any about nodes that they may
+        accuse. From another host, a node without a seat may accuse only itself, and not about the running generation. A
+        node with a seat may name only its own ranks of the running generation."""
         if not self.may_accuse(node, alarm.suspects):
             return False
         seat, running = self._seat_of(node), self._view.generation
@@ -174,14 +174,14 @@ class NodeRegistry:
         return seat is not None and seat.has_rank(rank)
 
     def has_seat(self, node: str) -> bool:
-        """Whether a node has a seat in this generation, even if it was evicted or is silent."""
+        """Return whether a node has a seat in this generation, even if it was evicted or is silent."""
         return self._seat_of(node) is not None
 
     def is_seated(self, node: str) -> bool:
         return self.has_seat(node) and node not in self.lost_nodes()
 
     def has_left(self, node: str) -> bool:
-        """Whether a node of another host was told to leave for good, so that its messages are ignored."""
+        """Return whether a node of another host was told to leave for good, so that its messages are ignored."""
         return node in self._left and node not in self._local and not self._view.may_return(node)
 
     def _seat_of(self, node: str) -> Seat | None:
@@ -209,8 +209,8 @@ class NodeRegistry:
         return tuple(rank for seat in beside for rank in seat.ranks)
 
     def has_heard_host(self, node: str) -> bool:
-        """Return whether all present nodes that are, or may be, on this node's host have sent this controller a beat,
-        since any of them may report the host's links."""
+        """Return whether every present node that is, or may be, on this node's host has sent this controller a beat.
+        Any of these nodes may be the one that reports the host's links."""
         host = self.hosts.get(node)
         return all(one in self.beats for one in self.present_nodes() if self.hosts.get(one, host) == host)
 

@@ -24,7 +24,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class StoreProcess:
-    """Keeps the store process running and has it open one TCPStore server per generation. The process ends some time
+    """Keeps the store process running, which opens one TCPStore server per generation. The store process ends some time
     after the last controller has disconnected, so every controller stays connected."""
 
     def __init__(self, run_dir: Path, host: str, lost_s: float, env: dict[str, str], server: Path | None) -> None:
@@ -140,5 +140,5 @@ class StoreProcess:
 
 
 def _is_over(reader: asyncio.StreamReader) -> bool:
-    """Whether the connection to the store process has ended, even before the process accepted it."""
+    """Return whether the connection to the store process has ended, even before the process accepted it."""
     return reader.at_eof() or reader.exception() is not None

@@ -37,7 +37,8 @@ class TrackerFigures:
             self._sent[beat.node] = now, generation, incidents
 
     def _make_figures(self, now: float, generation: int, incidents: int) -> JobFigures:
-        """Return figures that are no older than a second: of 2,048 nodes each has its own beat."""
+        """Return the job's figures. They are computed at most once a second, because each of thousands of nodes asks in
+        its own beat."""
         made_at, *made = self._made
         if self._figures is not None and made == [generation, incidents] and now < made_at + 1.0:
             return self._figures

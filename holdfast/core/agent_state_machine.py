@@ -197,8 +197,8 @@ class AgentProtocol:
 
     def occupied_by(self, running: int) -> int:
         """Return the newest generation that has ranks on this node or may soon have some; 0 if there is none. A
-        generation counts from its launch errand, before it has ranks, until this node is told to stop it. After that,
-        return `running`: the generation whose processes were seen here."""
+        generation counts from its launch here until this node is told to stop it. If none counts, return `running`, the
+        generation whose processes were seen here."""
         return self.generation if self.generation > self.stopped else running
 
     def step(self, now: float, news: News) -> tuple[Deed, ...]:
@@ -261,13 +261,13 @@ class AgentProtocol:
         return (CarryOut(errand),)
 
     def _begin_leaving(self, errand: Leave) -> tuple[Deed, ...]:
-        """Start to leave the job, and record it on disk: nobody else would tell a new agent to finish leaving."""
+        """Start to leave the job, and record this on disk first: nobody else would tell a new agent to finish."""
         self.leaving, self.stopped = True, self.generation
         return (RememberLeaving(errand), CarryOut(errand))
 
     def _is_over(self, generation: int) -> bool:
-        """Whether to refuse a launch of this generation: it or a newer one was already stopped or launched here. A
-        launch that an earlier agent of this node began may be repeated, since it may be incomplete."""
+        """Return whether to refuse a launch of this generation, because it or a newer one was already stopped or
+        launched here. A launch that an earlier agent of this node began is not refused, since it may be incomplete."""
         return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
 
     def _on_finished(self, news: ErrandDone) -> tuple[Deed, ...]:

@@ -31,11 +31,12 @@ class PageSource(Protocol):
         """Return the controller's status, or why none answers; runs in the same thread as `read_entries`."""
 
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a request to the controller and return its answer; SourceError if it refuses or no controller runs."""
+        """Send a request to the controller and return its answer. Raise SourceError if it refuses or no controller
+        runs."""
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
-        """Return the last lines of a rank's output, of its newest generation or of this one; SourceError if this host
-        does not have them."""
+        """Return the last lines of a rank's output, of its newest generation or of this one. Raise SourceError if this
+        host does not have them."""
 
     def find_archive(self, digest: str) -> Path:
-        """Return the archive of a release's tree; SourceError if this host does not have it."""
+        """Return the archive of a release's tree. Raise SourceError if this host does not have it."""

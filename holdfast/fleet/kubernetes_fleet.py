@@ -142,7 +142,8 @@ class KubernetesFleet:
         return self._owner
 
     async def _find_bad_hosts(self, evicted: Collection[str]) -> list[str]:
-        """Return the hosts to avoid: those of nodes that were or are being evicted, or whose pods have failed."""
+        """Return the hosts to avoid: those of nodes that were or are being evicted, or whose pods failed or are in
+        doubt."""
         await self._table.refresh(anew=True)
         nodes = {*self._records.nodes, *evicted}  # of a pod that has just gone, no record may be left
         pods = {node: self._table.pods.get(node) or self._table.removed.get(node) for node in sorted(nodes)}
@@ -178,7 +179,7 @@ class KubernetesFleet:
         self._keep(nodes={name: one for name, one in self._records.nodes.items() if name != node})
 
     async def _end_pod(self, node: str) -> None:
-        """Delete the pod, and wait for proof that it has ended; OSError if no proof comes in time."""
+        """Delete the pod, and wait for proof that it has ended. Raise OSError if no proof comes in time."""
         name = pod_name(self._shape.run, node)
         until, asked = time.monotonic() + _GRACE_S + _BEYOND_S, False
         while True:
@@ -196,7 +197,7 @@ class KubernetesFleet:
             await asyncio.sleep(_LOOK_S)
 
     async def _is_over(self, node: str, name: str) -> bool:
-        """Return whether the pod has ended; OSError if nobody can tell."""
+        """Return whether the pod has ended. Raise OSError if nobody can tell."""
         pod = self._table.pods.get(node)
         if pod is not None:
             seen = describe_pod(pod, await self._look_at_host(pod))
@@ -277,7 +278,8 @@ class KubernetesFleet:
             await self._call_all([self._delete_node(node) for node in sorted(deleted)])
 
     async def _gather(self, found: dict[str, FleetNode]) -> None:
-        """Delete all pods if too few got machines in time: two jobs may each hold machines that the other waits for."""
+        """Give all pods back if too few of them got machines in time. Otherwise two jobs could each hold machines that
+        the other one waits for."""
         having = [node for node, seen in found.items() if seen.state in (FleetState.STARTING, FleetState.UP)]
         queued = [node for node, seen in found.items() if seen.state is FleetState.QUEUED]
         if self._records.gathered or self._shape.is_queued or not self._wishes.gather_s:

@@ -139,7 +139,7 @@ class LocalFleet:
 
 
 def end_node(folder: Path, grace_s: float = 5.0) -> None:
-    """End a node's holder, then kill all other processes of the node; OSError if some survive."""
+    """End a node's holder, then kill all other processes of the node. Raise OSError if some survive."""
     mark = _node_mark(folder)
     pid = _read_pid(folder / "holder.pid")
     if pid and _signal_marked(pid, signal.SIGTERM, mark):

@@ -210,7 +210,8 @@ class SlurmFleet:
         return view
 
     def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
-        """Return the fields of a node's record to change, by Slurm's news of its host, step, place or lost contact."""
+        """Return the fields of a node's record that change: its host, whether its step was seen, lost contact, and its
+        place in the network."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
             host = job.hosts[record.order]
@@ -294,7 +295,7 @@ class SlurmFleet:
                     _log.warning("%s is not drained: %s", record.host, e)
 
     def _end_node(self, node: str) -> None:
-        """End a node's job step, then give up its host. OSError unless Slurm has seen the step end."""
+        """End a node's job step, then give up its host. Raise OSError unless Slurm has seen the step end."""
         record = self._records[node]
         if not record.job:
             self._change({node: {"job": self._commands.find_job(record.job_name)}})
@@ -372,7 +373,7 @@ class SlurmFleet:
 
 
 def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
-    """Return `node` with an end no later than `end_at`, when the controller's own allocation ends."""
+    """Return `node` with an end no later than `end_at`, which is when the controller's own allocation ends."""
     if node.state not in (FleetState.STARTING, FleetState.UP):
         return node
     return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at), reason=node.reason or why)
@@ -404,7 +405,7 @@ def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
 
 
 def end_all(run_dir: Path, env: Mapping[str, str]) -> None:
-    """Cancel all remaining Slurm jobs and steps of a run, as a last resort; OSError if that fails."""
+    """Cancel all remaining Slurm jobs and steps of a run, as a last resort. Raise OSError if that fails."""
     folder = run_dir / FOLDER
     commands = SlurmCommands(env, str(folder))
     left = {name: record for name, record in read_records(folder).items() if not record.released and record.job}

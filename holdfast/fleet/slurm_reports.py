@@ -209,7 +209,7 @@ def last_sentence(stderr: str) -> str:
 
 
 def may_pass(sentence: str) -> bool:
-    """Whether this error may be temporary, so that Slurm may answer otherwise next time."""
+    """Return whether this error may be temporary, so that Slurm may answer otherwise next time."""
     return bool(_PASSING.search(sentence))
 
 

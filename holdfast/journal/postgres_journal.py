@@ -158,7 +158,7 @@ class PostgresJournal:
 
     @property
     def _deadline(self) -> float:
-        """Return the monotonic time, counted from our last request, until which nobody else can hold the lease."""
+        """Return the monotonic time until which nobody else can hold the lease, counted from our last request."""
         assert self._holder is not None
         return self._asked_at + self._holder.lease_s * (1 - MARGIN_S / LEASE_S)
 
@@ -294,7 +294,7 @@ class PostgresJournal:
     # --- notes -------------------------------------------------------------------------------------------------
 
     def put_note(self, name: str, content: bytes) -> None:
-        """Store a note, encrypted; LeaseLostError if another controller has the lease."""
+        """Store a note, encrypted. Raise LeaseLostError if another controller has the lease."""
         if self._rows:
             self._commit()  # the proof is of what the server has
         encrypted = self._own_key.encrypt(name, content)
@@ -305,7 +305,7 @@ class PostgresJournal:
         self._tags = tags
 
     def get_note(self, name: str) -> bytes:
-        """Return a note's content, or b""; JournalDamagedError if others than this run's controllers changed it."""
+        """Return a note's content, or b"". Raise JournalDamagedError if anybody but our controllers changed it."""
         encrypted = self._stored_note(name)
         try:
             if self._proven and self._tags.get(name, b"") != encrypted[:TAG_BYTES]:

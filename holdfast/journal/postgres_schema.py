@@ -57,7 +57,7 @@ def require_schema(link: PostgresLink) -> None:
 
 
 def prepare_schema(link: PostgresLink) -> None:
-    """Make the tables, or bring older ones forward. JournalError if they are newer."""
+    """Make the tables, or bring older ones forward. Raise JournalError if they are newer."""
     if (version := read_version(link)) > SCHEMA:
         raise JournalError(_why_not(link, version))
     if version < SCHEMA:

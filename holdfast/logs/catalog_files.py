@@ -63,8 +63,8 @@ def load_classes() -> tuple[FailureClass, ...]:
 
 
 def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow, ...]:
-    """Return the user's rows; ConfigError if one is faulty. They are not compared with the built-in rows here, or an
-    update of holdfast could stop a job; `holdfast catalog` compares them."""
+    """Return the user's rows. Raise ConfigError if one is faulty. They are not compared with the built-in rows here, or
+    an update of holdfast could stop a job; `holdfast catalog` compares them."""
     path = user_rows.user_rows_path(limits)
     rows = (
         _parse_rows(_read_users(limits.catalog), limits.catalog, CatalogRow)
@@ -78,7 +78,8 @@ def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow,
 
 
 def load_lines(path: str = "") -> lines.LineCatalog:
-    """Return the catalog of log lines, built-in and from the user's file; ConfigError if two rows match one sample."""
+    """Return the catalog of log lines, built-in and from the user's file. Raise ConfigError if two rows match one
+    sample."""
     rows = _parse_rows(_read_ours("lines"), "lines.toml", lines.LineRow)
     if path:
         rows = (*rows, *_parse_rows(_read_users(path), path, lines.LineRow))

@@ -33,8 +33,9 @@ _CODE = re.compile(  # numbers that say what happened; all others are chance
 
 
 class LearnedWords(msgspec.Struct, frozen=True, kw_only=True):
-    """Learned weights of words for classes and for actions. `words` maps a word to characters: its rarity, then each
-    class or action and its weight. Actions are counted after the classes."""
+    """Learned weights of words for classes and for actions. `words` maps a word to a string: the first character
+    encodes how rare it is, and pairs of a class or action and a weight follow. Numbers of actions follow those of
+    classes."""
 
     classes: tuple[str, ...]
     actions: tuple[str, ...] = ()

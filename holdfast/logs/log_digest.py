@@ -132,7 +132,7 @@ def _shown_windows(kinds: list[LineKind], budget: int, mask: Callable[[str], str
 
 
 def _ranked_windows(kinds: list[LineKind]) -> Iterator[LineWindow]:
-    """Yield windows in the order of their kinds, but let other kinds come between two windows of one kind."""
+    """Yield windows in the order of their kinds. Between two windows of one kind, yield those of some other kinds."""
     ranked = [(at + _AGAIN * again, window) for at, k in enumerate(kinds) for again, window in enumerate(k.windows)]
     return (window for _, window in sorted(ranked, key=lambda one: (one[0], one[1].first)))
 

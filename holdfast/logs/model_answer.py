@@ -67,7 +67,7 @@ class ModelVote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_answer(answer: ModelAnswer, shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]) -> ModelVote:
-    """Return the answer as a vote. NoAnswer if its class does not exist, or if the log has none of the lines it
+    """Return the answer as a vote. Raise NoAnswer if its class does not exist, or if the log has none of the lines it
     quotes."""
     if answer.klass not in classes:
         raise NoAnswer(f"named an unknown class: {sanitize_words(answer.klass)[:60]}")
@@ -97,8 +97,9 @@ def _tally_text(named: Counter[str]) -> str:
 
 
 def apply_vote(vote: ModelVote, rules: Diagnosis, klass: FailureClass) -> Diagnosis:
-    """Return the diagnosis that follows from the majority's vote. NoAnswer if it names another class than the rules and
-    is no surer than they are. The model can name and explain a cause, but its answer alone never evicts a machine."""
+    """Return the diagnosis that follows from the majority's vote. Raise NoAnswer if it names another class than the
+    rules and is no surer than they are. The model can name and explain a cause, but its answer alone never evicts a
+    machine."""
     answer = vote.answer
     explanation = f"A language model thinks: {sanitize_words(answer.explanation) or klass.title}"
     if klass.klass == rules.klass:

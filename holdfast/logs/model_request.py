@@ -91,8 +91,8 @@ async def _take_sample(
 async def _ask_patiently(
     session: aiohttp.ClientSession, question: ModelQuestion, limits: ModelLimits, temperature: float, until: float
 ) -> bytes:
-    """Return the body of the answer; NoAnswer if there is none. If the server is busy and names a wait time, wait and
-    ask once more. If it does not understand the request, ask again without the schema and other options."""
+    """Return the body of the answer. Raise NoAnswer if there is none. If the server is busy and names a wait time, wait
+    and ask once more. If it does not understand the request, ask again without the schema and other options."""
     bare: dict[str, Any] = {"model": limits.name, "messages": question.messages}
     shape = {"type": "json_schema", "json_schema": {"name": "diagnosis", "strict": True, "schema": question.schema}}
     full = bare | {"temperature": temperature, "max_tokens": _ANSWER_TOKENS, "response_format": shape}

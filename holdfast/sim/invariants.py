@@ -207,7 +207,7 @@ class InvariantWatch:
         _require(enough or asks_soon, Invariant.MISSING_IS_REQUESTED)
 
     def _check_count(self, entry: Entry, view: JobView) -> None:
-        """Check that a job neither lets nodes go that it needs, nor gives up while it has enough of them."""
+        """Check that a job does not evict nodes that it needs, and does not give up while it has enough nodes."""
         job, event, left = view.job, entry.event, view.out - self._out
         enough = len(view.active) + len(view.pool.keys() - view.without_links) >= job.min_nodes
         lost = {*self._excused, *(event.failed if isinstance(event, Outcome) else ())}

@@ -71,8 +71,8 @@ class TwoFaulty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCrossing(msgspec.Struct, frozen=True, kw_only=True):
-    """The least q at which a dual-phase replay costs no more per named machine than a two-half replay; None if there is
-    none."""
+    """The least q at which a dual-phase replay is not more expensive per named machine than a two-half replay; None if
+    there is none. `with_launches` includes the costs of launches."""
 
     steps: int  # of one replay
     by_steps: float | None
@@ -90,8 +90,8 @@ class ReplayStudy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_study(setup: ReplaySetup, chosen: tuple[float, ...]) -> ReplayStudy:
-    """Run the study for the chosen values of q; UnfitError if the nodes cannot be divided into replicas, stages and
-    groups."""
+    """Run the study for the chosen values of q. Raise UnfitError if the nodes cannot be divided into replicas, stages
+    and groups."""
     made = plan_replay(setup)
     rng = Random(setup.seed)
     lines = tuple(_study_chance(setup, made, q, rng) for q in chosen)
@@ -189,7 +189,7 @@ def _watched_steps(setup: ReplaySetup, q: float) -> int:
 
 def _reckon_rate(setup: ReplaySetup, p: float, steps: int) -> float:
     """Return the chance that a two-half replay names the faulty node. If a stage has several nodes, the fault must show
-    twice, the second time to tell them apart."""
+    twice: a second time to tell the nodes apart."""
     if setup.replica == setup.stages or p == 1.0:
         return detection_odds.shown_odds(p, steps)
     # The referee does a step, too: the last at which a first showing still leaves one to look inside is two before.
@@ -258,7 +258,8 @@ def find_crossing(setup: ReplaySetup, steps: int) -> CostCrossing:
 
 
 def _least_chance(setup: ReplaySetup, launch_s: float, group_launch_s: float) -> float | None:
-    """Return the least q from which on a dual-phase replay never costs more than a two-half replay; None if none."""
+    """Return the least q such that, for it and every greater q, a dual-phase replay costs no more than a two-half
+    replay. None if there is none."""
     found = None
     for point in range(_POINTS + 1):
         q = _LEAST_Q ** (point / _POINTS)

@@ -182,7 +182,7 @@ class CellStage:
         return judged
 
     def _has_stored(self, status: ObservedStatus, since: float) -> bool:
-        """Whether a checkpoint was published after `since`; waits a while for one."""
+        """Return whether a checkpoint was published after `since`; wait a while for one."""
         until = time.monotonic() + _STORED_S
         while time.monotonic() < until:
             with contextlib.suppress(FileNotFoundError):  # an old one was just removed
@@ -248,7 +248,7 @@ def _status_text(status: ObservedStatus | None) -> str:
 
 
 def _is_seen_by_loss(result: FaultResult) -> bool:
-    """Whether the loss revealed the fault. All ranks share the loss, so it does not show which node is faulty."""
+    """Return whether the loss revealed the fault. All ranks share it, so it does not show which node is faulty."""
     return any(told.kind == "loss" for told in result.alarms)
 
 

@@ -103,7 +103,7 @@ def _list_checkpoints(args: argparse.Namespace) -> int:
 
 
 def _print_line(text: str) -> None:
-    """Print one line; names and reasons in it may be of strangers who can write to the folder."""
+    """Print one line without control characters: strangers who can write to the folder may have chosen names in it."""
     print(plain_line(text))
 
 
@@ -138,7 +138,7 @@ def _size_text(size: float) -> str:
 
 
 def _chosen_urls(place: str, step: int | None, *, states: bool = False) -> list[str]:
-    """Return the URLs of the chosen checkpoints, newest first, those in doubt last; UsageError if there are none."""
+    """Return the URLs of the chosen checkpoints, newest first, doubted ones last. Raise UsageError if none is found."""
     if open_storage(place).read(MANIFEST) is not None:
         return [place]
     stored = find_checkpoints(place) or (find_states(place) if states else ())
@@ -170,7 +170,8 @@ def _verify_checkpoints(args: argparse.Namespace) -> int:
 
 
 def _verify_trainer(one: TrainerCheckpoint) -> bool:
-    """Print what is wrong with a trainer's checkpoint, or what was compared and what cannot be; True if sound."""
+    """Verify a trainer's checkpoint. Print its fault, or what was checked and what could not be. Return whether it is
+    sound."""
     found = verify_trainer_checkpoint(one.url)
     _print_line(f"{one.url}: {'broken' if found.fault else 'sound'}, by {one.trainer or 'an unknown trainer'}")
     if found.fault:

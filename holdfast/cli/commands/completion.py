@@ -79,8 +79,9 @@ def _line_of(lines: dict[str, CommandLine], command: str) -> CommandLine | None:
 
 
 def _walk(line: CommandLine, words: list[str]) -> tuple[Suggestions, dict[str, Any] | None]:
-    """Return the flags that may follow the typed words, and the flag or argument whose value comes next. The second is
-    empty if only flags may follow, and None if holdfast can suggest nothing, as after a script's name."""
+    """Return two things: the flags that may follow the typed words, and the flag or argument whose value comes next.
+    The latter is empty if only flags may follow. It is None if holdfast can suggest nothing, as after a script's
+    name."""
     rows = _rows_by_name(line)
     places = [row for row in line["rows"] if "verbs" in row or not row["names"][0].startswith("-")]
     at = 0

@@ -186,7 +186,8 @@ def _write_page(run_dir: Path, path: Path) -> int:
 
 
 def load_report(run_dir: Path, since: str | None = None) -> Report:
-    """Return the report of a run, or only of the time after `since`; UsageError if `since` is after the run's end."""
+    """Return the report of a run, or only of the time after `since`. Raise UsageError if `since` is after the run's
+    end."""
     now = time.time() if run_directory.find_controller(run_dir) else None
     with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
         if journal.lost:
@@ -252,7 +253,8 @@ def _part_text(report: Report) -> str:
 
 
 def _step_text(report: Report) -> str:
-    """Return the newest step that the journal tells; of a live job also when that was, since more may be made."""
+    """Return the newest step in the journal as text. For a live job add its time, since newer steps may have been
+    made."""
     said = step_said(report.step, report.since)
     newer = report.step_at and report.phase == Phase.TRAINING and not report.absence
     return f"{said}, as of {clock_text(report.step_at)}" if newer else said
@@ -323,7 +325,7 @@ def _by_cause(bill: Bill) -> Text:
 
 
 def _start_text(bill: Bill, cause: str) -> str:
-    """Return the seconds of the row for start and end by use of time, in brackets; "" for any other cause."""
+    """Return, for the cause "start and end", its seconds by use of time in brackets; "" for any other cause."""
     return f" ({_row_text(bill.others[cause])})" if cause == START_AND_END else ""
 
 
@@ -428,7 +430,7 @@ def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
 
 
 def _redone_text(redone: int | None, lost: int | None, took: str) -> str:
-    """Return how many steps were redone, and of how many lost ones if not all were redone."""
+    """Return how many steps were redone. If that is not all lost steps, also return how many were lost."""
     if redone is None or lost is None:
         return f", steps redone{took}" if took else ""
     of = f" of {lost}" if redone < lost else ""

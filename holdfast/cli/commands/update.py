@@ -141,7 +141,7 @@ def _is_same_code(release: Release, base: Release) -> bool:
 
 
 def _describe_changes(run_dir: Path, base: Release, release: Release, brought: PackedUpdate) -> str:
-    """Say what an update changes; UsageError if the tree lacks the script."""
+    """Say what an update changes. Raise UsageError if the tree lacks the script."""
     there = tree_archive.archive_contents(run_dir / "releases" / f"{release.digest}.tar")
     if release.script and release.script not in there and f"{release.script}/__main__.py" not in there:
         raise UsageError(f"{brought.source} has no {release.script}, which the job runs; name another after --")

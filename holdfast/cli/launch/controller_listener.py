@@ -9,7 +9,7 @@ _EVERYWHERE = "0.0.0.0"
 
 
 def listen_at(host: str, port: int, mend: str) -> socket.socket:
-    """Bind the port in the supervisor, so that it outlives controllers; UsageError if that fails."""
+    """Bind the port in the supervisor, so that it outlives controllers. Raise UsageError if that fails."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

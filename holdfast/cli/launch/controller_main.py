@@ -303,7 +303,7 @@ def _make_ports(
 
 
 def _open_block_list(run: RunSpec) -> BlockListThreads:
-    """Open the block list that the settings name; without one, the database's list, or else this user's list."""
+    """Open the block list: the one that the settings name, else the database's if there is one, else this user's."""
     path = run.settings.block.path
     if path or not run.journal:
         return BlockListThreads(
@@ -349,7 +349,7 @@ def _on_signals(controller: Controller, terminated: int) -> None:
 
 
 class ConsoleTeller:
-    """Prints each change of the job's phase, and the job's end; the decider itself tells of closed incidents."""
+    """Prints each change of the job's phase, and the job's end. Closed incidents are reported by the decider itself."""
 
     def __init__(self, run_dir: Path, say: SaidLog) -> None:
         self._run_dir = run_dir

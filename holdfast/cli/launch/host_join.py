@@ -126,8 +126,8 @@ class HostJoin:
 
     @property
     def may_lead(self) -> bool:
-        """Whether this host may carry the controller.
-        If not, it joins as a node even if an endpoint has its address, which several nodes may share."""
+        """Return whether this host may run the controller. If not, it joins as a node, even if an endpoint has its
+        address: several nodes may share one address."""
         return self.given.leads if self.given else self.own_token is None
 
     @property
@@ -163,8 +163,8 @@ class HostJoin:
         return self.run_dir / "keys"
 
     def lead_job(self, listener: socket.socket, console: Console, lease: "ControllerLease | None" = None) -> int | None:
-        """Carry the controller until the job ends; return the exit code, or None once another host carries it.
-        With `lease`, go on with a run that another host began."""
+        """Run the controller until the job ends; return the exit code, or None once another host runs it. With `lease`,
+        go on with a run that another host began."""
         port, begun = listener.getsockname()[1], None
         if lease:
             self.host, begun = self._own_host(listener), self._restore_run(lease)
@@ -190,7 +190,7 @@ class HostJoin:
         return front.run()
 
     def _own_host(self, listener: socket.socket) -> str:
-        """Return the address at which ranks reach this host: an endpoint's name that only it has, else its IP."""
+        """Return the address at which ranks reach this host: an endpoint's name that no other host has, or its IP."""
         address, port = listener.getsockname()[:2]
         own = [host for host, given in self.args.endpoints if given == port and _addresses_of(host) == {address}]
         return own[0] if own else address
@@ -225,8 +225,8 @@ class HostJoin:
     def follow_job(
         self, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...] = STOP_SIGNALS
     ) -> int | None:
-        """Run this host's node while another host carries the controller; return the exit code. Returns None as soon as
-        `is_free` says that this host may carry the controller. A signal in `stops` makes the node leave the job."""
+        """Run this host's node while another host runs the controller; return the exit code. Return None as soon as
+        `is_free` says that this host may run it. A signal in `stops` makes the node leave the job."""
         code: int | None = 1
         try:
             if not self.has_node and not self._join_as_node(is_free, stops):
@@ -242,7 +242,7 @@ class HostJoin:
         return code
 
     def _join_as_node(self, is_free: Callable[[], bool], stops: tuple[int, ...]) -> bool:
-        """Enrol this host and start its node; False if `is_free` says that the run has no controller now."""
+        """Enrol this host and start its node. Return False if `is_free` says that the run has no controller now."""
         run_directory.publish_run(self.run_dir, self.run)
         say(f"join fleet: node {self.name} joins the job at {self._where}; {self._place_text()}")
         run_directory.lock_run_dir(self.run_dir)
@@ -279,8 +279,8 @@ class HostJoin:
             ) from None
 
     def _await_enrolment(self, is_free: Callable[[], bool]) -> bool:
-        """Wait until the controller accepts this host; False if `is_free` says that the run has no controller now.
-        UsageError if the controller refuses or never answers, EnrolmentRefusedError if this host is blocked."""
+        """Wait until the controller accepts this host. Return False if `is_free` says that the run has no controller
+        now. Raise UsageError if it refuses or never answers, EnrolmentRefusedError if this host is blocked."""
         if self.given:
             self._copy_keys(self.given, self._keys_folder)
         until = time.monotonic() + self.settings.recovery.wait_s
@@ -295,7 +295,7 @@ class HostJoin:
         return True
 
     def _try_to_enrol(self, last_try: bool) -> bool:
-        """Try once to enrol, at each endpoint; False if nobody answers yet."""
+        """Try once to enrol, at each endpoint. Return False if nobody answers yet."""
         *others, last = self.args.endpoints
         for address in others:
             with contextlib.suppress(NoAnswerError):
@@ -370,7 +370,7 @@ def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | 
 
 
 def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
-    """Bind the endpoint for a controller on this host and return its socket; None if the controller runs elsewhere."""
+    """Bind the endpoint for a controller on this host; return its socket, or None if the controller runs elsewhere."""
     if node_rank not in (None, 0) and host not in _LOOPBACK:
         return None
     try:

@@ -131,7 +131,7 @@ def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedAr
 
 
 def _find_tree(entry: EntryPoint) -> tuple[Path, str]:
-    """Return the folder of the user's code and the script's path in it; RunInPlace if there is none."""
+    """Return the folder of the user's code and the script's path in it. Raise RunInPlace if there is none."""
     if not entry.python:
         raise RunInPlace(f"{entry.argv[0]} is not Python")
     if entry.module:
@@ -183,7 +183,7 @@ class PackedUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_update(what: str | None, base: Release, run_dir: Path, apart: KeptOut) -> PackedUpdate:
-    """Pack a folder, a commit of the job's repository, or the job's own tree; UsageError if that is impossible."""
+    """Pack a folder, a commit of the job's repository, or the job's own tree. Raise UsageError if that fails."""
     root = base.root
     if what is None and not root:
         raise UsageError("this job's code is not in one folder; name the folder: holdfast update PATH")

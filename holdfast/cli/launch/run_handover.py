@@ -78,8 +78,8 @@ def _is_handed_over(path: Path, certified: bool) -> bool:
 
 
 def fetch_run(lease: ControllerLease, run_dir: Path, secret: str) -> Begin | None:
-    """Fetch a run's keys and releases from Postgres and return its Begin event; None if it never began. This host must
-    have the lease. JournalDamagedError if somebody without the secret has changed the journal."""
+    """Fetch a run's keys and releases from Postgres and return its Begin event. Return None if it never began. This
+    host must have the lease. Raise JournalDamagedError if somebody without the secret has changed the journal."""
     key = JournalKey(secret, lease.run_id)
     with contextlib.closing(PostgresJournal(lease.url, lease.run_id, key=key)) as journal, journal.at_one_instant():
         return restore_run(journal, run_dir, secret, lease.seen_seq)

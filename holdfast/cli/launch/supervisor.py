@@ -110,8 +110,8 @@ class Supervisor:
         self._lease = lease
 
     def run(self) -> int | None:
-        """Keep a controller running until the job ends; return the job's exit code. Returns None if another host
-        carries the controller by now."""
+        """Keep a controller running until the job ends; return the job's exit code, or None if another host runs it by
+        now."""
         (self._run_dir / "exit.json").unlink(missing_ok=True)
         process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
@@ -195,7 +195,7 @@ class Supervisor:
         return True
 
     def _claim_lease(self, lease: "ControllerLease") -> bool:
-        """Claim the lease for the next controller, waiting for an absent database; False if another host has it."""
+        """Claim the lease for the next controller. Wait for an absent database. Return False if another host has it."""
         until, lost_s = 0.0, run_directory.read_spec(self._run_dir).settings.node.lost_s
         while True:
             try:
@@ -221,7 +221,7 @@ class Supervisor:
         return "training goes on" if mark and mark.phase is Phase.TRAINING else "nodes and ranks are kept"
 
     def _wait_for_room(self) -> bool:
-        """Wait until a full disk has room again; False if that takes too long or a stop signal comes."""
+        """Wait until a full disk has room again. Return False if that takes too long or a stop signal comes."""
         settings = run_directory.read_spec(self._run_dir).settings
         wait_s, lost_s = settings.recovery.wait_s, settings.node.lost_s
         full = f"the disk that holds {self._run_dir} is full"
@@ -361,6 +361,6 @@ def _farewell_text(folder: Path, code: int) -> str:
 
 
 def _describe_room_wait(wait_s: float, lost_s: float) -> str:
-    """Say how long a full disk is waited for, and how long nodes keep what they have in memory."""
+    """Say how long the restart waits for free disk space, and after how long nodes end their ranks."""
     kept = f"; after {lost_s:g} s nodes end their ranks, and what is in memory alone is lost" if lost_s < wait_s else ""
     return f"it restarts if you free space within {wait_s:g} s{kept}"

@@ -20,7 +20,8 @@ _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were
 
 
 def find_file_or_run(name: str) -> Path:
-    """Return the run of this name; UsageError if there is none. For callers that found no file of this name either."""
+    """Return the run of this name, for callers that have already looked for a file of this name. Raise UsageError if
+    there is none."""
     try:
         return run_selection.find(name)
     except run_selection.NoSuchRun:
@@ -103,7 +104,7 @@ def _read_entries(run_dir: Path) -> list[Entry]:
 
 
 def _is_oom_killed(events: Sequence[object], last: Sequence[Alarm]) -> bool:
-    """Whether the kernel reported that it killed these ranks for lack of memory."""
+    """Return whether the kernel reported that it killed these ranks for lack of memory."""
     since, ranks = min(alarm.at for alarm in last) - _BEFORE_S, {rank for alarm in last for rank in alarm.ranks}
     kills = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and not e.pressed)
     return any(kill.at >= since and ranks & set(kill.ranks) for kill in kills if not is_guessed_kill(kill))

@@ -72,7 +72,8 @@ def find(name: str | None) -> Path:
 
 
 def _choose_meant(name: str, ids: dict[Path, str]) -> list[Path]:
-    """Return the runs that a name may mean: those with this id, else this folder name, else a part of either."""
+    """Return the runs that a name may mean. If it is the id of runs, return these. Else return the runs whose folder
+    has this name. If there are none, return those with the name as a part of their id or folder name."""
     fits: tuple[Callable[[Path], bool], ...] = (
         lambda run_dir: ids[run_dir] == name,
         lambda run_dir: run_dir.name == name,
@@ -104,7 +105,8 @@ def run_to_read(args: argparse.Namespace) -> Path:
 
 
 def run_to_change(args: argparse.Namespace) -> Path:
-    """Return the run to change: the named one, else the only live one. UsageError if it has ended or several live."""
+    """Return the run to change: the named one, else the only live one. Raise UsageError if it has ended or several
+    live."""
     if (name := named_run(args)) is not None:
         run_dir = find(name)
         if since := _ended_since(run_dir):

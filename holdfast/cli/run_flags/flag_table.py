@@ -197,7 +197,7 @@ def read_flags(argv: Sequence[str], env: Mapping[str, str]) -> GivenFlags:
 
 
 def _is_set(flag: Flag, text: str) -> bool:
-    """Whether the PET_ variable sets the flag; an on/off flag is not set by the value 0."""
+    """Return whether the PET_ variable sets the flag; an on/off flag is not set by the value 0."""
     if flag.value:
         return True
     try:

@@ -230,7 +230,7 @@ def parse_sbatch_flags(name: str, texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def existing_path(given: GivenFlags, name: str) -> str | None:
-    """Return the file that a flag names, None if the flag is absent; UsageError if there is no such file."""
+    """Return the file that a flag names, None if the flag is absent. Raise UsageError if there is no such file."""
     word = given.words.get(name)
     if word is None:
         return None

@@ -86,7 +86,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
         return self.endpoints[0] if self.endpoints else None
 
     def ranks_per_node(self) -> int:
-        """Return the number of ranks on each node; UsageError if the mesh does not fit the number of all ranks."""
+        """Return the number of ranks on each node. Raise UsageError if the mesh does not fit the number of ranks."""
         nproc = resolve_nproc(self.nproc)
         dims, ranks = prod(size for _, size in self.mesh), self.max_nodes * nproc
         if self.mesh and dims != ranks:

@@ -31,7 +31,8 @@ _GAP = "  "
 
 
 class FooterLine:
-    """Draws the footer. The cursor stays at the start of the line, so that the next drawing overwrites an echoed ^C."""
+    """Draws the footer. It leaves the cursor at the start of the line, so that the next drawing overwrites an echoed
+    ^C."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +99,8 @@ def make_room() -> contextlib.AbstractContextManager[None]:
 
 
 def can_have_footer() -> bool:
-    """Whether stderr is a terminal that can move its cursor, and stdout is the same terminal or a file, not a pipe."""
+    """Return whether stderr is a terminal that can move its cursor, and stdout is the same terminal or a file, not a
+    pipe."""
     if not os.isatty(_STDERR) or os.environ.get("TERM", "dumb") in ("", "dumb"):
         return False
     if os.isatty(_STDOUT):

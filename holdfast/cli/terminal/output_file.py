@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file whole or not at all; OSError if that fails, or if the path exists and is no plain file.
-    In a shared folder another user may have put a link there, to any file of ours. The umask applies to `mode`."""
+    """Write a file whole or not at all. Raise OSError if that fails, or if the path exists and is no plain file. In a
+    shared folder another user may have put a link there, to any file of ours. The umask applies to `mode`."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EEXIST, "it is a link, or no plain file; name another", str(path))
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

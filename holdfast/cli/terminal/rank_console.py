@@ -135,8 +135,8 @@ class Console:
         self._follow_file(self._said)
 
     def _follow_all(self, now: float) -> None:
-        """Show new output, in the order of events if known: last words before our sentence about a rank's end.
-        A new generation's output comes after our sentence about the restart."""
+        """Show new output, in the order of events if that is known. A rank's last words come before our sentence about
+        its end. A new generation's output comes after our sentence about the restart."""
         self._end_generations(self._newest - 1)
         if self._told_of >= self._newest:
             self._follow_ranks(self._newest)
@@ -164,8 +164,8 @@ class Console:
         self._show_folded(up_to)
 
     def _show_sentence(self, line: bytes) -> None:
-        """Show one of our sentences in its place: the end of ranks comes after all that they have printed, a start
-        before anything that the new ranks print."""
+        """Show one of our sentences in its place. One about the end of ranks comes after all that these ranks have
+        printed. One about a start comes before anything that the new ranks print."""
         opens, closes = _OPENING.match(line), _CLOSING.match(line)
         if _LAST.match(line):
             self._find_files()
@@ -276,7 +276,8 @@ class Console:
 
 
 def _newest_state(line: bytes) -> list[bytes]:
-    """Return what a terminal shows of a line: the text after its last carriage return, split where a report begins."""
+    """Return what a terminal shows of a line: the text after its last carriage return. If a traceback or a report
+    begins within that text, split it there."""
     _, drawn, newest = line.rstrip(b"\r").rpartition(b"\r")
     return split_before_report(newest) if drawn else [newest]
 

@@ -45,7 +45,7 @@ class PrintedTraceback:
         self.at = now
 
     def accepts_line(self, line: bytes) -> bool:
-        """Whether this line belongs, or may belong, to the traceback."""
+        """Return whether this line belongs, or may belong, to the traceback."""
         if self.native and _REPORT.match(line):
             return not self.message
         if self.native and not (_STACK.match(line) or _INSIDE.match(line)):
@@ -142,7 +142,8 @@ class TracebackFolding:
         return [*(_fold_frames(held.lines, path) if held.native else held.lines), *held.message]
 
     def _says_of_another(self, held: PrintedTraceback) -> bool:
-        """Whether this traceback only says that another rank failed; cached by text, as many ranks print the same."""
+        """Return whether this traceback only says that another rank failed; cached by text, as many ranks print the
+        same."""
         told = [line for line in held.lines if not _FRAME.match(line)] if held.native else [held.last]
         key = _NUMBERS.sub(b"N", b"\n".join(told))
         if key not in self._echoes:
@@ -158,8 +159,9 @@ class TracebackFolding:
         same.line = b"%s (%s; %s)" % (held.last[:_LINE_BYTES], alone, _where(same.paths[path], path))
 
     def take_same(self, over: int = 0) -> list[tuple[Path | None, bytes]]:
-        """Return one line for each complete set of equal tracebacks, with a log's path if only one rank printed it.
-        A set is complete if no rank has joined it for a while, or if its generation has ended (up to `over`)."""
+        """Return one line for each complete set of equal tracebacks, with a log's path if only one rank printed it. A
+        set is complete if no rank has joined it for a while, or if its generation has ended (its number is at most
+        `over`)."""
         now = time.monotonic()
         found: list[tuple[Path | None, bytes]] = []
         for (generation, key), same in list(self._same.items()):

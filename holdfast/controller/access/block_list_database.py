@@ -26,7 +26,7 @@ class BlockListDatabase:
         self._url = url
 
     def read_entries(self) -> Entries:
-        """Return all entries, including expired ones; BlockListError if the list cannot be read."""
+        """Return all entries, including expired ones. Raise BlockListError if the list cannot be read."""
         with self._open_link() as link:
             postgres_schema.require_schema(link)
             return self._read(link, _READ)
@@ -36,7 +36,8 @@ class BlockListDatabase:
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Replace the list, in one transaction, by `rewrite` of its unexpired entries. Raises BlockListError."""
+        """Replace the list, in one transaction, by what `rewrite` makes of its unexpired entries. Raises
+        BlockListError."""
         with self._open_link() as link:
             postgres_schema.prepare_schema(link)
             with link.transaction():

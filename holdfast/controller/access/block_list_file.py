@@ -33,7 +33,8 @@ class BlockListFile:
         self.path = path
 
     def read_entries(self) -> Entries:
-        """Return all entries, also those whose time is over; BlockListError if the list cannot be trusted or read."""
+        """Return all entries, also those whose time is over. Raise BlockListError if the list cannot be trusted or
+        read."""
         where = f"the list of blocked hosts {self.path}"
         try:
             with open(self.path, "rb", opener=_open_itself) as file:
@@ -74,7 +75,7 @@ class BlockListFile:
             raise BlockListError(f"the list of blocked hosts {self.path} cannot be written: {e.strerror}") from None
 
     def _present_mode(self) -> int:
-        """Return the file's present mode, for its next version: the owner decides who may read the list."""
+        """Return the file's mode, which its next version keeps: the owner decides who may read the list."""
         with contextlib.suppress(FileNotFoundError):
             return 0o600 | self.path.stat().st_mode & 0o044
         return 0o600

@@ -57,7 +57,7 @@ Proved = Callable[[asyncio.BaseTransport | None], None]  # is told of links whos
 
 
 def admit_by_socket(request: web.Request) -> Caller | Refusal:
-    """Admit a process on this host if it is root's or the job's own user's; both may do everything."""
+    """Admit a process on this host if it belongs to root or to the job's user; either may do everything."""
     assert request.transport is not None
     peer = peer_credentials.read_peer(request.transport.get_extra_info("socket"))
     if not peer_credentials.may_order(peer):

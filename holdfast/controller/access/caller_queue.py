@@ -45,14 +45,16 @@ class CallerQueue(Generic[T]):
         return one, self._all[one][1]
 
     def crowded_out(self, newcomer: str) -> T:
-        """Return the caller that a new one from host `newcomer` displaces: the oldest of all or, if the newcomer's host
-        has more callers than that one's host, the oldest of the newcomer's host."""
+        """Return the queued caller that must make room for a new one from host `newcomer`. That is the oldest of all
+        callers. If the newcomer's host has more callers than that one's host, it is the oldest of the newcomer's
+        host."""
         oldest, _ = self.oldest()
         greedy = self.count(self._all[oldest][0]) < self.count(newcomer)
         return self.oldest(newcomer)[0] if greedy else oldest
 
     def take_turn(self, may: Callable[[str], bool]) -> tuple[T, str] | None:
-        """Return and remove the oldest caller of the next host that `may` go; that host then goes last."""
+        """Return and remove the oldest caller of a host, together with the host. The host is the next one in turn for
+        which `may` returns true, and its turn comes last from now on."""
         host = next(filter(may, self._hosts), None)
         if host is None:
             return None

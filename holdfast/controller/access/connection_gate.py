@@ -108,8 +108,8 @@ class ConnectionGate:
 
 
 class _Room:
-    """Links whose callers have not proved themselves. Links without a request yet have their own limit, apart from that
-    of links with one, because idle links cost an attacker nothing and can come from any number of addresses."""
+    """Links whose callers have not proved themselves. Links that have sent no request yet are limited separately,
+    because idle links cost an attacker nothing and can come from any number of addresses."""
 
     def __init__(self, serve: Serve, missing: Callable[[bytes], int]) -> None:
         self._serve, self._missing = serve, missing
@@ -189,7 +189,8 @@ class _Room:
             self._drop(self._queue.crowded_out(host))
 
     def _call_next(self) -> None:
-        """Serve the next links, but few in one turn of the event loop: whoever is in, and known hosts, have theirs."""
+        """Serve the next links, but only a few in one turn of the event loop, so that links already accepted and known
+        hosts are not held up."""
         while self._queue and self._begun < _BEGUN_AT_ONCE:
             if len(self._served) >= self._most_served and not self._make_room(None):
                 return
@@ -239,7 +240,8 @@ class _Room:
 
 
 def _missing_of_record(said: bytes) -> int:
-    """Return how many bytes the first TLS record still lacks; 0 if it is no handshake record, to be refused later."""
+    """Return how many bytes the first TLS record still lacks. Return 0 if it is no handshake record; it is refused
+    later."""
     if said[0] != 22:
         return 0
     return max(0, 5 + int.from_bytes(said[3:5], "big") - len(said)) if len(said) >= 5 else 5 - len(said)

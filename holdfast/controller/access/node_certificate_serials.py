@@ -35,7 +35,8 @@ class NodeCertificates:
         return self._unknown == 0
 
     def may_recognize(self, node: str) -> bool:
-        """Return whether a damaged line may have named this node, so that a certificate of ours proves it."""
+        """Return whether a damaged line of the record may have named this node. If so, a certificate that we signed is
+        enough proof."""
         return self._unknown > 0 and node not in self._serials and self._view.may_return(node)
 
     def recognize_node(self, node: str, serial: str) -> None:
@@ -45,7 +46,8 @@ class NodeCertificates:
         self._say(f"{node} is known again by its certificate")
 
     def tell_refusal(self, node: str, why: str) -> None:
-        """Say once that a node which the job counts on is refused at the port; others are only in the audit log."""
+        """Say once that a node of the running job is refused at the port. Refusals of other nodes are only in the audit
+        log."""
         if node in self._view.active and node not in self._refused:
             self._refused.add(node)
             self._say(f"{node} is refused at the port: {why}")
@@ -57,13 +59,13 @@ class NodeCertificates:
         return self._serials.get(node)
 
     def is_valid(self, node: str, serial: str) -> bool:
-        """Whether this is the serial of the node's certificate, and the node is in the job or may return to it."""
+        """Return whether this is the serial of the node's certificate, and the node is in the job or may return."""
         return self._serials.get(node) == serial and self._view.may_return(node)
 
     def revoked_ids(self) -> tuple[str, ...]:
-        """Return serials, and also names, of nodes that left: a user may sign new certificates for the same names. A
-        node that holds copies may still be asked for them, as the next generation may restore from it, but may not
-        ask."""
+        """Return the certificates that nodes must no longer accept: serials and names of nodes that have left. Names
+        are needed because a user may sign new certificates for them. A left node that holds copies may still answer, as
+        the next generation may restore from it; but it may not ask."""
         known = [node for node in self._view.gone if node in self._serials or self._unknown]
         leaving = [node for node in known if self._holds_copies(node)]
         gone = [node for node in known if node not in leaving]

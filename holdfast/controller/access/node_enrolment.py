@@ -91,7 +91,8 @@ class NodeEnrolment:
         return _json_response(Challenge(nonce=nonces[1], proof=shown))
 
     def _secret_of(self, token: str) -> str:
-        """Return a token's secret. For an unknown token return a random one, so that no caller learns which exist."""
+        """Return a token's secret. For an unknown token return a random one, so that no caller learns which tokens
+        exist."""
         known = self._tokens.secret_of(token) if token else self._token
         return known or os.urandom(job_secret_proof.NONCE_BYTES).hex()
 
@@ -134,7 +135,8 @@ class NodeEnrolment:
         return ""
 
     def _sign_certificate(self, asked: EnrolmentRequest, token: str) -> str:
-        """Sign a node's certificate, mark its token as used, and register the node; _RefusedError if refused."""
+        """Sign a node's certificate, mark its token as used, and register the node. Raise _RefusedError if it is
+        refused."""
         if not enrolment.NAME.fullmatch(asked.name):
             raise _RefusedError(400, enrolment.NAMES)
         if token and (why := self._tokens.why_unusable(token, asked.name)):

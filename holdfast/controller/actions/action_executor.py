@@ -72,7 +72,7 @@ _PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
 
 
 def _known_lines(launch: Launch, kept: LaunchPlan | None) -> tuple[Line, tuple[Doubt, ...]]:
-    """Return the launches before this one, and which states on disks are in doubt: all, if `kept` is missing."""
+    """Return the launches before this one, and which states on disks are in doubt. Without a recent `kept`, all are."""
     if kept and kept.generation >= launch.generation - 1:
         return kept.line, kept.left
     return (), (Doubt(generation=launch.generation - 1, not_after=-1),)
@@ -203,7 +203,7 @@ class ActionExecutor:
         self.aims.on_departure(node)
 
     async def _wait_until_unneeded(self) -> None:
-        """Wait for the next generation's first step: its restore may need copies that the evicted node holds."""
+        """Wait for the next generation's first step, because its restore may need copies on the evicted node."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.view.limits.wait_s):
@@ -326,7 +326,7 @@ class ActionExecutor:
         return None
 
     def _choose_restore(self, launch: Launch, kept: LaunchPlan | None = None) -> Restore:
-        """Choose the state to restore: one that led to no step twice not again, then older ones once, then storage."""
+        """Choose the state to restore. After two tries without a step, try older states once each, then storage."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]

@@ -80,7 +80,7 @@ class ErrandDispatch:
                 waiting.note_answer(node, FELL_SILENT)
 
     def on_relink(self, node: str) -> None:
-        """Send a node that has reconnected every errand again that it has not answered."""
+        """Repeat all unanswered errands of a node that has reconnected."""
         self._silent.discard(node)
         for waiting in self._waiting.values():
             errand = waiting.errands.get(node)

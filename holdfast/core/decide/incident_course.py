@@ -20,8 +20,8 @@ from holdfast.model.state_copy import Doubt
 
 
 def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = True) -> str:
-    """Open an incident, or start the next round of the open one, and stop every rank at once; with `may_park`, ranks
-    that can survive stay in their processes."""
+    """Open an incident, or start the next round of the open one. Stop every rank at once. With `may_park`, ranks that
+    can survive stay in their processes."""
     state.failed_survivals += state.incident is not None and state.incident.parked
     incident = add_failure(state, now, alarm)
     incident.parked = may_park and can_survive(state, alarm)
@@ -53,9 +53,12 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
 
 
 def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm) -> None:
-    """Move the incident's `good_at`, from which lost time counts, past time that the failure did not cost: to the
-    failure if the script had made its last step; else, after a time without a controller, to the takeover, or for a
-    rank that failed in that time to its failure, unless its last step is known."""
+    """Move the incident's `good_at`, from which lost time counts, past time that this failure did not cost.
+
+    If the script had made its last step, time counts from the failure. Otherwise nothing changes, except after a time
+    without a controller. After such a time it counts from the takeover or, for a rank that crashed before the takeover,
+    from the crash. If that rank's last step is known, it counts from that step.
+    """
     if state.progress and state.progress.parted:
         incident.good_at = max(incident.good_at, min(alarm.at, now))
     if not state.taken_over_at:
@@ -69,8 +72,8 @@ def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm)
 
 
 def _end_pause(state: JobState, pause: Pause, incident: Incident) -> None:
-    """Record that a planned restart failed, because an incident opened before its new ranks made a step. Do nothing if
-    they were not launched yet: the restart after the incident also does what was planned."""
+    """Record that a planned restart failed, because an incident opened before its new ranks made a step. If they were
+    not launched yet, do nothing: the restart after the incident also does what was planned."""
     if state.phase is Phase.PAUSING:
         return
     state.changed = pause.make_failed_change(incident.good_at, state.releases.running.number)
@@ -92,8 +95,8 @@ def describe_round(incident: Incident) -> str:
 def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     """Return why a slow job is left running; "" if it must stop for an eviction or a rollback.
 
-    Only these two can help, since a restart alone makes no slow machine faster. Without copies of its state on peers,
-    a job would lose more by the stop than it gains.
+    Other remedies do not stop it, since a restart alone makes no slow machine faster. A job without copies of its state
+    on peers is not stopped either, because it would lose more than it gains.
     """
     if state.incident is not None or state.phase is not Phase.TRAINING:
         return "the job is not steady yet"
@@ -129,7 +132,7 @@ def on_more_alarms(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def on_last_steps(state: JobState, event: Progress) -> str:
-    """Take in steps that were made before the alarm or the order but reported after it."""
+    """Record steps that were made before the alarm or the order but reported after it."""
     if event.generation != state.generation:
         return ""
     state.nodes.on_step()
@@ -145,7 +148,7 @@ def on_last_steps(state: JobState, event: Progress) -> str:
 
 
 def on_stopped(state: JobState, now: float, event: Outcome) -> str:
-    """Judge the incident, now that every rank is down and all last words are in."""
+    """Judge the incident. By now every rank is down, and the last words of all ranks have arrived."""
     incident = state.current_incident
     incident.stopped_at = now
     silent, lost = set(incident.silent), {*incident.silent, *event.failed}
@@ -225,7 +228,8 @@ def on_alarm_in_probe(state: JobState, alarm: Alarm) -> str:
 
 
 def on_probed(state: JobState, now: float, event: Outcome) -> str:
-    """Evict the nodes that the probe found bad or that were lost during it; if none, take the ladder's next rung."""
+    """Evict the nodes that the probe found bad or that were lost during it. If there are none, try the next remedy of
+    the ladder."""
     incident, case = state.current_incident, state.current_case
     incident.probed_s, state.case = now - incident.stopped_at, None
     incident.found = {node: why for node, why in event.failed.items() if node not in event.untested}

@@ -159,13 +159,13 @@ class JobState:
 
     @property
     def current_incident(self) -> Incident:
-        """Return the open incident; only for phases that always have one."""
+        """Return the open incident. Call this only in phases that always have one."""
         assert isinstance(self.interruption, Incident), f"{self.phase} without an incident"
         return self.interruption
 
     @property
     def current_case(self) -> IncidentCase:
-        """Return the facts on which the ladder judges the open incident; only in phases that probe or replay."""
+        """Return the facts on which the ladder judges the open incident. Only phases that probe or replay have them."""
         assert self.case is not None, f"{self.phase} without a case"
         return self.case
 

@@ -49,7 +49,7 @@ class JobView:
 
     @property
     def awaited(self) -> int:
-        """The id of the action whose outcome ends this phase. In a phase that waits for no action, an older id."""
+        """The id of the action whose outcome ends this phase; an older id in a phase that waits for no action."""
         return self._state.awaited
 
     @property
@@ -193,7 +193,7 @@ class JobView:
 
     @property
     def held_by(self) -> str:
-        """Who wants the job to stand still; "" if nobody does."""
+        """Who holds the job, so that no rank runs; "" if nobody does."""
         return self._state.requests.held
 
     @property

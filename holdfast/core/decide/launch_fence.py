@@ -9,7 +9,8 @@ from holdfast.model.action import Action, Dismiss, Say
 class Fence:
     """Part of the job's state: the nodes that may still run ranks of an old generation.
 
-    The fence is up after a stop that no node confirmed. If one node confirmed, the others cannot step without it.
+    The fence is up after a stop that no node confirmed. If one node confirmed it, ranks of the others cannot make a
+    step without those of that node.
     """
 
     def __init__(self, lasts_s: float = 0.0, *, fleet_ends: bool = True) -> None:

@@ -54,7 +54,7 @@ def on_ready(state: JobState, now: float, event: Ready) -> str:
 
 
 def on_side_probe(state: JobState, now: float, found: tuple[str, tuple[Action, ...]]) -> str:
-    """Handle the result of a probe of an evicted or newly arrived node, made while the job went on."""
+    """Handle the result of a probe of an evicted or newly arrived node. The job went on during this probe."""
     reason, actions = found
     state.emit(*actions)
     return f"{reason}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else reason

@@ -22,7 +22,7 @@ def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def on_links_down(state: JobState, event: LinksDown) -> str:
-    """Note nodes with a link down, which must not be admitted. A seated one stays unless an alarm proves it bad."""
+    """Note nodes with a link down, which must not be admitted. A seated node stays unless an alarm proves it bad."""
     return f"a link of {', '.join(lost)} is down" if (lost := state.nodes.links.on_lost(event.nodes)) else ""
 
 

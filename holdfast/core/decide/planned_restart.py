@@ -29,7 +29,7 @@ def start_if_wanted(state: JobState, now: float) -> str:
 
 def pause_job(state: JobState, now: float, why: str, release: int = 0, *, grows: bool = False) -> str:
     """End all ranks for a planned restart. A new pause replaces one that has not reached a step yet. If the job grows,
-    ranks that can go on among more are parked instead."""
+    ranks that can continue in a larger job are parked instead of ended."""
     if state.incident is None:
         replaced = state.pause
         pause = state.interruption = Pause.begin_pause(now, why, state.generation, state.progress)
@@ -47,7 +47,7 @@ def pause_job(state: JobState, now: float, why: str, release: int = 0, *, grows:
 
 
 def on_paused(state: JobState, now: float, event: Outcome) -> str:
-    """Evict the nodes that did not confirm the stop, then launch or wait: all other ranks are down."""
+    """Go on after the stop: evict the nodes that did not confirm it, then launch or wait for nodes."""
     state.nodes.unstopped = set(event.failed)
     launching.fence_unstopped(state, now, event.failed)
     if state.pause:

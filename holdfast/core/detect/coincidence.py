@@ -3,7 +3,7 @@
 Machines run hot, and drivers are slow to answer, without harm to the job. They count only if the job suffers at the
 same time. If one machine began to slow itself down when the job lost its pace, it is the cause, and is treated like the
 machine of a slow rank. If several did, the cause is outside of them: cooling, power, or the work itself. A driver that
-does not answer while the job stalls is proof against its machine, unless many do not.
+does not answer while the job stalls is proof against its machine. If many drivers do not answer, no machine is blamed.
 """
 
 from collections.abc import Iterator
@@ -80,7 +80,8 @@ class CoincidenceDetector:
         return self._make_alarm(now, nodes, reason, Stance.ACT)
 
     def check_standstill(self, now: float, stands_since: float | None) -> tuple[Alarm, ...]:
-        """Return an alarm per machine whose driver is silent while the job stalls, or one without suspects for many."""
+        """Return an alarm for each machine whose driver does not answer while the job stalls. If many do not, return
+        one alarm without suspects."""
         least_s = driver_deadline_s(self._health)
         if stands_since is None or now < stands_since + least_s:
             return ()

@@ -38,7 +38,8 @@ def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
 
 
 def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:
-    """Return an alarm made from the exit code and the latched failure, for last words that take too long to judge."""
+    """Return an alarm made from the exit code and the failure that the rank recorded itself. It is for last words that
+    take too long to judge."""
     return _make_alarm(exit, classify_failure(_case(exit, []), catalog), exit.latched)
 
 
@@ -83,8 +84,8 @@ def _without_witness(action: str) -> str:
 
 
 def _unwrap_exception(raised: str, traces: list[ExceptionChain]) -> str:
-    """Return the exception raised in another process, such as a DataLoader worker, if this one only wraps it. The
-    traceback of the other process is part of the message. If there is none, return `raised` itself."""
+    """Return the exception of another process, such as a DataLoader worker, if `raised` only wraps it; else `raised`.
+    The message of `raised` then contains the traceback of that other process."""
     for trace in reversed(traces):
         cause, last = trace.chain[0], trace.last
         if cause.inner and not last.inner and last.said.text.startswith(raised.removesuffix(CUT)):
@@ -94,7 +95,8 @@ def _unwrap_exception(raised: str, traces: list[ExceptionChain]) -> str:
 
 
 def _whole_failure(exit: Exit) -> str:
-    """Return the failure that the rank latched; if it was cut short, the whole line from its last words."""
+    """Return the failure that the rank recorded before it ended. If that was cut short, return the whole line from its
+    last words."""
     start = exit.latched.removesuffix(CUT)
     found = (line[line.index(start) :] for line in reversed(exit.words) if start in line)
     return exit.latched if start == exit.latched else next(found, exit.latched)

@@ -1,17 +1,18 @@
 """Hang detector: raises an alarm when nodes answer but the job makes no step for longer than it ever has.
 
-Naming a rank is cheap: when no step was made for the time of a few steps, all processes are inspected twice, and a rank
-that the others wait for both times is named. Acting on a rank is expensive. The job acts at once only on a rank that is
-stopped or gone. If two looks find a rank's GPU surely stuck, the job acts once it has waited as long as a restart
-costs. For other named ranks `suspect_hang_timeout.py` sets the wait, by how sure the hang is and what a restart costs;
-if no rank is named, `suspectless_hang_timeout.py` does. A pause that may end by itself gets at least as long as the
-longest of its kind that this run has recovered from.
+Naming a rank is cheap. When no step was made for the time of a few steps, all processes are inspected twice. A rank
+that the others wait for both times is named.
 
-The detector does not judge before the first step of a generation, since compilation and data may take any time
-(`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
-The detector does not judge a time in which its own clock stood still, and does not name ranks that still enter
-collectives, as in an evaluation. It learns from a pause that ends by itself: the next pause in the same named phase, or
-at the same place in the code, may last as long. Pauses elsewhere get no such allowance.
+Acting on a rank is expensive. The job acts at once only on a rank that is stopped or gone. If two inspections find a
+rank's GPU surely stuck, the job acts once it has waited as long as a restart costs. For other named ranks
+`suspect_hang_timeout.py` sets the wait; if no rank is named, `suspectless_hang_timeout.py` does. A pause that may end
+by itself gets at least as long as the longest pause of its kind that this run has recovered from.
+
+Before the first step of a generation the job acts only on stopped ranks, since compilation and data may take any time
+(`start_s`). A script that makes no steps is judged by its collectives. Time in which the detector's own clock stood
+still does not count. Ranks that still enter collectives, as in an evaluation, are not named. The detector learns from a
+pause that ends by itself: the next pause in the same named phase, or at the same place in the code, may last as long.
+Pauses elsewhere may not.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -237,7 +238,7 @@ class HangDetector:
         return is_other_phase(self._phase)
 
     def stands_since(self, now: float) -> float | None:
-        """Return since when the job has made no step; None while that pause is no longer than usual."""
+        """Return when the job made its last step, if it has stood still for longer than usual since; else None."""
         usual_until = max(self.moved_at + self.patience_s, self._usual_until)
         return self.moved_at if self._nodes and now >= usual_until else None
 
@@ -281,8 +282,9 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
 
     def _do_gpus_stand(self, now: float, named: BlockingRanks, goes_on: bool) -> bool:
-        """Return whether two looks found the same GPUs surely stuck and the job has waited as long as a restart costs.
-        The looks are at least `_RECORD_S` apart. The job waits because a new kind of kernel may take long."""
+        """Return whether the same GPUs are surely stuck and the job has waited as long as a restart costs. Two
+        inspections, at least `_RECORD_S` apart, must find them stuck. The job waits because a new kind of kernel may
+        take long."""
         if named.how != "gpu" or not named.hard or goes_on or self.is_in_named_phase:
             self._stuck = (inf, ())
         elif self._stuck[1] != named.ranks:
@@ -294,7 +296,7 @@ class HangDetector:
         return now >= due_at
 
     def _find_reason(self, now: float, traces: Sequence[Trace], named: BlockingRanks, again: bool) -> str:
-        """Return why to act on the named ranks now; "" to keep waiting. `again`: the last look named the same ranks."""
+        """Return why to act on the named ranks now; "" to keep waiting. `again`: the same ranks as last time."""
         ranks, stillness = named.ranks, self._stillness
         still_s = stillness.still_s(now, ranks)
         here_s = max(self._longest_at_place(self._places), self._phases.get(self._phase, 0.0))
@@ -351,8 +353,8 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.ACT, f"{named.reason}, no rank is named, {why}")
 
     def _find_place(self, named: BlockingRanks, traces: Sequence[Trace]) -> Place:
-        """Return where the first blocking rank is in its code: the frames that its stacks in all inspections share. If
-        other ranks share these frames too, keep the place of the last inspection: the rank may be moving again."""
+        """Return where the first blocking rank is in its code: the frames that its stacks share in all inspections. If
+        ranks that do not block share these frames too, return the place found before: the rank may be moving again."""
         mains = {rank: main_frames(p) for rank, p in training_processes(traces).items()}
         own = mains.get(named.ranks[0], ())
         if not self._place:

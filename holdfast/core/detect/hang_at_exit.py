@@ -2,11 +2,11 @@
 
 The script has returned, or waits in `destroy_process_group` or after it, but the process stays. Causes are a thread
 that nobody joins, an exit handler, or a deadlock in PyTorch's teardown. If only such ranks are left of a job, they are
-named. After `hang.act_s` without a sign of life, the job counts as ended well without them. While they read or write
-bytes, they may be saving something, so there is no limit. If they only use CPU time, the limit is `hang.last_s`; but a
-script that has no process group any more may evaluate its model, so there is no limit for it either.
+named. After `hang.act_s` without a sign of life, the job counts as ended well without them. If they only use CPU time,
+the limit is `hang.last_s`. There is no limit while they read or write bytes, since they may be saving something. Nor is
+there one if the script has no process group any more, since it may be evaluating its model.
 
-A rank that has not finished and is just as still, while other ranks have ended well, is the script's fault.
+If a rank has not finished and is just as still, while other ranks have ended well, the script is at fault.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,8 @@ class ExitHangDetector:
     def on_traces(
         self, now: float, traces: Sequence[Trace], seats: tuple[Seat, ...]
     ) -> tuple[bool, tuple[Alarm | Ended, ...]]:
-        """Return whether all remaining ranks have finished, and the alarms or end events that follow from this look.
+        """Return whether all remaining ranks have finished, and the alarms or end events that follow from this
+        inspection.
 
         `traces` come from nodes that still have ranks; `seats` are all seats of the generation.
         """

@@ -52,7 +52,7 @@ class GaugeRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def driver_deadline_s(limits: HealthLimits) -> float:
-    """Return after how long a GPU driver counts as one that does not answer."""
+    """Return after how many seconds without an answer a GPU driver counts as hung."""
     return min(limits.deadline_s, _DRIVER_S)
 
 
@@ -116,8 +116,8 @@ class HealthDetector:
 
 
 class MachineStrains:
-    """The strains that a machine is under now. Heat and other strains that slow the machine come and go within a step,
-    so they begin and end only after as many readings in a row as an alarm needs; other strains after one."""
+    """The strains that a machine is under now. Heat and other strains that slow the machine come and go within a step.
+    They begin and end only after as many readings in a row as an alarm needs. Every other strain takes one reading."""
 
     def __init__(self) -> None:
         self.found: dict[str, Strain] = {}  # by their signs
@@ -138,7 +138,8 @@ class MachineStrains:
 
 
 def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
-    """Return what a reading adds to its row's count: a counter's rise; for a level, 1 if beyond its limit, else 0."""
+    """Return how much a reading adds to its row's count. For a counter, that is its rise. For a level, it is 1 if the
+    level is beyond its limit, else 0."""
     if row.above is not None:
         return float(value > row.above)
     if row.below is not None:

@@ -62,7 +62,8 @@ def agreed_origin(origins: Iterable[int]) -> int:
 
 
 def agreed_count(counts: Iterable[int]) -> int:
-    """Return the number of parameters if all ranks or nodes agree; else 0: then no rank has counted the whole model."""
+    """Return the number of parameters if all ranks or nodes agree; else 0, because no rank has then counted the whole
+    model."""
     first, *others = set(counts)
     return 0 if others else first
 
@@ -105,8 +106,8 @@ class JobPace:
         self._said_at, self._said_step, self._said_parted, self._said_last_at = 0.0, -1, False, 0.0
 
     def on_silence(self, nodes: Iterable[str]) -> None:
-        """Stop taking the job's step from these silent nodes: ranks step together, so other nodes show the same step.
-        The last beat of a silent node still counts if the node lagged behind, or if no other node is left."""
+        """Ignore the steps of these silent nodes from now on. Ranks step together, so the steps of other nodes suffice.
+        Do not ignore a silent node that lagged behind. If all nodes are silent, all still count."""
         self._silent |= (self._beats.keys() & set(nodes)) - self._apart
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:

@@ -1,11 +1,13 @@
 """Spike detector: finds a loss, gradient norm or update that stands out from this rank's recent values.
 
-It does not judge before it has seen enough values, nor by a median that is not positive ("five times" means nothing
-there), nor an update whose previous step was not seen. The module `nonfinite_loss` handles losses that are not finite.
-Of norms that are not finite, only the first is reported, and none if they occur from the start, because loss scaling
-produces them on purpose. The rules cannot tell a fault from a bad batch. Nor can they name the faulty rank, since all
-replicas share a summed gradient. So they name the step; only the norm of a rank's own gradient, before the sum, names a
-rank. The user chooses the response (`loss.policy`); the job acts only on a loss or gradient norm that ranks share.
+It judges only when it has seen enough values and their median is positive ("five times" means nothing otherwise). It
+judges an update only if it saw the step before. The module `nonfinite_loss` handles losses that are not finite. The
+first norm that is not finite is reported, and no later one. If norms are not finite from the start, none is reported,
+because loss scaling produces them on purpose.
+
+The rules cannot tell a fault from a bad batch. They cannot name the faulty rank, since all replicas share a summed
+gradient. So they name the step; only the norm of a rank's own gradient, before the sum, names a rank. The user chooses
+the response (`loss.policy`); the job acts only on a loss or gradient norm that ranks share.
 """
 
 from bisect import bisect_left, insort
@@ -106,14 +108,14 @@ def _median_of(ordered: list[float]) -> float:
 
 
 def times_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """Return in words how many times its median this value is, if more than `limit`; else ""."""
+    """If this value is more than `limit` times its median, return in words how many times; else ""."""
     if not window.has_enough or window.median <= 0 or value <= limit * window.median:
         return ""
     return f"is {value:.4g}, {value / window.median:.1f} times its median"
 
 
 def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """Return in words how many deviations this value is above its median, if over `limit`; else ""."""
+    """If this value is more than `limit` deviations above its median, return in words how many; else ""."""
     if not window.has_enough or value <= window.largest_value:  # most values end here, before anything is sorted
         return ""
     above = (value - window.median) / max(window.deviation(), 1e-300)

@@ -1,11 +1,12 @@
 """Redone-loss detector: after a restart, steps that are made again must have the losses that they had before.
 
-That checks the restored state, the code and the machines for free. A job whose redone steps have all been equal bit for
-bit is exact, and the first redone step that differs raises an alarm. In other jobs a step must differ by far more than
-redone steps did after earlier restarts; until that is known, nothing is concluded. A difference names no node, because
-either result may be wrong. So the step is made a third time, and the result that comes again is believed. Losses under
-another release are only reported, since a release may be meant to change them. Losses of a job of another size, or with
-other batches or another learning rate, are not compared, and neither are those of states that replicas proved wrong.
+That checks the restored state, the code and the machines for free. A job is exact if all its redone steps have been
+equal bit for bit; then the first redone step that differs raises an alarm. In other jobs a step must differ by far more
+than redone steps did after earlier restarts. Until that amount is known, nothing is concluded. A difference names no
+node, because either result may be wrong. So the step is made a third time, and the result that comes again is believed.
+
+Losses under another release are only reported, since a release may be meant to change them. Losses are not compared if
+the job's size, its batches or its learning rate have changed, or if replicas proved the states wrong.
 """
 
 from collections import OrderedDict
@@ -80,7 +81,7 @@ class RedoneLosses:
         self._said: set[str] = set()  # in this generation
 
     def on_launch(self, launch: LaunchHere) -> None:
-        """Record the launch of the losses to come; forget earlier ones if world size, skips or eases have changed."""
+        """Record a launch, whose losses come next. Forget earlier losses if world size, skips or eases have changed."""
         before, self._launch = self._launch, launch
         if before and before.generation == launch.generation:
             return  # the same launch, told twice

@@ -1,9 +1,9 @@
 """Replica detector: finds data-parallel replicas whose state hashes differ.
 
-It does not act before all replicas were equal once. State that never was equal, because kernels or machines differ,
-proves nothing, and without a known good step there is nothing to go back to. It names no rank without a majority of
-all replicas, including those not heard: of two that differ, either may be wrong. It cannot detect errors that all
-replicas share: a gradient that is wrong before the sum makes all of them equally wrong.
+It acts only once all replicas have been equal. State that never was equal, because kernels or machines differ, proves
+nothing, and without a known good step there is nothing to go back to. It names a rank only with a majority of all
+replicas, including those that have not reported: of two that differ, either may be wrong. It cannot detect errors that
+all replicas share: a gradient that is wrong before the sum makes all of them equally wrong.
 """
 
 import msgspec

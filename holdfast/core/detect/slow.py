@@ -1,19 +1,19 @@
 """Slow detector: finds a rank that makes the others wait, or a job that has become slower as a whole.
 
 All ranks leave a collective together, so a rank that arrives late at the next one was slow in between. A round of
-several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of the same
-node are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
+several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of its node
+are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
 
-Where torch's recorder tells how long collectives held each GPU, GPUs are compared, else processes. Communication that
-overlaps with computing waits in the background, so not every wait costs time. The sum of a GPU's waits shows which GPU
-is last, and is the most that this may cost; the longest single wait is the least. Ranks that share a GPU slow each
-other down and are not named.
+If torch's recorder tells how long collectives held each GPU, GPUs are compared, else processes. Communication may
+overlap with computing, so not every wait costs time. The sum of a GPU's waits shows which GPU is last, and is an upper
+bound of the cost; the longest single wait is a lower bound. Ranks that share a GPU slow each other down and are not
+named.
 
-The detector judges no rank until its whole group has reported collectives, and no pace before it has seen a better one.
-A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank for
-much of the time. The job acts on a named rank once the rank has cost more than its replacement would, so the loss is at
-most twice that of the best choice. If the others wait for a rank from the beginning, or while the job is as fast as
-ever, that rank has more work, as rank 0 often has; it is not a slow machine.
+A rank is judged only once its whole group has reported collectives, and a pace only once a better one was seen. A named
+rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank for much of
+the time. The job acts once the rank has cost more than its replacement would, so it loses at most twice as much as with
+the best choice. If the others wait for a rank from the beginning, or while the job is as fast as ever, that rank has
+more work, as rank 0 often has; its machine is not slow.
 """
 
 from collections import Counter, deque
@@ -93,7 +93,7 @@ class SlowDetector:
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
-        """Start over; keep the last generation's pace to compare with if `crew` (release, ranks) is unchanged."""
+        """Start over. If `crew` (release, ranks) is unchanged, keep the last generation's pace for comparison."""
         former_s = self._pace.release_best_s if crew == self._crew else 0.0
         self.generation, self._crew = generation, crew
         for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):
@@ -120,7 +120,7 @@ class SlowDetector:
         return self._close_round(now) or self._check_pace(now)
 
     def find_lost_pace(self, now: float) -> LostPace | None:
-        """Return by how much the job has become slower, once that has lasted for `pace_s`; None if it has not."""
+        """Return how much slower the job has become, if it has been slower for `pace_s` seconds; else None."""
         ratio = self._pace.lasting_slowdown(now)
         if not ratio or self._pace.slow_since is None:
             return None

@@ -1,8 +1,9 @@
 """Standstill detector: reports that the job makes no step, whether or not a rank is named for it.
 
-Stalls do not count as training time, so the journal gets an alarm at the second look. A person gets a message only if
-no rank is named and the job has stood for ten seconds, and for longer than earlier reported stalls that ended by
-themselves. Ranks that still enter collectives do not stand, and neither do those in a phase that the script has named.
+Stalls do not count as training time, so the journal gets an alarm at the second inspection. A person gets a message
+only if no rank is named and the job has stood for ten seconds. The job must also have stood for longer than earlier
+reported stalls that ended by themselves. Ranks that still enter collectives do not stand, and neither do those in a
+phase that the script has named.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 A link that stays down is proof against its machine, unless other machines lost theirs at about the same time. Then a
 switch that they share is down, and replacing the machines would cost more than waiting. Each machine reads its links at
-its own times, so losses count as one if their first readings are not much further apart than two readings of one
-machine. One reading of a link as down is enough to be counted here; an alarm takes two.
+its own times. So losses count as simultaneous if they were first read within little more than one reading interval. One
+reading of a link as down counts here, although an alarm takes two.
 """
 
 from holdfast.model.alarm import SWITCH, Alarm, Kind
@@ -42,7 +42,8 @@ class SwitchDetector:
         return any(node in strain.nodes for strain in cut)
 
     def judge_alarm(self, alarm: Alarm, generation: int) -> Alarm | None:
-        """Return the alarm, or one about all machines that lost links together; None if that one was already raised."""
+        """Return the alarm unchanged if one machine lost its links. If several did, return one alarm about all of them,
+        or None if that one was already raised."""
         own = self._find_strain(alarm)
         if own is None:
             return alarm

@@ -1,7 +1,8 @@
 """Rule detector: user-defined hang, slow and loss rules, each made from one pattern for the script's own log lines.
 
-It names no rank and no node, since the rank that writes the line rarely causes the trouble: the job restarts and
-nobody is blamed. It does not judge a rank that has never written such a line, except rank 0 if `start_s` is set.
+It names no rank and no node, since the rank that writes the line rarely causes the trouble: the job restarts and nobody
+is blamed. A rank is judged once it has written such a line. With `start_s`, rank 0 must write its first line in that
+time.
 """
 
 import re

@@ -1,11 +1,13 @@
 """Names the ranks that block a job, from the stacks of all its processes and the collectives they entered.
 
 There are three kinds of evidence, the surest first. The kernel says which processes are stopped or gone. Sequence
-numbers show a rank that others wait for in a collective while that rank waits for nobody, or whose GPU has not begun a
-collective that its process has entered; if all wait in a circle, the circle is named, or the few that most wait for.
-Stacks show which ranks are at another place than most. "Nobody" is a possible answer: if all ranks are at one place, or
-all GPUs are in one collective, the network or the code is at fault. A majority that lags behind a few ranks is not
-named. What NCCL's RAS says is told beside it, and names nobody.
+numbers of collectives show a rank that others wait for while it waits for nobody. They also show a rank whose GPU has
+not begun a collective that its process has entered. If all ranks wait in a circle, the circle is named, or the few that
+most ranks wait for. Stacks show which ranks are at another place than most.
+
+The answer may be that no rank blocks the job: if all ranks are at one place, or all GPUs are in one collective, the
+network or the code is at fault. A majority that lags behind a few ranks is not named. The status of NCCL's RAS is shown
+as well, but names nobody.
 
 Do not use `find_blocking` on a running job: records of different ranks are up to a second apart, and some rank is
 always last. Call it repeatedly and let `vote_rounds` find the rank that is named again and again.
@@ -180,7 +182,7 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer; None if all answered, none did, or collectives show the cause."""
+    """Return the ranks of nodes that did not answer; None if collectives show the cause, or if all or none answered."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -205,8 +207,8 @@ def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | 
 
 
 def is_gpu_stuck(flight: Flight) -> bool:
-    """Return whether this rank's GPU is surely stuck. It is in no collective or message, so it waits for no other GPU,
-    and it has left the next one unbegun for longer than ever before, and for longer than a full queue of kernels
+    """Return whether this rank's GPU is surely stuck. It must be in no collective or message, so that it waits for no
+    other GPU. It must also have left the next one unbegun for longer than ever before and than a full queue of kernels
     takes."""
     if any(map(is_on_gpu, flight.groups)) or any((c.begun or 0) > (c.ended or 0) for c in flight.channels or ()):
         return False
@@ -221,7 +223,7 @@ def is_on_gpu(one: Collective) -> bool:
 
 
 def _all_on_gpus(waiting: WaitGraph, mains: dict[int, Process]) -> MissingAtCollective | None:
-    """Return a collective that the GPUs of all ranks are in, if any; then the stacks of processes prove nothing."""
+    """Return a collective that the GPUs of all ranks are in, or None. In such a collective, stacks prove nothing."""
     return next((m for m in waiting.unended if mains.keys() <= set(m.inside)), None)
 
 
@@ -255,7 +257,8 @@ def _by_waits(
 
 
 def _by_passing(passed: PassedCollective) -> BlockingRanks:
-    """Return the ranks that have ended a collective which most are still in, and whether their operations differ."""
+    """Return the ranks that have already ended a collective that most ranks are still in. The result says whether the
+    former and the latter are in different operations."""
     differs = passed.ended_op and passed.op and passed.ended_op != passed.op
     verb = "has" if len(passed.ranks) == 1 else "have"
     ended = f"{format_ranks(passed.ranks)} {verb} ended {passed.ended_op or 'collective'} {passed.seq}"
@@ -275,7 +278,7 @@ def _waited_for_by_most(waiting: WaitGraph) -> tuple[int, ...]:
 
 
 def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | None:
-    """Return the ranks at another place than most, or not waiting while the others wait; None if no rank stands out.
+    """Return the ranks at another place than most, or that do not wait while the others do; None if none stands out.
 
     If all ranks wait, the many wait for the few that wait elsewhere: a stalled pipeline keeps the other ranks in the
     sum of the gradients. Of two equal halves, nobody can say which waits for which.
@@ -365,7 +368,8 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
 
 
 def _describe_mixed(m: MixedOperations) -> str:
-    """Return text about ranks in different operations: all of them or, if most are in the same one, the others."""
+    """Return text about ranks that entered different operations. If most ranks entered the same operation, describe
+    only the other ranks, else all."""
     number = f"under number {m.seq} of group {m.group}"
     (most, many), *others = m.ops
     if set(many) <= set(m.ranks):
@@ -401,9 +405,10 @@ def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: l
 def _widen_suspects(
     found: BlockingRanks, node_of: dict[int, str], seats: tuple[Seat, ...], mesh: Dims
 ) -> BlockingRanks:
-    """If several nodes are named, add the other nodes of the smallest parallel group that covers them. Nodes are
-    compared, not ranks: with one tensor-parallel group per node, named ranks of two nodes are seldom in one pipeline
-    group. A group that spans all nodes is not used, because the job cannot evict all of them."""
+    """Return the result with the nodes of the named ranks. If these are several, add the other nodes of the smallest
+    parallel group that covers them. Nodes are compared, not ranks: with one tensor-parallel group per node, named ranks
+    of two nodes are seldom in one pipeline group. A group that spans all nodes is not used, because the job cannot
+    evict all of them."""
     nodes = tuple(sorted({node_of[rank] for rank in found.ranks if rank in node_of}))
     group, wide = "", nodes
     if len(nodes) > 1 and found.how != "gpu":  # the GPUs themselves are known

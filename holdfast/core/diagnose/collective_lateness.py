@@ -1,7 +1,8 @@
 """Measures how late the ranks of one group arrive at collectives, when only some collectives are reported.
 
-Where all ranks tell how long a collective held their GPUs, GPUs are compared: all leave it together, so whoever it held
-for the shortest time came last. That needs no clock. Otherwise the times are compared at which processes entered it.
+If all ranks report how long a collective held their GPUs, the GPUs are compared. All GPUs leave a collective together,
+so the one that it held for the shortest time came last; no clocks are compared. Otherwise the times are compared at
+which processes entered the collective.
 """
 
 from statistics import median

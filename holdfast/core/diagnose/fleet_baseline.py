@@ -3,8 +3,8 @@
 Whole distributions are compared. The shortfall of one against another is the area between their empirical distribution
 functions on the worse side only. The area uses logarithms, so the shortfall is relative in any unit: 0.04 means "4 %
 worse". The medoid, the node closest to all others, stands for the fleet. It is first taken from a majority whose nodes
-are close together, then from all nodes that do not fall short of it, until that set stays the same. How much shortfall
-is allowed follows from the scatter of the healthy nodes.
+are close together. Then it is taken again from all nodes that do not fall short of it, until these nodes stay the same.
+The scatter of the healthy nodes decides how much shortfall is allowed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,8 +74,8 @@ def below_fleet(
 def below_own_past(
     now: Mapping[str, float], past: Mapping[str, Sequence[float]], *, lower: bool = False
 ) -> dict[str, Shortfall]:
-    """Return the nodes that became worse than their own past by more than the median node did. The median change is
-    nobody's fault: a new driver may have slowed all nodes."""
+    """Return the nodes that became worse, compared with their own past, by more than the median node did. The median
+    change is no node's fault: for example, a new driver may have slowed all nodes."""
     known = {node: _log_quantiles(past[node], 0.0) for node in now if len(past.get(node, ())) >= LEAST}
     change = {node: _safe_log(now[node]) - known[node][_MIDDLE] for node in known}
     of_all = median(change.values()) if len(change) >= LEAST else 0.0
@@ -99,7 +99,8 @@ def _make_shortfall(by: float, limit: float, lower: bool, of: str) -> Shortfall:
 
 
 def _area_share(area: float, lower: bool) -> float:
-    """Convert a logarithmic area into a relative shortfall: an excess if lower values are better, else a deficit."""
+    """Convert an area between logarithmic curves into a relative shortfall. If lower values are better, that is how
+    much too high the values are; else how much too low."""
     return exp(area) - 1.0 if lower else 1.0 - exp(-area)
 
 

@@ -1,4 +1,4 @@
-"""Decides which worlds of a pair test failed: by their nodes' reports, and by comparing measurements of the worlds."""
+"""Decides which worlds (pairs of nodes) of a pair test failed, from the nodes' reports and by comparing worlds."""
 
 from collections.abc import Mapping, Sequence
 from math import exp, log
@@ -89,12 +89,14 @@ def _slow_worlds(sound: Measured, probe: str) -> dict[World, str]:
 
 
 def _better_half(samples: Sequence[float], lower: bool) -> tuple[float, ...]:
-    """Return the better half of the samples, which shows what the link can do; busy machines cause the worse."""
+    """Return the better half of the samples, which shows what the link can do. The worse half shows how busy machines
+    were."""
     return tuple(sorted(samples, reverse=not lower)[: (len(samples) + 1) // 2])
 
 
 def _worse_of_two(samples: Mapping[World, Sequence[float]]) -> dict[World, float]:
-    """Return the worse of two worlds if its median is below half the other's and their ranges are apart; else empty."""
+    """Return the worse of two worlds, if its median is below half the other's and their ranges do not overlap; else
+    nothing."""
     better, worse = sorted(samples, key=lambda world: -median(samples[world]))
     part = median(samples[worse]) / median(samples[better])
     apart = fleet_baseline.inner_range(samples[worse])[1] < fleet_baseline.inner_range(samples[better])[0]

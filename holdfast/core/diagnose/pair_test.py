@@ -94,8 +94,8 @@ def _count_rounds(met: Iterable[PairResult]) -> int:
 
 
 def _failed_with_good(met: Sequence[PairResult]) -> dict[str, PairResult]:
-    """Return the nodes that failed together with a node known to be good, each with that result. If neither node is
-    known to be good, the link between them may be bad."""
+    """Return the nodes proved bad, each with the failed result that proves it: the other nodes in that world are known
+    to be good. If two nodes of a world are not known to be good, the link between them may be bad."""
     good: set[str] = set()
     found = {}
     for one in met:

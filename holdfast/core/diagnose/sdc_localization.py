@@ -2,8 +2,8 @@
 
 After one wrong number, all later results are wrong. So each device reports a digest of what it sent into each
 collective and of what it got out of it. The same part of the work is done several times, by different devices. The
-first digest that differs shows whether a device got the right input and sent a wrong result, or got wrong data although
-all devices had sent the right data.
+first digest that differs shows the fault. If a device got the right input and sent a wrong result, it computed wrongly.
+If it got wrong data although all devices had sent the right data, the transfer was at fault.
 """
 
 from collections import Counter
@@ -39,7 +39,8 @@ class TraceAssessment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Parting(msgspec.Struct, frozen=True, kw_only=True):
-    """The first point at which devices with the same part differ in a digest; `most` is empty without a majority."""
+    """The first point at which devices with the same part have different digests. `most` are the devices of the
+    majority, and `odd` are the others; without a majority, `most` is empty."""
 
     point: str
     sent: bool
@@ -73,8 +74,8 @@ def _is_echo(one: PlayedPart, point: str, played: Sequence[PlayedPart], truth: _
 
 
 def _part_ways(played: Sequence[PlayedPart], part: int, truth: _Truth) -> Iterator[_Parting]:
-    """Yield the first point at which each device's digest differs from the majority's. Later differences follow from
-    that one. Record in `truth` what the majority sent at each point."""
+    """Yield the first point at which each device's digest differs from the majority's; later differences follow from
+    the first. Record in `truth` what the majority sent at each point."""
     alike = [one for one in played if one.part == part]
     for number in range(max(len(one.points) for one in alike)):
         for sent in (True, False):

@@ -1,14 +1,13 @@
 """When to act on a hang in which no rank is named: a rule of costs, since nothing says which node to blame.
 
 If every rank is inside the same collective, the network or a device is at fault, and no rank stands out. Waiting costs
-the time of the whole job, and a restart costs the start and the steps since the last saved state. Pauses have long
-tails: the longer one has lasted, the longer it will last, about as long again. So it pays to wait until the pause has
-lasted as long as a restart would cost. Whatever happens then, the job loses at most twice what the best choice would
-have cost.
+the time of the whole job. A restart costs the start and the steps since the last saved state. Pauses have long tails:
+one that has lasted for some time will last about as long again. So it pays to wait until the pause has lasted as long
+as a restart would cost. Then the job loses at most twice what the best choice would have cost.
 
-There are two more limits. A job whose ranks do not wait for each other may wait for something outside, or compute; it
-gets the longest limit, `last_s`. A collective that times out ends the job anyway, and its watchdogs kill ranks while
-others write their last words. So the job is stopped just before that, when stacks are at hand.
+There are two more limits. If ranks do not wait for each other, they may compute or wait for something outside the job;
+they get the longest limit, `last_s`. A collective that times out ends the job anyway, and its watchdogs kill ranks
+while others write their last words. So the job is stopped just before that, when stacks are at hand.
 """
 
 from collections.abc import Sequence

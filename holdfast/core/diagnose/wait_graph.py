@@ -5,9 +5,9 @@ waits for nobody, is missing: it is outside of every collective. If there is no 
 Records are up to a second old, which does not matter in a stalled job. A rank that can no longer report (it holds the
 interpreter's lock) only appears to be further behind, and is rightly named.
 
-Under NCCL a process enters a collective long before its GPU begins it. Where all members of a group tell what has begun
-on their GPUs, GPUs are compared and not processes: a GPU waits in a collective for every GPU that has not begun it. If
-the process of a late GPU has entered the collective (`queued`), the others wait for that GPU and not for its process.
+Under NCCL a process enters a collective long before its GPU begins it. If all members of a group report what their GPUs
+have begun, GPUs are compared and not processes: a GPU waits in a collective for every GPU that has not begun it. If the
+process of a late GPU has entered the collective (`queued`), the others wait for that GPU and not for its process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -110,15 +110,16 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
 
 
 def _prefer_known(outside: tuple[int, ...], flights: Sequence[Flight]) -> tuple[int, ...]:
-    """Leave ranks out that may wait for someone, if there are others without that doubt. A process far ahead of its GPU
-    has queued more messages than torch's recorder holds: the one that the GPU is in has left it, and the rank seems to
-    wait for nobody."""
+    """Return these ranks without those whose records are incomplete; return all if no other is left. A process far
+    ahead of its GPU has queued more messages than torch's recorder holds. The recorder has then dropped the message
+    that the GPU is in, so the rank only seems to wait for nobody."""
     doubted = {flight.rank for flight in flights if _has_lost_messages(flight)}
     return tuple(rank for rank in outside if rank not in doubted) or outside
 
 
 def _has_lost_messages(flight: Flight) -> bool:
-    """Return whether the recorder tells of some channels what has begun on the GPU, and of others of the group not."""
+    """Return whether the recorder has dropped messages: of one group, it shows what the GPU has begun in some channels
+    only."""
     channels = flight.channels or ()
     told = {channel.group for channel in channels if channel.begun is not None}
     return any(channel.begun is None and channel.posted and channel.group in told for channel in channels)
@@ -171,7 +172,8 @@ def _find_passed(group: dict[int, Collective]) -> Iterable[PassedCollective]:
 
 
 def _find_unended(group: dict[int, Collective]) -> Iterable[MissingAtCollective]:
-    """Yield the collective that all GPUs of a group are in; nothing if one is elsewhere or not reported."""
+    """Yield the collective that the GPUs of all members of a group are in. Yield nothing if a GPU is elsewhere or not
+    reported."""
     (some, *others) = group.values()
     alike = all(one.started == some.started for one in others)
     if alike and some.started and all(one.completed < some.started for one in group.values()):
@@ -200,8 +202,8 @@ def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
 def _find_unmatched(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[MissingAtCollective]:
-    """Yield each message in which one end of a channel waits and that the other end has not reached. An end has reached
-    what its GPU has begun or, if that is not known, what its process has posted."""
+    """Yield each message that one end of a channel waits in and the other end has not reached. An end has reached a
+    message once its GPU has begun it or, if GPUs are not reported, once its process has posted it."""
     for (rank, mine), (other, theirs), op in ((sender, receiver, "recv"), (receiver, sender, "send")):
         number, reached = mine.posted, theirs.posted
         if mine.begun is not None and mine.ended is not None:

@@ -1,4 +1,5 @@
-"""Ends that are known beforehand: layers move away from who will leave, or all are saved while their owners live."""
+"""Policies for workers that are known to leave: move their layers to others, or save all layers while their owners are
+here."""
 
 import msgspec
 
@@ -14,7 +15,8 @@ SAVE = "just-in-time save"
 
 
 def propose_migration(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose that newcomers take the places of the lost and of those that will leave, or that peers do their work."""
+    """Propose that newcomers take the places of lost and leaving workers. If newcomers are too few, propose that peers
+    do the work of leaving workers."""
     ground = survey(job, situation, costs)
     if not situation.leaving:
         return Infeasible(policy=MIGRATE, reason="nobody is known to leave")
@@ -35,7 +37,7 @@ def propose_migration(job: PipelineJob, situation: PipelineSituation, costs: Pha
 
 
 def propose_save(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose that every layer is written to storage now, so that nothing is made again when its owners have left."""
+    """Propose to write every layer to storage now. Then no step has to be made again when workers have left."""
     ground = survey(job, situation, costs)
     if not situation.leaving:
         return Infeasible(policy=SAVE, reason="nobody is known to leave")
@@ -52,7 +54,7 @@ def propose_save(job: PipelineJob, situation: PipelineSituation, costs: PhaseCos
 
 
 def _share_saves(ground: PlanGround) -> tuple[int, ...]:
-    """Return by layer the owner that writes it, each as few as can be."""
+    """Return for each layer the owner that writes it, such that all owners write about equally many."""
     written: dict[int, int] = {}
     found = []
     for owners in owners_by_layer(ground.job.layers, ground.situation.held):

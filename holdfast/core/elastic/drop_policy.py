@@ -1,4 +1,4 @@
-"""Dropping: damaged pipelines compute no more, and the whole ones take their microbatches, or these are left out."""
+"""Dropping: damaged pipelines stop computing, and their microbatches go to whole ones or are left out."""
 
 from heapq import heapify, heapreplace
 
@@ -20,8 +20,8 @@ DROP = "drop"
 
 
 def propose_drop(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose to leave damaged pipelines out. Whole ones keep their groups, so that only those across pipelines are
-    made again."""
+    """Propose to leave damaged pipelines out. Whole pipelines keep their inner groups; only groups across pipelines are
+    rebuilt."""
     ground = survey(job, situation, costs)
     if refused := refuse_orphans(DROP, ground):
         return refused
@@ -47,7 +47,7 @@ def propose_drop(job: PipelineJob, situation: PipelineSituation, costs: PhaseCos
 
 
 def _give_to_whole(ground: PlanGround, broken: dict[int, Route], whole: list[tuple[Route, int]]) -> tuple[Route, ...]:
-    """Give every microbatch of a broken route to the whole one whose busiest worker has least to do."""
+    """Give each microbatch of a broken route to the whole route whose busiest worker has the least work."""
     loads = loads_of(whole, ground.times)
     queue = [(_busiest(route, loads), number) for number, (route, _) in enumerate(whole)]
     heapify(queue)

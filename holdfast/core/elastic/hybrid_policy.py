@@ -1,4 +1,4 @@
-"""Dropping first, then replacement or rerouting: the others make steps while what changes the plan is made ready."""
+"""Dropping first, then replacement or rerouting: whole pipelines make steps while the second plan is prepared."""
 
 from math import ceil
 
@@ -14,8 +14,9 @@ HYBRID = "hybrid"
 
 
 def propose_hybrid(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose to drop damaged pipelines until newcomers are warm and new groups are prepared, and then to replace, or
-    to reroute if nobody stands by. Layers are sent between two steps, since they change with each."""
+    """Propose to drop damaged pipelines until newcomers are warm and new groups are prepared. After that, propose to
+    replace the lost workers, or to reroute if nobody stands by. Layers are sent between two steps, because every step
+    changes them."""
     first = propose_drop(job, situation, costs)
     if isinstance(first, Infeasible):
         return Infeasible(policy=HYBRID, reason=first.reason)

@@ -23,12 +23,13 @@ def missing_layers(job: PipelineJob, held: Held) -> list[int]:
 
 
 def newcomers(situation: PipelineSituation) -> list[int]:
-    """Return the workers that hold nothing and stay: standbys, and those that have just come."""
+    """Return the workers that hold no layer and stay: standbys, and workers that have just come."""
     return [n for n, mine in enumerate(situation.held) if not mine and n not in situation.leaving]
 
 
 def transfers_to(job: PipelineJob, situation: PipelineSituation, wanted: Held) -> tuple[LayerTransfer, ...]:
-    """Return the transfers after which all hold what is wanted, each from the live owner with the fewest so far.
+    """Return the transfers after which every worker holds the wanted layers. Each layer comes from its live owner that
+    has sent the fewest so far.
 
     Every wanted layer must have a live owner.
     """
@@ -46,7 +47,7 @@ def transfers_to(job: PipelineJob, situation: PipelineSituation, wanted: Held) -
 
 
 def busiest_link(transfers: Sequence[LayerTransfer]) -> int:
-    """Return how many layers the busiest worker sends, or receives."""
+    """Return the largest number of layers that one worker sends or receives."""
     sent: dict[int, int] = {}
     received: dict[int, int] = {}
     for transfer in transfers:
@@ -60,7 +61,8 @@ def fits_memory(job: PipelineJob, held: Held) -> bool:
 
 
 def spare_copies(layers: int, held: Held, leaving: Sequence[int] = ()) -> int:
-    """Return how many losses, whichever they are, leave every layer with a live owner that stays."""
+    """Return how many workers may be lost, whichever they are, before a layer has no owner. Leaving workers do not
+    count as owners."""
     counts = [0] * layers
     for number, mine in enumerate(held):
         if number not in leaving:

@@ -30,7 +30,8 @@ def make_templates(job: PipelineJob, until: tuple[float, ...], most: int) -> dic
 
 
 def _even_cuts(job: PipelineJob, until: tuple[float, ...], stages: int) -> Cuts | None:
-    """Return cuts of equal numbers of layers, if all layers take the same."""
+    """Return stages of equal numbers of layers, give or take one. Return None if layers take different times or a stage
+    does not fit."""
     cuts = stage_cuts(job.layers, stages)
     fits = not job.capacity or max(end - first for first, end in cuts) <= job.capacity
     even = all(abs(until[layer] - layer * until[1]) < 1e-9 for layer in range(len(until)))
@@ -38,7 +39,8 @@ def _even_cuts(job: PipelineJob, until: tuple[float, ...], stages: int) -> Cuts 
 
 
 def _best_cuts(layers: int, until: tuple[float, ...], stages: int, capacity: int) -> Cuts | None:
-    """Cut such that the slowest stage is as fast as can be: divide and conquer over halves of the stages."""
+    """Return the cuts whose slowest stage is as fast as possible, found by divide and conquer over halves of the
+    stages."""
 
     @cache
     def best(first: int, end: int, count: int) -> tuple[float, Cuts] | None:
@@ -58,9 +60,10 @@ def _best_cuts(layers: int, until: tuple[float, ...], stages: int, capacity: int
 
 
 def choose_sizes(templates: dict[int, PipelineTemplate], members: int, wanted: int) -> tuple[int, ...]:
-    """Choose the sizes of pipelines for at most so many members that compute most per second: a knapsack.
+    """Return the sizes of pipelines that together compute most per second, for at most `members` workers: a knapsack.
 
-    Of equals, the one with the most pipelines of the wanted size, then the one with the fewest members.
+    Of equally fast choices, prefer the one with the most pipelines of the wanted size, then the one with the fewest
+    workers.
     """
     best: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ())]
     for count in range(1, members + 1):
@@ -75,7 +78,7 @@ def choose_sizes(templates: dict[int, PipelineTemplate], members: int, wanted: i
 
 
 def share_microbatches(bottlenecks: list[float], fills: list[float], microbatches: int) -> list[int]:
-    """Share microbatches over pipelines such that the last one is done as early as can be."""
+    """Return the number of microbatches of each pipeline such that the last pipeline is done as early as possible."""
     shares = [0] * len(bottlenecks)
     queue = [(slow + fill, number) for number, (slow, fill) in enumerate(zip(bottlenecks, fills, strict=True))]
     heapify(queue)

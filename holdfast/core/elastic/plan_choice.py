@@ -1,4 +1,4 @@
-"""The choice among recovery policies: all propose, those below the user's floor go, and the cheapest is taken."""
+"""The choice among recovery policies: all make a proposal, and the cheapest that meets the user's minimum is chosen."""
 
 from collections.abc import Callable, Mapping
 
@@ -51,7 +51,7 @@ class WeighedProposal(msgspec.Struct, frozen=True):
 
 
 class ElasticChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The proposal that was chosen, all that were weighed, cheapest first, and the policies that had none."""
+    """The chosen proposal, all proposals that were compared (the cheapest first), and the policies ruled out."""
 
     chosen: Proposal | None
     weighed: tuple[WeighedProposal, ...]
@@ -64,7 +64,8 @@ def choose_plan(
     costs: PhaseCosts,
     policies: Mapping[str, Propose] = POLICIES,
 ) -> ElasticChoice:
-    """Choose the cheapest proposal that keeps the user's floor; of equals, the one whose policy stands first."""
+    """Return the cheapest proposal whose results are at least as exact as `job.floor` demands. Of equals, return the
+    one whose policy comes first."""
     weighed: list[WeighedProposal] = []
     refused: list[Infeasible] = []
     for name, propose in policies.items():
@@ -84,8 +85,8 @@ def choose_plan(
 
 
 def cost_of(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
-    """Return what a proposal costs, in seconds of one worker: now, while it is degraded, at the next failure, and when
-    it is changed back."""
+    """Return what a proposal costs, in seconds of one worker. The cost includes the change to the plan, slower steps
+    under it, the next failure, and the change back."""
     workers = len(situation.held) + len(situation.lost)
     stopped = sum(proposal.downtime_s.values()) + proposal.lost_steps * costs.step_s
     slow = proposal.slow_steps * costs.step_s * (1 / max(proposal.slow_rate, 0.01) - 1)
@@ -104,7 +105,8 @@ def _change_s(costs: PhaseCosts) -> float:
 
 
 def _next_failure_s(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
-    """Return what the next failure is expected to stop, by how many workers are a layer's only owner."""
+    """Return how long the next failure is expected to stop the job. The more workers are a layer's only owner, the
+    longer."""
     plan = proposal.plan
     stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(plan.held))
     only = {owners[0] for owners in owners_by_layer(job.layers, stay) if len(owners) == 1}

@@ -1,4 +1,4 @@
-"""What is wrong with a plan: nothing, or a policy has a bug. The chosen plan is looked at before anybody follows it."""
+"""Checks a plan before any worker follows it. A fault in a plan means that its policy has a bug."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,8 @@ from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, Route
 
 
 def plan_faults(job: PipelineJob, situation: PipelineSituation, plan: RoutePlan, semantics: Semantics) -> Iterator[str]:
-    """Yield what makes a plan wrong: work without an owner, copies from who has none, or too much on one worker."""
+    """Yield the faults of a plan: work for a worker without the layers, copies from a worker without them, or too many
+    layers on one worker."""
     if len(plan.held) != len(situation.held):
         yield f"it has {len(plan.held)} workers, and {len(situation.held)} are there"
         return

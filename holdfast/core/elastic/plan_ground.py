@@ -1,4 +1,4 @@
-"""What every policy starts from: the plan before, whom it has lost, and what the whole job would do in a step."""
+"""What every policy starts from: the plan so far, the workers that it has lost, and how fast the whole job would be."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -29,7 +29,7 @@ from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, Route
 
 
 class PlanGround(msgspec.Struct, frozen=True, kw_only=True):
-    """A situation, made ready for all policies."""
+    """A situation, with everything computed from it that all policies need."""
 
     job: PipelineJob
     situation: PipelineSituation
@@ -46,7 +46,7 @@ class PlanGround(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> PlanGround:
-    """Return the ground for proposals. ValueError if a situation contradicts itself."""
+    """Return the facts that all policies start from. Raise ValueError if the situation contradicts itself."""
     _check_situation(job, situation)
     before, lost = (situation.earlier, situation.lost) if situation.earlier else _plan_as_begun(job, situation)
     before = msgspec.structs.replace(before, routes=share_routes(before.routes))
@@ -73,7 +73,8 @@ def _check_situation(job: PipelineJob, situation: PipelineSituation) -> None:
 
 
 def _plan_as_begun(job: PipelineJob, situation: PipelineSituation) -> tuple[RoutePlan, Held]:
-    """Return what the job would have begun with; the lost ones are taken for its last workers."""
+    """Return the plan with which the job would have begun, and what the lost workers would hold: they count as its last
+    workers."""
     workers, lost = len(situation.held), len(situation.lost)
     whole = first_plan(job, workers + lost)
     names = {workers + number: -1 - number for number in range(lost)}
@@ -111,7 +112,7 @@ def can_compute(segment: RouteSegment, held: Sequence[frozenset[int]]) -> bool:
 
 
 def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ()) -> dict[int, Route]:
-    """Return the routes that cannot be taken any more, by their identity; `away` are workers not to be used."""
+    """Return the routes that can no longer be used, by their `id()`. `away` are workers that must not be used."""
     sets = [frozenset(mine) for mine in held]
     gone = frozenset(away)
     return {
@@ -122,7 +123,7 @@ def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ())
 
 
 def refuse_orphans(policy: str, ground: PlanGround) -> Infeasible | None:
-    """Refuse for a layer without a live owner, which only a rollback brings back."""
+    """Return a refusal if a layer has no live owner, because only a rollback brings such a layer back; else None."""
     return Infeasible(policy=policy, reason=name_orphans(ground.orphans)) if ground.orphans else None
 
 
@@ -132,7 +133,8 @@ def name_orphans(layers: Sequence[int]) -> str:
 
 
 def stop_phases(ground: PlanGround) -> dict[Phase, float]:
-    """Return the phases that every change of plan has; a change that nobody's loss forces comes between two steps."""
+    """Return the seconds of the phases that every change of plan has. Without a lost worker, nothing has to be detected
+    or aborted."""
     costs, forced = ground.costs, bool(ground.situation.lost)
     return {
         "detect": costs.detect_s if forced else 0.0,
@@ -144,14 +146,14 @@ def stop_phases(ground: PlanGround) -> dict[Phase, float]:
 
 
 def rate_of(ground: PlanGround, plan: RoutePlan, kappa: float = 1.0) -> float:
-    """Return samples per second by this plan, beside those of the whole job."""
+    """Return the samples per second by this plan, relative to those of the whole job."""
     kept = sum(count for route, count in count_routes(plan.routes) if route) / max(1, len(plan.routes))
     taken = step_time(plan.routes, ground.times, kappa)
     return min(1.0, ground.whole_time / taken) * kept if taken > 0 else 0.0
 
 
 def semantics_of(ground: PlanGround, plan: RoutePlan) -> Semantics:
-    """Return what holds of results under this plan, beside the plan before it."""
+    """Return how exact results are under this plan, compared with the plan before it."""
     if not all(plan.routes):
         return Semantics.BATCH_CHANGED
     if ground.job.ordered or same_partition(ground.before.routes, plan.routes):
@@ -162,7 +164,8 @@ def semantics_of(ground: PlanGround, plan: RoutePlan) -> Semantics:
 def live_proposal(
     policy: str, ground: PlanGround, plan: RoutePlan, *, reason: str, kappa: float = 1.0
 ) -> Proposal | Infeasible:
-    """Return the proposal of a plan that goes on from live state; Infeasible if a worker cannot hold that much."""
+    """Return the proposal for a plan that continues from the state in live workers; Infeasible if a worker's memory is
+    too small."""
     if not fits_memory(ground.job, plan.held):
         return Infeasible(policy=policy, reason=f"a worker would hold more than {ground.job.capacity} layers")
     costs, situation = ground.costs, ground.situation

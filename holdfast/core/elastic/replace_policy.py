@@ -1,4 +1,5 @@
-"""Replacement: a standby or a new worker takes a lost one's layers from a live owner, and its place in all routes."""
+"""Replacement: a standby or new worker takes a lost worker's place in all routes, and gets its layers from a live
+owner."""
 
 from collections.abc import Sequence
 
@@ -27,8 +28,8 @@ def propose_replace(job: PipelineJob, situation: PipelineSituation, costs: Phase
 
 
 def fill_places(ground: PlanGround, away: Sequence[int] = ()) -> tuple[Held, tuple[Route, ...], int] | str:
-    """Return what all hold and all routes when newcomers have the places of the lost and of those `away`, and how many
-    newcomers that takes; or why that cannot be."""
+    """Let newcomers take the places of lost workers and of those in `away`. Return the layers that each worker then
+    holds, all routes, and the number of newcomers used; or return why that is impossible."""
     before = ground.before
     places = {-1 - number: tuple(mine) for number, mine in enumerate(ground.lost) if mine}
     places |= {number: before.held[number] for number in away if before.held[number]}

@@ -20,7 +20,7 @@ REROUTE = "reroute"
 
 
 def propose_reroute(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose that a lost worker's microbatches go to the least loaded of those that hold the same layers."""
+    """Propose that a lost worker's microbatches go to the least loaded workers that hold the same layers."""
     ground = survey(job, situation, costs)
     if refused := refuse_orphans(REROUTE, ground):
         return refused
@@ -32,7 +32,7 @@ def propose_reroute(job: PipelineJob, situation: PipelineSituation, costs: Phase
 
 
 def losses_by_layer(job: PipelineJob, situation: PipelineSituation) -> list[int]:
-    """Return how many of the lost held each layer: all that rerouting depends on."""
+    """Return for each layer how many lost workers held it; rerouting depends on nothing else."""
     counts = [0] * job.layers
     for mine in situation.lost:
         for layer in mine:
@@ -41,9 +41,9 @@ def losses_by_layer(job: PipelineJob, situation: PipelineSituation) -> list[int]
 
 
 def reroute_all(ground: PlanGround, held: Held, away: Sequence[int] = ()) -> tuple[Route, ...]:
-    """Return routes for all microbatches over those that hold the layers; whole routes stay as they are.
+    """Return routes for all microbatches through workers that hold the layers; whole routes stay as they are.
 
-    Every layer must have an owner that is not `away`.
+    Every layer must have an owner that is not in `away`.
     """
     before = ground.before.routes
     broken = broken_routes(before, held, away)
@@ -70,13 +70,14 @@ class PeerWiring:
         self.loads: dict[int, float] = {}
 
     def keep_good(self, route: Route, count: int) -> None:
-        """Count the loads of the good segments in a broken route."""
+        """Add the loads of those segments of a broken route that can still be used."""
         for segment in route:
             if can_compute(segment, self._sets):
                 self._add(segment, count)
 
     def mend_route(self, route: Route) -> Route:
-        """Return the route with its bad segments given to peers; a microbatch that was left out gets a whole one."""
+        """Return the route with its unusable segments given to peers. A microbatch that was left out gets a whole
+        route."""
         found: list[RouteSegment] = []
         for segment in route or (RouteSegment(worker=-1, first=0, end=self._layers),):
             if can_compute(segment, self._sets):
@@ -86,7 +87,7 @@ class PeerWiring:
         return join_segments(found)
 
     def wire_layers(self, first: int, end: int) -> list[RouteSegment]:
-        """Give these layers to as few owners as possible, the least loaded first."""
+        """Give these layers to as few owners as possible; of equals, to the least loaded."""
         found = []
         while first < end:
             runs: Mapping[int, int] = {owner: self._run_end(owner, first, end) for owner in self._owners[first]}

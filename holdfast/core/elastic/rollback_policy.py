@@ -1,4 +1,5 @@
-"""Rollback: all go back to the newest step whose layers are all kept, in memories of live workers or on storage."""
+"""Rollback: all workers go back to the newest step of which every layer exists, in a live worker's memory or on
+storage."""
 
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ STORAGE = -1  # as a layer's source
 
 
 def propose_memory_rollback(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose the newest step of which every layer is in a live worker's memory, or on storage at the same step."""
+    """Propose to go back to the newest step of which every layer is in a live worker's memory or on storage."""
     step, sources = newest_snapshots(job, situation)
     if step < 0:
         return Infeasible(policy=MEMORY_ROLLBACK, reason="no step has a snapshot of every layer in a live memory")
@@ -24,7 +25,7 @@ def propose_memory_rollback(job: PipelineJob, situation: PipelineSituation, cost
 
 
 def propose_disk_rollback(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose the newest whole checkpoint."""
+    """Propose to go back to the newest whole checkpoint."""
     if situation.stored < 0:
         return Infeasible(policy=DISK_ROLLBACK, reason="there is no checkpoint")
     sources = (STORAGE,) * job.layers
@@ -32,7 +33,8 @@ def propose_disk_rollback(job: PipelineJob, situation: PipelineSituation, costs:
 
 
 def newest_snapshots(job: PipelineJob, situation: PipelineSituation) -> tuple[int, tuple[int, ...]]:
-    """Return the newest step that live memories have whole, and by layer who has it; -1 if there is none."""
+    """Return the newest step of which every layer is in a live memory or, for the stored step, on storage. Also return
+    for each layer who has it. Return -1 and an empty tuple if there is no such step."""
     found: dict[int, dict[int, int]] = {}  # step -> layer -> who has it
     for number, kept in enumerate(situation.snapshots):
         for layer, step in kept:
@@ -73,7 +75,8 @@ def _rollback(policy: str, ground: PlanGround, step: int, sources: tuple[int, ..
 
 
 def _restore_s(costs: PhaseCosts, held: Held, sources: tuple[int, ...]) -> float:
-    """Return the time of the worker that restores most, or of the one that gives most."""
+    """Return how long a restore takes: the time of the worker that restores most or of the one that sends most,
+    whichever is longer."""
     given = [0] * len(held)
     longest = 0.0
     for number, mine in enumerate(held):
@@ -86,7 +89,8 @@ def _restore_s(costs: PhaseCosts, held: Held, sources: tuple[int, ...]) -> float
 
 
 def place_freely(ground: PlanGround) -> tuple[Held, tuple[Route, ...]] | str:
-    """Place all layers on those that stay: standbys in the places of the lost if there are enough, else anew."""
+    """Place all layers on the workers that stay. Use standbys in the places of lost workers if there are enough, else a
+    new plan. Return layers and routes, or why that is impossible."""
     filled = fill_places(ground, ground.situation.leaving)
     if not isinstance(filled, str) and fits_memory(ground.job, filled[0]):
         return filled[0], filled[1]
@@ -101,7 +105,7 @@ def place_freely(ground: PlanGround) -> tuple[Held, tuple[Route, ...]] | str:
 
 
 def spread_over(plan: RoutePlan, members: Sequence[int], workers: int) -> tuple[Held, tuple[Route, ...]]:
-    """Return what all hold and all routes when the plan's workers are these members of more workers."""
+    """Return the plan's layers and routes with its workers renamed to `members`, in a job of `workers` workers."""
     names = dict(enumerate(members))
     held: list[tuple[int, ...]] = [()] * workers
     for number, mine in enumerate(plan.held):

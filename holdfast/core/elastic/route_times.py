@@ -1,4 +1,5 @@
-"""How long a step takes by a plan's routes: the load of the busiest worker, and a pipeline's filling and draining."""
+"""How long a step takes by a plan's routes: the load of the busiest worker, and the time to fill and drain
+pipelines."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -33,7 +34,7 @@ def layer_times(job: PipelineJob, costs: PhaseCosts, speeds: Sequence[float] = (
 def count_routes(routes: Iterable[Route]) -> list[tuple[Route, int]]:
     """Return the different routes with the number of microbatches that take each, in order of first appearance.
 
-    Routes are told apart as objects, which is fast; `share_routes` makes equal ones the same object.
+    Routes are compared by identity, which is fast; `share_routes` makes equal routes the same object.
     """
     counts: dict[int, int] = {}
     found: dict[int, Route] = {}
@@ -46,7 +47,7 @@ def count_routes(routes: Iterable[Route]) -> list[tuple[Route, int]]:
 
 
 def share_routes(routes: Sequence[Route]) -> tuple[Route, ...]:
-    """Return the routes with equal ones as one object, whatever a decoder made of them."""
+    """Return the routes such that equal routes are one object; a decoder makes an object of its own for each."""
     equal: dict[Route, Route] = {}
     shared = {id(route): equal.setdefault(route, route) for route, _ in count_routes(routes)}
     return tuple(shared[id(route)] for route in routes)
@@ -77,7 +78,8 @@ def step_time(routes: Sequence[Route], times: LayerTimes, kappa: float = 1.0) ->
 
 
 def same_partition(one: Sequence[Route], other: Sequence[Route]) -> bool:
-    """Return whether sums of gradients have the same parts in both: each layer's microbatches in the same heaps."""
+    """Return whether both plans sum gradients of the same parts: each layer's microbatches are grouped alike over
+    workers."""
     if len(one) != len(other):
         return False
     named: dict[tuple[int, int], int] = {}  # layer and worker of the one -> worker of the other

@@ -1,4 +1,5 @@
-"""Redundant layers: a worker that keeps a lost one's layers current beside its own computes them from now on."""
+"""Redundant layers: a worker keeps the next worker's layers current beside its own, and computes them if that one is
+lost."""
 
 from holdfast.core.elastic.layer_owners import Held, missing_layers
 from holdfast.core.elastic.plan_ground import (
@@ -20,7 +21,8 @@ REDUNDANT = "redundant layers"
 
 
 def shadows_of(plan: RoutePlan) -> Held:
-    """Return by worker the layers that it should keep current beside its own: those of whom it sends to."""
+    """Return for each worker the layers that it should keep current beside its own: those of the next workers on its
+    routes."""
     found: list[set[int]] = [set() for _ in plan.held]
     for route, _ in count_routes(plan.routes):
         for segment, following in zip(route, (*route[1:], *route[:1]), strict=True):
@@ -29,7 +31,8 @@ def shadows_of(plan: RoutePlan) -> Held:
 
 
 def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose that those with shadows of lost layers compute them, each all of one lost worker's if it can."""
+    """Propose that workers with shadows of lost layers compute these. If possible, one worker computes all layers of a
+    lost one."""
     ground = survey(job, situation, costs)
     if not any(situation.shadows):
         return Infeasible(policy=REDUNDANT, reason="nobody keeps layers beside its own")
@@ -48,7 +51,8 @@ def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: Pha
 
 
 def _hand_over(ground: PlanGround, both: Held) -> tuple[Route, ...]:
-    """Give each lost worker's place to the one with the fewest places that has all its layers."""
+    """Return the routes with each lost worker replaced by one that has all its layers, a shadow if there is one. Of
+    several, it is the one that has replaced the fewest so far."""
     sets = [frozenset(mine) for mine in both]
     taken = [0] * len(both)
     names: dict[int, int] = {}
@@ -71,7 +75,7 @@ def _renamed(route: Route, names: dict[int, int], sets: list[frozenset[int]]) ->
 
 
 def _held_for(held: Held, routes: tuple[Route, ...]) -> Held:
-    """Return what all hold with the shadows that these routes need."""
+    """Return what each worker holds, including the shadows that these routes need."""
     found = [set(mine) for mine in held]
     for route, _ in count_routes(routes):
         for segment in route:

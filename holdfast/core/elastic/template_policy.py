@@ -1,4 +1,4 @@
-"""New templates: whole pipelines stay, and the other workers form pipelines of whatever sizes compute most."""
+"""New templates: whole pipelines stay, and the other workers form pipelines, of unequal sizes if that is fastest."""
 
 from collections.abc import Iterable, Sequence
 
@@ -41,7 +41,7 @@ class PipelineRow(msgspec.Struct, frozen=True):
 
 
 def propose_retemplate(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose pipelines of unequal sizes over all that stay, each with microbatches as it is fast."""
+    """Propose pipelines of unequal sizes over all workers that stay; a faster pipeline gets more microbatches."""
     ground = survey(job, situation, costs)
     if refused := refuse_orphans(RETEMPLATE, ground):
         return refused
@@ -87,7 +87,7 @@ def _pace(
 
 
 def _seat_rows(ground: PlanGround, pool: list[int], templates: Sequence[PipelineTemplate]) -> list[PipelineRow]:
-    """Give each stage to a worker of the pool, such that few layers have to be sent."""
+    """Give each stage to a worker of the pool such that few layers have to be sent. Return the pipelines."""
     slots = [cut for template in templates for cut in template.cuts]
     if not slots:
         return []

@@ -1,4 +1,4 @@
-"""Stochastic wiring: routes are drawn over all live owners of each layer, the faster ones more often."""
+"""Stochastic wiring: the route of each microbatch is drawn from all live owners of layers, faster ones more often."""
 
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
@@ -13,8 +13,8 @@ STOCHASTIC = "stochastic wiring"
 
 
 def propose_stochastic(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose routes that are drawn from the job's seed and the step: each layer's next owner is the one that would
-    be done first, equals by lot."""
+    """Propose routes that depend on the job's seed and the step. Each layer goes to the owner that would be done first;
+    of equals, one is drawn."""
     ground = survey(job, situation, costs)
     stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(situation.held))
     if orphans := missing_layers(job, stay):
@@ -31,7 +31,7 @@ def draw_routes(job: PipelineJob, held: Held, times: LayerTimes, step: int) -> t
 
 
 class DrawnWiring:
-    """Keeps for each layer a queue of its owners by the work that they have, as it was when they were queued."""
+    """Keeps for each layer a queue of its owners, ordered by the work that they had when they were queued."""
 
     def __init__(self, job: PipelineJob, held: Held, times: LayerTimes, step: int) -> None:
         self._layers = job.layers
@@ -68,12 +68,12 @@ class DrawnWiring:
             return owner
 
     def _work(self, owner: int, layer: int) -> float:
-        """Return the time of the run of layers that begins here, for this owner."""
+        """Return how long this owner takes for the run of its layers that begins at `layer`."""
         return self._times.segment_time(RouteSegment(worker=owner, first=layer, end=self._ends[owner][layer]))
 
 
 def _run_ends(layers: tuple[int, ...]) -> dict[int, int]:
-    """Return for each held layer where the run of held layers that it is in ends."""
+    """Return for each held layer the end of the run of consecutive held layers that it is in."""
     ends: dict[int, int] = {}
     for layer in sorted(layers, reverse=True):
         ends[layer] = ends.get(layer + 1, layer + 1)

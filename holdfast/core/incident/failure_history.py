@@ -76,7 +76,8 @@ class FailureHistory:
         self._evicted_at.extend([now] * nodes)
 
     def count_fruitless_end(self) -> int:
-        """Note that the fleet takes all nodes away. Return how often in a row it did before a new step was made."""
+        """Count that the fleet takes all nodes away. Return how many times in a row this happened without a new step in
+        between."""
         self._fruitless_ends = 0 if self._got_further else self._fruitless_ends + 1
         self._got_further = False
         return self._fruitless_ends

@@ -31,7 +31,9 @@ def is_killed(alarm: Alarm) -> bool:
 
 def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
     """Return the alarms, besides the cause, about ranks that a signal killed.
-    An abort is left out unless it looks like the cause, and so are ranks on a machine that failed as a whole."""
+
+    Leave out aborts that do not look like the cause, and ranks on a machine that failed as a whole.
+    """
     told = [a for a in alarms if a is not cause and is_killed(a) and not set(a.ranks) <= set(cause.ranks)]
     if cause.kind is not Kind.CRASH:
         told = [a for a in told if set(a.suspects).isdisjoint(cause.suspects)]
@@ -39,8 +41,8 @@ def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
 
 
 def is_told_elsewhere(cause: Alarm, alarms: list[Alarm]) -> bool:
-    """Return whether ranks of other nodes exited by themselves with the same words as the rank that is the cause. Ranks
-    that a signal killed say nothing; each of them is named by itself."""
+    """Return whether ranks of other nodes exited with the same words as the rank that is the cause. Ranks that a signal
+    killed do not count: they left no words, and each of them is named by itself."""
     if cause.kind is not Kind.CRASH or is_echo(cause) or is_killed(cause):
         return False
     alike = (a for a in alarms if a.kind is Kind.CRASH and a.signature == cause.signature and a.reason == cause.reason)

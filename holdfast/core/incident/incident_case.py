@@ -125,7 +125,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_worth_it(self) -> bool:
-        """Return whether the job trained twice the time it lost since the first such failure; needs step numbers."""
+        """Return whether, since the first such failure, the job has trained for at least twice the time it has lost.
+        False if steps have no numbers."""
         if self.counted or not self.recent_failures:
             return False
         since = self.recent_failures[0]
@@ -165,7 +166,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_unwitnessed(self) -> bool:
-        """Return whether only the rank itself accuses a machine. A probe can tell which one."""
+        """Return whether only the rank itself reports a fault of a machine. A probe can confirm the fault."""
         return is_unwitnessed_fault(self.cause)
 
     @property
@@ -213,8 +214,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_certain(self) -> bool:
         """Return whether a script that failed at its start would fail the same way again. It would if its code does not
-        parse, it exited by itself, or a setting must change. A missing file may appear, since another rank may be
-        making it."""
+        parse, it exited by itself, or a setting must change. A missing file does not count: another rank may be making
+        it."""
         cause = self.cause
         return (
             cause.raised in _UNREADABLE
@@ -243,7 +244,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def evicted_before(self) -> tuple[str, ...]:
-        """Return other nodes evicted for such a failure of this rank, so the rank, not a node, causes it; else ()."""
+        """Return other nodes that were evicted for such a failure of this rank; () if none. If there are any, the rank
+        causes the failure and not the node."""
         ranks, nodes = set(self.cause.ranks), set(self.cause.suspects)
         gone = (
             p.nodes for p in self.recent_failures if p.evicted and ranks & set(p.ranks) and nodes.isdisjoint(p.nodes)
@@ -261,9 +263,9 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_nodes_own(self) -> bool:
-        """Return whether such failures come from these nodes: all recent ones were on them, or too many for chance.
-        A bug strikes on any node, so with few nodes it soon strikes one of them twice. And what strikes several nodes
-        at once, as storage that is away, is no node's own."""
+        """Return whether these nodes cause such failures: all recent ones were on them, or are too few to hit a node
+        twice by chance. A bug may strike on any node, and with few nodes it soon strikes one of them twice. A failure
+        that strikes several nodes at once, such as storage that is away, is caused by none of them."""
         if self.elsewhere:
             return False
         here = [bool(set(p.nodes).intersection(self.cause.suspects)) for p in self.recent_failures]
@@ -272,7 +274,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shared_with(self) -> tuple[str, ...]:
-        """Return the other nodes with such failures, if the failures on these nodes may be mere chance; else ()."""
+        """Return the other nodes that had such failures, if chance may explain the failures on these nodes; else ()."""
         nodes, here = {node for p in self.recent_failures for node in p.nodes}, set(self.cause.suspects)
         return tuple(sorted(nodes - here)) if nodes & here and not self.is_nodes_own else ()
 
@@ -300,9 +302,10 @@ def is_machine_proof(alarm: Alarm) -> bool:
 def machine_faults(cause: Alarm, found: Mapping[str, str], leaving: Iterable[str]) -> dict[str, str]:
     """Return the fault of each leaving node whose machine is known to be bad; other leaving nodes are left out.
 
-    Known means proven by the cause, or `found` by a probe or a replay. Other evictions prove nothing about a machine: a
-    silent host may have lost its network or its power and comes back; stacks name ranks, and with them nodes of a whole
-    parallel group; a script may fail on one node alone. The examination after an eviction may still find a fault.
+    A machine is known to be bad if the cause proves it, or if a probe or a replay `found` it. Other evictions prove
+    nothing about a machine. A silent host may have lost its network or its power and comes back. Stacks name ranks, and
+    with them nodes of a whole parallel group. A script may fail on one node alone. The examination after an eviction
+    may still find a fault.
     """
     proven = dict.fromkeys(cause.suspects, cause.reason) if is_machine_proof(cause) else {}
     known = proven | dict(found)

@@ -68,7 +68,7 @@ def describe_order(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
 
 
 def describe_causes(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
-    """Return in words which ranks or nodes failed and how; those that failed alike are told together."""
+    """Return in words which ranks or nodes failed and how; ranks that failed for the same reason share a clause."""
     told: dict[str, list[Alarm]] = {}
     for alarm in alarms:
         told.setdefault(alarm.reason, []).append(alarm)
@@ -119,19 +119,19 @@ def is_guessed_kill(alarm: Alarm) -> bool:
 
 
 def record_label(record: Record) -> str:
-    """Return the cause that an incident's cost is booked on; in older journals, its failure class or kind."""
+    """Return the cause to which an incident's cost is charged; in older journals, its failure class or kind."""
     return record.label or _class_words(record.klass) or record.kind
 
 
 def split_label(record: Record) -> tuple[str, int]:
-    """Return the cause that an incident's cost is booked on, and the certainty of that cause in percent."""
+    """Return the cause to which an incident's cost is charged, and the certainty of that cause in percent."""
     label = record_label(record)
     unsure = _UNSURE.search(label)
     return (label[: unsure.start()], int(unsure[1])) if unsure else (label, 100)
 
 
 def describe_sureness(label: str, sure: Iterable[int]) -> str:
-    """Return a cause and, unless all its incidents are 100 % sure, their range of certainty in percent."""
+    """Return a cause with its certainty in percent, as a range over its incidents; without it if all are 100 % sure."""
     least, most = min(sure := list(sure)), max(sure)
     told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
     return label + (told if least < 100 else "")
@@ -153,7 +153,7 @@ def incident_sentence(record: Record) -> str:
 
 
 def describe_new_release(record: Record | Change) -> str:
-    """Return a clause about a release that waited for a restart and came in with this one; "" if none did."""
+    """Return a clause about a release that waited for a restart and was started by this one; "" if none was."""
     if not record.brought_in:
         return ""
     stays = isinstance(record, Change) or (not record.rolled_back and record.verdict.remedy is not Remedy.GIVE_UP)
@@ -210,12 +210,12 @@ def why_from_zero(record: Record | Change) -> str:
 
 
 def _describe_apart(record: Record | Change) -> str:
-    """Return a clause saying that no step in memory was held for every rank; "" if one was."""
+    """Return a clause that says that the ranks' snapshots have no step in common; "" if they have one."""
     return f", as no step was held for every rank ({record.apart})" if record.apart else ""
 
 
 def advise_apart(apart: str) -> str:
-    """Return a sentence on why no snapshot in memory can be restored, and on the two things that lead to that."""
+    """Return a sentence on why no snapshot in memory can be restored, and on the two possible causes."""
     why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
     script = "ranks do not make and save() the same steps together: then have each step wait for all, as DDP's does"
     return f"{why}; either copies on peers were behind, or {script}"
@@ -230,7 +230,8 @@ def describe_unknown_resume(record: Record | Change) -> str:
 
 
 def lost_steps(record: Record | Change) -> int | None:
-    """Return how many steps have to be made again; None if unknown. Fewer are made if the job ends first."""
+    """Return how many steps were lost, so that they have to be made again; None if unknown. If the job ends early, it
+    makes only some of them again."""
     if record.resumed_from is None or record.counted or is_untold(record):
         return None
     made_step = record.made_step if isinstance(record, Record) else -1
@@ -243,7 +244,7 @@ def is_failed_start(record: Record | Change) -> bool:
 
 
 def is_untold(record: Record | Change) -> bool:
-    """Return whether ranks ran without a controller, and nobody said how far they came."""
+    """Return whether ranks ran without a controller and their last steps were never reported."""
     return isinstance(record, Record) and record.untold
 
 
@@ -260,7 +261,8 @@ def describe_step(record: Record) -> str:
 
 
 def advice_clause(hint: str) -> str:
-    """Return advice to end a sentence with: "; " and the hint without its capital and full stop; "" without a hint."""
+    """Return advice for the end of a sentence: "; " and the hint without its first capital and its full stop. Return ""
+    without a hint."""
     return f"; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:].removesuffix('.')}" if hint else ""
 
 

@@ -128,7 +128,7 @@ def _is_stubborn(case: IncidentCase) -> bool:
 
 
 def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, *, replaceable: bool) -> Verdict:
-    """Return the verdict after nodes were probed: evict the bad ones, or go on to the next rung."""
+    """Return the verdict after a probe: evict the bad nodes if standbys can replace them, else take the next rung."""
     told = "; ".join(f"{node} {why}" for node, why in bad.items())
     if bad and replaceable:
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"probed: {told}: evicted")
@@ -212,7 +212,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
 
 
 def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
-    """Return the verdict on a job that does not get further: replace the node that failed twice, before giving up."""
+    """Return the verdict on a job that gets no further: evict the node on which it failed twice, else give up."""
     times, nodes = f"the same failure {case.fruitless_restarts + 1} times without progress", case.cause.suspects
     if may_evict and any(set(p.nodes).intersection(nodes) for p in _fruitless_failures(case)):
         return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=f"{times}, again on {', '.join(nodes)}: evicted")
@@ -240,7 +240,7 @@ def _evict_proven(case: IncidentCase) -> Verdict:
 
 
 def _judge_switch(case: IncidentCase) -> Verdict:
-    """Return the verdict on links that several machines lost together: evict them if enough standbys have links."""
+    """Return the verdict on lost links of several machines: evict if enough standbys have links, else restart."""
     if pointless := _reason_to_give_up(case):
         return _give_up(pointless)
     if case.seated and len(case.seated) <= min(case.standbys, case.may_lose):
@@ -252,8 +252,8 @@ def _judge_switch(case: IncidentCase) -> Verdict:
 
 
 def _reason_to_give_up(case: IncidentCase) -> str:
-    """Return why further restarts are pointless, whatever the cause; "" if they are not or the user limits restarts.
-    A redone step with another loss does not count as a failure without progress: a step was made."""
+    """Return why further restarts are pointless, whatever the cause; "" if they are not, or if the user limits
+    restarts. A redone step with another loss does not count as a failure without progress: a step was made."""
     if case.max_restarts is not None:
         return ""
     if case.rounds >= case.attempts and case.cause.kind is not Kind.REDONE:
@@ -364,8 +364,8 @@ def _wait_for_service(case: IncidentCase) -> Verdict:
 
 
 def _replaceable_suspects(case: IncidentCase) -> tuple[str, ...]:
-    """Return the suspects that standbys can replace: all suspects; if these are too many, the repeated suspects; or
-    else the suspects whose ranks are named. Empty if no such set is small enough."""
+    """Return suspects that standbys can replace: the first set that is small enough, among all suspects, those that
+    were suspected before, and those whose ranks are named. Return () if none is."""
     suspects, seen = case.cause.suspects, {node for past in case.recent_failures for node in past.nodes}
     some = [tuple(node for node in suspects if node in among) for among in (suspects, seen, case.near)]
     return next((nodes for nodes in some if 0 < len(nodes) <= case.standbys), ())
@@ -390,7 +390,7 @@ def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
 
 
 def _limit_evictions(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Return the verdict that replaces an eviction beyond the hourly limit on evictions: restart, or give up."""
+    """Return the verdict. If it evicts more nodes than the hourly limit allows, restart or give up instead."""
     where = ", ".join(verdict.nodes)
     if case.is_capped:
         return _restarts_used_up(case)

@@ -93,7 +93,7 @@ class Incident(msgspec.Struct, kw_only=True):
                 self.dropped += 1
 
     def on_late_step(self, event: Progress) -> bool:
-        """Take in a step made before the first alarm but reported after it; return whether it is the last good one."""
+        """Record a step made before the first alarm but reported after it. Return whether it is the last good one."""
         if event.generation != self.generation:
             return False
         self.untold = False
@@ -108,7 +108,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return True
 
     def on_recovered(self, event: Progress) -> None:
-        """Note when the ranks of the next generation had process groups, had restored their state and were set up."""
+        """Record when the ranks of the next generation had process groups, had restored their state and were set up."""
         self.grouped_at, self.restoring_at, self.restored_at = event.grouped_at, event.restoring_at, event.restored_at
         self.set_up_at = event.set_up_at
 
@@ -137,13 +137,13 @@ class Incident(msgspec.Struct, kw_only=True):
         self.judged = False
 
     def on_more(self, now: float, alarm: Alarm) -> None:
-        """Take in an alarm that comes while ranks are being stopped."""
+        """Record an alarm that comes while ranks are being stopped."""
         self.add_alarm(alarm)
         if alarm.kind is Kind.SILENCE:
             self.silent_at = self.silent_at or now
 
     def on_timeout(self, named: Alarm | None) -> None:
-        """If a collective timed out and no alarm says why, add the alarm that named the rank others waited for."""
+        """If a collective timed out and no alarm says why, add the alarm that named the rank that others waited for."""
         waited = any(a.klass == TIMED_OUT for a in self.alarms) and is_echo(first_cause(self.alarms))
         if named is not None and waited:
             self.add_alarm(named)
@@ -207,7 +207,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return incident_text.describe_causes([self.shared_cause, *killed], self.hosts)
 
     def doubt_steps(self, not_after: int) -> None:
-        """Note that the steps after this one were made, and are not good."""
+        """Record that steps were made after this one, and that they are not good."""
         self.made_step, self.good_step = max(self.made_step, self.good_step), min(self.good_step, not_after)
 
     @property
@@ -242,7 +242,7 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Return the nodes that have fallen silent; once the round is judged, only those that fell silent since."""
+        """Return the nodes that have fallen silent. Once the round is judged, leave out those that did so before."""
         if self.judged:
             return tuple(sorted({*self.absent, *(n for n, alarm in self.lost.items() if alarm.kind is Kind.SILENCE)}))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
@@ -254,7 +254,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return tuple(nodes) if len({hosts.get(node, node) for node in nodes}) > 1 else ()
 
     def _label_cost(self, cause: Alarm) -> str:
-        """Return the cause on which the cost is booked. A fault of a machine that only a rank reported, and for which
+        """Return the cause to which the cost is charged. A fault of a machine that only a rank reported, and for which
         no node was evicted, is marked as unconfirmed."""
         if cause in self.departures:
             return "rank left early"
@@ -263,10 +263,12 @@ class Incident(msgspec.Struct, kw_only=True):
         return f"unconfirmed: {label}" if told else label
 
     def _date_loss(self, cause: Alarm) -> tuple[float, float]:
-        """Return when the lost time began, and when the last step was made if that was well before it, else 0.
+        """Return when the lost time began. If that was well after the last step, also return when that step was made,
+        else 0.
 
-        Time is lost since the last step, because the next one was under way. If that had taken far longer than a step,
-        ranks did something else or stood, and time is lost since the cause: a process ended, or a node fell silent.
+        Time is lost since the last step, because the next one was under way. If that took far longer than a step, ranks
+        were doing something else or stood still. Then time is lost since the cause: a process ended, or a node fell
+        silent.
         """
         ended_at = min(cause.at, self.opened_at)
         if self.watched_at or not (cause.kind is Kind.SILENCE or cause.code is not None) or ended_at <= self.good_at:

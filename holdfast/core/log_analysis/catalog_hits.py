@@ -166,7 +166,7 @@ def _hits_of_line(said: LogLine, rows: Iterable[RowPattern], raised: RaisedExcep
 
 
 def _is_guessed(row: CatalogRow, found: re.Match[str]) -> bool:
-    """Return whether the row matches only in a list of possible causes, to which its whole match belongs."""
+    """Return whether the row matches only inside a list of possible causes."""
     return row.role in ("cause", "hint") and found.start() >= find_guesses(found.string)
 
 

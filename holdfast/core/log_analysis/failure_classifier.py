@@ -95,8 +95,9 @@ def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: F
 
 
 def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: bool, mute: bool) -> int | None:
-    """Return the exit code that says most about the cause, or None.
-    If log lines name a cause (`words`), only signals like SIGSEGV count, or all but SIGTERM if the rank was `mute`."""
+    """Return the exit code that says most about the cause; None if none says anything. A signal like SIGSEGV comes
+    first. If log lines name a cause (`words`), other codes do not count. But if the rank was `mute`, every code but
+    SIGTERM counts."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     strong = [code for code in codes if code in _LOUD]
     if strong:
@@ -109,7 +110,8 @@ def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: boo
 
 
 def _is_loud_signal(summary: LauncherSummary, case: FailureEvidence) -> bool:
-    """Return whether exit codes outweigh hints: one is a signal that no echo ends with, or all are SIGTERM."""
+    """Return whether exit codes outweigh hints. They do if one is a signal such as SIGSEGV, which is never an echo, or
+    if all are SIGTERM."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     return any(code in _LOUD for code in codes) or (bool(codes) and all(code == -15 for code in codes))
 

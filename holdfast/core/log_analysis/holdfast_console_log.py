@@ -73,8 +73,8 @@ def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
 
 def read_last_incident(lines: Sequence[LogLine]) -> ConsoleIncident | None:
     """Return the last incident in a console log, with its lines and all lines of other logs; None if there is none. A
-    console shows all incidents of a run, and training goes on after each. So lines before the end of the previous
-    incident, or after the end of this one, are about something else."""
+    console shows all incidents of a run, and training goes on after each. So the lines that count are those between the
+    ends of the last two incidents."""
     told = [p for p, said in enumerate(lines) if _OPENED.search(said.text) or _CLOSED.search(said.text)]
     if not told:
         return None
@@ -154,7 +154,8 @@ def _find_cause(said: LogLine) -> str:
 
 
 def _spoken_exception(lines: Sequence[LogLine], said: LogLine) -> list[LogLine]:
-    """Return the exception that holdfast's sentence quotes as if the rank had logged it; [] if there is a traceback."""
+    """Return the exception that holdfast quotes in this line, as if the rank had logged it. Return [] if the line
+    quotes none or the log has a traceback."""
     found = _RAISED.search(said.text)
     if found is None or any(_TRACEBACK in line.text for line in lines):
         return []

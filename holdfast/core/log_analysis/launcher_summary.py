@@ -62,8 +62,8 @@ class LauncherSummary(msgspec.Struct, kw_only=True):
     lines: dict[int, LogLine] = {}  # by code: who says so
 
     def told_codes(self) -> list[int]:
-        """Return the exit code of the rank that failed first; if that rank is unknown, all exit codes. If the launcher
-        names the rank without a code, the codes of other ranks are left out: it ended those ranks afterwards."""
+        """Return the exit code of the rank that failed first; if that rank is unknown, all exit codes. If that rank is
+        known but not its code, leave out the codes of ranks that the launcher ended afterwards."""
         if self.root_rank in self.codes:
             return [self.codes[self.root_rank]]
         if self.is_listed:

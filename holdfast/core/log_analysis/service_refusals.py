@@ -1,4 +1,5 @@
-"""Tells a service that answers and refuses from one that fails or keeps silent: waiting helps only with the latter."""
+"""Distinguishes services that answer and refuse from services that fail or keep silent. Waiting helps only with the
+latter."""
 
 import re
 

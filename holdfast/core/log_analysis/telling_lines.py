@@ -1,4 +1,4 @@
-"""Reduces a log of any length to the lines that may say something, in bounded memory."""
+"""Reduces a log of any length to the lines that may help a diagnosis, in bounded memory."""
 
 from collections import Counter, deque
 
@@ -21,7 +21,8 @@ WHOLE = 128 << 10  # bytes: a log up to this size is kept as it is
 
 
 class LineSieve:
-    """Keeps the telling lines of a log that comes in chunks. Of lines that differ only in digits, a few are judged."""
+    """Keeps the telling lines of a log that comes in chunks. Of lines that differ only in digits, only a few are
+    judged."""
 
     def __init__(self, catalog: FailureCatalog) -> None:
         self._catalog = catalog

@@ -6,7 +6,7 @@ _REST_S = 90.0  # once some links are back the others have so long: machines rea
 
 
 class LostLinks:
-    """The nodes whose links are down; which of them the job waits for because of a switch, and until when."""
+    """The nodes whose links are down. For some the job waits until a given time, because a switch is at fault."""
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()

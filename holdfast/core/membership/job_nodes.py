@@ -61,14 +61,15 @@ class JobNodes:
 
     @property
     def waits_in_queue(self) -> bool:
-        """Return whether nodes that the job cannot begin without wait in the fleet's queue."""
+        """Return whether the job has too few nodes to begin, but enough with those in the fleet's queue."""
         queued, coming = len(self.standbys.queued), len(self.standbys.coming)
         have = self.node_count + len(self.standbys.checking) + coming - queued
         return have < self.job.min_nodes <= have + queued
 
     @property
     def waits_for_checks(self) -> bool:
-        """Return whether nodes that the job cannot begin without are being checked, which has an end of its own."""
+        """Return whether the job has too few nodes to begin, and would have enough with those that are being checked
+        now."""
         new = {*self.standbys.checking.values()} - self.standbys.pool.keys()
         return self.node_count < self.job.min_nodes <= self.node_count + len(new)
 

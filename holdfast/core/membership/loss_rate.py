@@ -1,7 +1,8 @@
 """How often nodes are lost, learned from past runs, with its uncertainty; and how many standbys follow from that.
 
-Before any run, the rate is a mixture of two Gamma distributions: a narrow one, of the published rates of large
-clusters, has most of the weight; a wide one gains weight where a site's own runs contradict these. Runs update both.
+Before any run, the rate is a mixture of two Gamma distributions. A narrow one describes the published rates of large
+clusters and has most of the weight. A wide one gains weight if a site's own runs contradict those rates. Runs update
+both.
 """
 
 from collections.abc import Callable
@@ -63,8 +64,8 @@ class LossRate(msgspec.Struct, frozen=True):
 
 
 def advise_standbys(nodes: int, refill_h: float, seen: NodeLosses) -> StandbyAdvice:
-    """Return how many standbys cover, in 99 of 100 cases, the nodes lost in the time that replacing a standby takes; at
-    least one, because without any, every loss costs that time."""
+    """Return how many standbys to keep, at least one. They cover, in 99 of 100 cases, the nodes lost while one standby
+    is replaced. With no standby, every loss would cost that time."""
     rate = LossRate().after(seen)
     standbys = max(1, rate.most_lost(nodes, refill_h))
     low, high = (100 * rate.quantile(share) for share in (_TAIL, 1 - _TAIL))

@@ -1,4 +1,5 @@
-"""How many standbys are enough in 99 of 100 replacement periods, if nodes are lost singly, in groups and in blasts."""
+"""How many standbys are enough in 99 of 100 replacement periods, if nodes are lost one by one, in groups, or with a
+switch."""
 
 from collections.abc import Iterator, Sequence
 from math import exp, lgamma, log, log1p, sqrt

@@ -90,7 +90,8 @@ class Standbys:
         return (action,)
 
     def count_missing(self, active: int, without_links: Set[str] = frozenset()) -> int:
-        """Return how many nodes the fleet has yet to be asked for; 0 or less if none, or if it cannot be asked."""
+        """Return how many more nodes to ask the fleet for. Return 0 or less if no node is missing or the fleet cannot
+        acquire nodes."""
         checked = set(self.checking.values()).difference(self.pool)
         linked = len(self.pool) + len(checked) - sum(node in self.pool or node in checked for node in without_links)
         have = active + linked
@@ -213,7 +214,7 @@ class Standbys:
         return tuple(actions)
 
     def linkless_suspects(self, now: float, without_links: Set[str]) -> tuple[str, ...]:
-        """Return the evicted nodes that could not be examined for too long, because their links are down."""
+        """Return the evicted nodes whose examination has been impossible for too long, because their links are down."""
         waiting = [node for node in self.suspects if node in without_links]
         self._linkless = {node: self._linkless.get(node, now + self.limits.wait_s) for node in waiting}
         return tuple(sorted(node for node, until in self._linkless.items() if until <= now))
@@ -267,10 +268,10 @@ class Standbys:
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.under_probe)
 
     def tick(self, now: float, *, standing: bool = False) -> tuple[Dismiss, ...]:
-        """Give back requested nodes that are late, unless they are queued, and end a pause in requests that is over.
+        """Give back requested nodes that are late, unless they are queued. End a pause in requests that is over.
 
-        A late node counts as slow if other nodes came in time. If none came, the fleet gets twice as long: a fleet that
-        needs an hour would never deliver if it were asked anew every few minutes.
+        If other nodes came in time, the late node counts as slow. If none came, the fleet gets twice as long from now
+        on: a fleet that needs an hour would never deliver if it were asked anew every few minutes.
         """
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None

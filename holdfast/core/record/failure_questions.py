@@ -1,4 +1,4 @@
-"""Questions about failures: for which of them to ask for an opinion, and how often."""
+"""Which failures to ask an opinion on, and how often."""
 
 from collections import deque
 

@@ -64,7 +64,7 @@ class HookNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that notices need besides decisions: the question to a person, and each release's fate and reason."""
+    """What notices need besides decisions: the question to a person, and the state and reason of each release."""
 
     asking: str = ""
     until: float | None = None
@@ -74,7 +74,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookNotices:
-    """Turns journal entries into notices; must see every entry, old ones too, and the job's standing after each."""
+    """Turns journal entries into notices. It must see every entry, also old ones, and the job's state after each."""
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id
@@ -178,9 +178,9 @@ class NoticePacer:
 
 
 def format_slack(notice: HookNotice) -> str:
-    """Return a notice as text for the {"text": ...} that Slack, Mattermost and similar services accept. It is escaped
-    as they ask for: a script's words could call a whole channel (at Mattermost by a plain @all), or show a false
-    link."""
+    """Return a notice as text for the {"text": ...} that Slack, Mattermost and similar services accept. Their special
+    characters are escaped, because words of a script could otherwise call a whole channel (in Mattermost by a plain
+    @all) or show a false link."""
     lines = [f"holdfast {notice.run_id}: {notice.text}"]
     lines += [f"also: {text}" for text in notice.others]
     unsaid = notice.more - len(notice.others)

@@ -155,8 +155,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at_most(self) -> str:
-        """Return "at most " if the ETTR may be lower, else "". It may be if a resumed step is unknown, because redone
-        work then counts as new, and if nobody said what ranks did while there was no controller."""
+        """Return "at most " if the ETTR may be lower, else "". It may be lower if a resumed step is unknown, because
+        redone work then counts as new. It may also be lower if it is unknown what ranks did while there was no
+        controller."""
         if self.spent_s(TimeUse.UNKNOWN):
             return "at most "
         mended = (r for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP)

@@ -147,8 +147,8 @@ class Ledger:
 
     @property
     def _last_known_at(self) -> float:
-        """Return until when ranks are known to have trained: until their newest step.
-        After a takeover, until steps are reported, the old controller's last sign of life counts if it is later."""
+        """Return until when ranks are known to have trained: their newest step or, after a takeover until steps are
+        reported, the old controller's last sign of life if that is later."""
         untold = self._taken_over_at is not None and not self._told
         return max(self._good_at, self._alone_since) if untold else self._good_at
 
@@ -208,7 +208,7 @@ class Ledger:
         return sum(ran.redone for ran in self._ran.values()) + self._count_unheard(step)[1]
 
     def _count_unheard(self, reached: int) -> tuple[int, int]:
-        """Return how many new and redone steps were made from the journal's newest step to this one."""
+        """Return how many new and redone steps were made after the journal's newest step, up to `reached`."""
         made = max(0, reached - self.progress.step) if self.progress else 0
         new = made if self.progress and self.progress.counted else min(made, max(0, reached - self.best))
         return new, made - new
@@ -216,9 +216,9 @@ class Ledger:
     def settle_account(self, now: float) -> Account:
         """Return the account without time that a later entry may change, for counters, which must never fall.
 
-        Training counts up to the newest step, because an alarm would make later time lost. A launch counts once the
-        first step is made, because that step may be older than its report; a pause once it is over, because it may turn
-        into an incident. Until the job makes a step or ends, it is not known whether ranks restored their state or ran.
+        Training counts up to the newest step, because an alarm would make later time lost. A launch counts once its
+        first step is made, as that step may be older than its report. A pause counts once it is over, as it may turn
+        into an incident. Until the job makes a step or ends, it is unknown whether ranks restored their state or ran.
         """
         account = self.make_account(now)
         if self.phase is Phase.DONE:
@@ -248,7 +248,7 @@ class Ledger:
         return TimeUse.END if self._parted else TimeUse.REDO if self._redo_to is not None else use
 
     def _current_spans(self, until: float) -> list[Span]:
-        """Return the newest spans up to `until`: one, unless there was no controller and ranks reported no step."""
+        """Return the newest spans up to `until`: several only if there was no controller and ranks reported no step."""
         use, at, taken_over_at = self._current_use(), self._at, self._taken_over_at
         mending = self.phase is not Phase.TRAINING and (self._incident or self._change)  # then it is their cost
         if taken_over_at is None or taken_over_at <= at or mending:
@@ -360,7 +360,7 @@ class Ledger:
         self._owed.add_redone(event.step - made + 1, made - new)
 
     def _add_unheard(self, event: Progress) -> None:
-        """Count steps as made that nobody reported: those from the furthest known step to the one resumed from."""
+        """Count the steps from the furthest known one to the one resumed from as made, though nobody reported them."""
         alike = self.newest is not None and not event.counted and self.newest.numbered is event.numbered
         if alike and 0 <= self.best < event.first_step - 1:
             self._add_steps(self._stepped_in, event.first_step - 1 - self.best, 0)
@@ -380,7 +380,7 @@ class Ledger:
         self._redo_from(self.best if record.resumed_from is None else record.resumed_from)
 
     def _redo_from(self, step: int) -> None:
-        """Charge the work after this step to the incident or planned restart that lost it; if none did, it is new."""
+        """Charge the work after this step to the incident or planned restart that lost it; else the work is new."""
         self._redo_to, whose = self._owed.find_debt(step) or (None, RedoneSteps())
         self._incident, self._change = whose.incident, whose.change
 
@@ -394,7 +394,7 @@ class Ledger:
             self._spans = book_stall(self._spans, record.stepped_at, record.good_at, self._standstill.place)
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
-        """Return the spans with time since the last good step booked as lost; with `ends`, some is the job's end."""
+        """Return the spans with time since the last good step booked as lost, or as the job's end with `ends`."""
         if self._cut is None:
             return list(self._spans)
         index, instead = self._cut

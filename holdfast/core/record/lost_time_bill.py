@@ -61,6 +61,6 @@ def draw_bill(report: Report) -> Bill:
 
 
 def _round_row(row: Row) -> Row:
-    """Return the row in tenths, redone work rounded separately: the console's figure does not include it."""
+    """Return the row in tenths. Redone work is rounded by itself, because the console's figure does not include it."""
     rounded = share_tenths({use: seconds for use, seconds in row.items() if use is not TimeUse.REDO})
     return rounded | ({TimeUse.REDO: in_tenths(row[TimeUse.REDO])} if TimeUse.REDO in row else {})

@@ -8,9 +8,9 @@ from holdfast.model.incident_record import Change, Record
 
 
 class OwedSteps:
-    """Lost steps not made again yet, by the restart that lost them. A failure while steps are being redone is charged
-    only with steps since the last restart; the rest stay with the earlier failure. So each restart is charged with as
-    many steps as it reported lost."""
+    """Lost steps that have not been made again yet, each charged to the restart that lost it. If a failure comes while
+    steps are being redone, it is charged only with steps made since the last restart. The earlier failure keeps the
+    rest. So each restart is charged with as many steps as it reported lost."""
 
     def __init__(self) -> None:
         self.redone: list[RedoneSteps] = []

@@ -267,7 +267,7 @@ class PageFold:
         return self._releases[before][1], self._releases[number][1]
 
     def _is_shown(self) -> bool:
-        """Whether the newest progress point is already on the page's curve."""
+        """Return whether the newest progress point is already on the page's curve."""
         return not self._newest or (bool(self._points) and self._points[-1] is self._newest[-1])
 
     def _make_head(

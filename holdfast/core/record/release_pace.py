@@ -47,7 +47,7 @@ class PaceTally(msgspec.Struct):
     estimated: bool = False
 
     def add_stretch(self, before: Progress, after: Progress, *, whole: bool) -> None:
-        """Add the steps between two reports. `whole`: the reported parameters are those of the whole model."""
+        """Add the steps between two reports. `whole` says that the reported parameters are those of the whole model."""
         seconds, tokens = after.at - before.at, after.tokens - before.tokens
         self.steps, self.seconds = self.steps + after.step - before.step, self.seconds + seconds
         if tokens > 0:

@@ -22,7 +22,7 @@ class Rung(StrEnum):
 
 
 def rung_of(record: Record) -> Rung:
-    """Return the rung that ended an incident: of several in one incident, the last."""
+    """Return the rung (remedy of the ladder) that ended an incident. If several were tried, it is the last one."""
     match record.verdict.remedy:
         case Remedy.GIVE_UP:
             return Rung.PERSON
@@ -38,7 +38,7 @@ def rung_of(record: Record) -> Rung:
 
 
 def rung_of_change(change: Change) -> Rung:
-    """Return whether a planned restart was an update, an order or growth, to count it beside incidents."""
+    """Return the kind of a planned restart, which is counted beside incidents: an update, an order or growth."""
     if change.brought_in or change.why == f"release {change.release}":
         return Rung.UPDATE
     return Rung.ORDER if change.evicted or change.why.startswith(HELD) else Rung.GROWTH

@@ -13,7 +13,7 @@ ALONE = (TimeUse.UNWATCHED, TimeUse.UNKNOWN)  # uses of time without a controlle
 
 
 class OpenStandstill:
-    """When and where the job stopped making steps; cleared by its next step, in whichever generation."""
+    """When and where the job stopped making steps. The next step clears it, in whichever generation that is made."""
 
     def __init__(self) -> None:
         self.since: float | None = None  # None: it does not, as far as anybody has told
@@ -40,8 +40,8 @@ class OpenStandstill:
 
 
 def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
-    """Return the index of the span with the last good step before the stop that ended span `index`.
-    It may be an earlier span, because a rank may have failed while there was no controller."""
+    """Return the index of the span to cut: the one that contains the last good step before span `index` ended. It may
+    be earlier than `index`, because a rank may have failed while there was no controller."""
     while index and spans[index].start_at > good_at:
         before, use = spans[index - 1].use, spans[index].use
         if before not in ALONE and not (use in ALONE and before in TRAINED):
@@ -51,7 +51,8 @@ def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
 
 
 def split_end(span: Span, at: float) -> list[Span]:
-    """Split a job's last training span at its newest step; the time after that step is the job's end, not training."""
+    """Split a job's last training span at `at`, the time of its newest step. The time after that counts as the job's
+    end."""
     trained = span.clip_end(at)
     ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
     return [part for part in (trained, ended) if part.seconds]

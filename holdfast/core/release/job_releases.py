@@ -148,7 +148,8 @@ class JobReleases:
         return self.previous_release is not None and self._made < self._trial_steps
 
     def is_suspect(self, now: float) -> bool:
-        """Return whether the running release is on trial or less than a day old."""
+        """Return whether the running release is on trial or less than a day old, and there is an older one to go back
+        to."""
         since = self._since.get(self.running.number, 0.0)
         return self.previous_release is not None and (self.on_trial or now < since + _SUSPECT_S)
 

@@ -4,8 +4,8 @@ Of the m * n nodes of the grid, node x is in horizontal group x // m and in vert
 horizontal and a vertical group share at most one node. So if one group of each phase fails because of one node, that is
 the node that they share. With m > n they may share more, and such a plan is refused.
 
-The fewer than m nodes that do not fit into the grid are tested in further groups of m, filled up with nodes of the
-grid. A group of another size would do other work and could not be compared.
+Nodes that do not fit into the grid, fewer than m, are tested in further groups of m that are filled up with nodes of
+the grid. A group of another size would do other work and could not be compared.
 """
 
 from collections.abc import Sequence

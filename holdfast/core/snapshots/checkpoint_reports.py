@@ -30,7 +30,8 @@ class StorageWatch:
             self.newest = msgspec.structs.replace(self.newest or StorageReport(), missed=missed)
 
     def take_news(self, now: float) -> StorageReport | None:
-        """Return a report worth a journal entry: when trouble begins or ends, else now and then; or None."""
+        """Return a report if it is worth a journal entry, else None. It is worth one when trouble begins or ends, and
+        otherwise now and then."""
         newest, told = self.newest, self._told
         if newest is None or newest == told:
             return None
@@ -41,7 +42,8 @@ class StorageWatch:
         return newest
 
     def cut_short(self, reached: int) -> str:
-        """Record that the job ends at step `reached` without a last checkpoint; return how far storage is behind."""
+        """Record that the job ends at step `reached` without a last checkpoint. Return how far storage is behind; "" if
+        it is not."""
         newest = self.newest or StorageReport()
         if reached <= newest.step:
             return ""

@@ -21,7 +21,8 @@ class Intake(Enum):
 
 
 def judge_copy(sent: CopyName, coming: CopyName | None, sealed: Iterable[CopyName]) -> Intake:
-    """Return whether to begin an offered copy, resume one that is under way (`coming`), or that it is already held."""
+    """Return what to do with an offered copy: begin it, resume it because it is under way (`coming`), or nothing
+    because it is held."""
     if sent == coming:
         return Intake.RESUME
     return Intake.HELD if sent in sealed else Intake.BEGIN

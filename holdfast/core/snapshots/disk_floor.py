@@ -1,7 +1,8 @@
-"""Which floors the nodes write to their local disks, and which of those they keep.
+"""Which steps all nodes write to their local disks, and which of them they keep.
 
-All disks must hold the same step, or a restore finds none that every rank can get. So the controller names one floor at
-a time. When every node has written it, it is kept, and only then may an older one go. Nodes report in their beats.
+All disks must hold the same step, or a restore finds none that every rank can get. So the controller names one step at
+a time (the disk floor). Once every node has written it, it is kept, and only then may an older one be removed. Nodes
+report in their beats.
 """
 
 import re
@@ -53,7 +54,7 @@ class DiskFloor:
         self._kept, self._is_known = tuple(sorted(steps))[-self.limits.keep :], True
 
     def tick(self, now: float, floor: int, beats: Collection[Beat]) -> bool:
-        """Take in the nodes' progress and their newest good floor. Return whether nodes must be sent a new aim."""
+        """Record the nodes' progress and their newest good floor. Return whether nodes must be sent a new aim."""
         if not self.limits.path:
             return False
         if self.aim >= 0 and all(beat.disk_tried >= self.aim for beat in beats):
@@ -72,6 +73,6 @@ class DiskFloor:
 
 
 def list_stored_ranks(newest: Mapping[int, int], stored: int, spared: Collection[int]) -> list[int]:
-    """Return the ranks whose states a node removes from its disk when the job ends: storage has their newest state, and
-    no other node of the host has these ranks."""
+    """Return the ranks whose states the node may remove from its disk at the job's end, because storage has their
+    newest state. Ranks in `spared` are kept."""
     return [rank for rank, step in newest.items() if step <= stored and rank not in spared]

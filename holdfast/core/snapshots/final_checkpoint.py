@@ -42,7 +42,8 @@ def _find_whole(copies: Mapping[str, Collection[Copy]], *, disk: bool) -> list[t
 
 
 def describe_doubt(found: Mapping[str, Collection[FinalState]], not_after: int) -> str:
-    """Return in words which states are in doubt, and what becomes of the newest good one and the newest of all."""
+    """Return in words which states are in doubt, and what is done with the newest good state and the newest doubted
+    one."""
     of = f"states after step {not_after}" if not_after >= 0 else "all states since the newest launch"
     states = {state.doubted: state.step for node in found.values() for state in node}
     good = f"step {states[False]}, the newest good one, goes to storage" if False in states else ""
@@ -51,7 +52,8 @@ def describe_doubt(found: Mapping[str, Collection[FinalState]], not_after: int) 
 
 
 def storage_time_s(last_s: float, took_s: float) -> float:
-    """Return how long storage may take: what is left of `last_s` once ranks have ended, but at least half of it."""
+    """Return how long storage may take: what is left of `last_s` once ranks have ended, but at least half of
+    `last_s`."""
     return max(last_s - took_s, last_s * _LEAST)
 
 

@@ -192,7 +192,7 @@ class NodeFloor:
         return dict.fromkeys(one for held in (self._floor, self._before, self._next) for one in held.values())
 
     def _begin_generation(self, news: GenerationBegun) -> None:
-        """Reset for a new generation; keep the floor unless it is later than the step the job goes on from."""
+        """Reset for a new generation. Drop the floor only if it is later than the step that the job resumes from."""
         self.aim, self.backed, self.ranks = Aim(generation=news.generation), -1, news.ranks
         self._granted.clear()
         self._arrived.clear()
@@ -310,7 +310,7 @@ class NodeFloor:
 
     @property
     def verifies(self) -> bool:
-        """Return whether any rank here wants a snapshot found good to be kept beside newer ones."""
+        """Return whether any rank here wants its newest verified snapshot to be kept beside newer ones."""
         return any(granted.verifies for granted in self._granted.values())
 
     def lacks_slots(self) -> bool:

@@ -55,7 +55,7 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request: the number of slots, and why if fewer than asked. 0 slots: refused."""
+    """The answer to a request: the number of slots (0: refused), and the reason if they are fewer than asked."""
 
     slots: int
     why: str = ""

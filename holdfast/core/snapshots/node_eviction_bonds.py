@@ -25,7 +25,8 @@ def copy_bonds(seats: tuple[Seat, ...], mesh: Dims, *, parity: bool) -> Bonds:
 
 
 def may_leave(nodes: Sequence[str], bonds: Bonds, lost: Collection[str]) -> tuple[str, ...]:
-    """Return which of `nodes` can leave without loss of state once `lost` are gone; earlier ones have precedence."""
+    """Return those of `nodes` that can leave without loss of state after `lost` are gone. Earlier nodes are chosen
+    first."""
     gone = set(lost)
     for node in nodes:
         if node in gone or gone.isdisjoint(bonds.get(node, ())):

@@ -57,7 +57,8 @@ def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[H
 
 
 def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | None:
-    """Choose for every node the two owners whose halves it keeps. Every half is kept once. None if none is found."""
+    """Choose for every node the two owners whose halves it keeps. Every half is kept once. Return None if there is no
+    such choice."""
     nodes = world // nproc
     if nodes < _LEAST:
         return None
@@ -76,8 +77,8 @@ def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | No
 
 
 def _shift_pairs(nodes: int, safe: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of shifts to try, best first: opposite shifts, then all others.
-    Near a third of all nodes, opposite shifts make groups of three that keep halves only for each other: safest."""
+    """Yield pairs of shifts to try, best first: opposite shifts, then all others. The best ones are near a third of all
+    nodes: they make groups of three that keep halves only for each other."""
     yield from ((shift, nodes - shift) for shift in sorted(safe, key=lambda s: abs(3 * s - nodes)))
     yield from ((one, two) for one in safe for two in safe if one < two)
 

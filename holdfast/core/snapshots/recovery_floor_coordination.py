@@ -75,7 +75,7 @@ class RecoveryFloor:
         return (why, *exposed) if why else exposed
 
     def on_beat(self, now: float, beat: Beat) -> bool:
-        """Take in a beat. Return whether the nodes must be sent a new aim."""
+        """Record a beat. Return whether the nodes must be sent a new aim."""
         if beat.generation != self.generation or beat.node not in self.nodes:
             return False
         self._beats[beat.node] = beat

@@ -18,7 +18,7 @@ _NAMED = 4  # steps at which ranks were that a sentence names
 
 
 def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: int | None = None) -> Restore:
-    """Return the restore plan of a generation. With `not_after`, only verified copies up to that step count."""
+    """Return the restore plan of a generation. With `not_after`, use only verified copies of steps up to that one."""
     world = world_size(seats)
     usable = [c for c in copies if c.world == world and not c.poisoned and 0 <= c.rank < world]
     if not_after is not None:
@@ -39,7 +39,8 @@ def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: i
 
 
 def _describe_apart(world: int, copies: list[Copy]) -> str:
-    """Return in words the newest step held for each rank, highest step first; "" if no step is held for some rank."""
+    """Return in words the newest step that is held for each rank, highest step first; "" if nothing is held for some
+    rank."""
     newest = {c.rank: c.step for c in sorted(copies, key=lambda c: c.step)}
     if len(newest) < world:
         return ""
@@ -55,15 +56,16 @@ def choose_known_restore(
     not_after: int | None = None,
     line: Line = (),
 ) -> Restore:
-    """Return the restore plan from copies on `known` nodes, which have or had seats; if they hold nothing, from all.
-    Any other host that was let in could claim a newer step, and so give the ranks a forged state."""
+    """Return the restore plan from copies on `known` nodes, which have or had seats. Use copies on other nodes only if
+    the known nodes yield no plan. Any other host that was let in could claim a newer step, and so give the ranks a
+    forged state."""
     plan = _choose_of_lines(seats, [copy for copy in copies if copy.node in known], not_after, line)
     return plan if plan.sources else _choose_of_lines(seats, copies, not_after, line)
 
 
 def _choose_of_lines(seats: tuple[Seat, ...], copies: Collection[Copy], not_after: int | None, line: Line) -> Restore:
-    """Return the plan to restore the newest step that all ranks can get within one lineage that the job may go on with.
-    Copies in memory without a generation come from older agents and are accepted: those agents drop abandoned
+    """Return the plan to restore the newest step that all ranks can get within one lineage from which the job may go
+    on. Copies in memory that name no generation are accepted: they come from older agents, which drop abandoned
     lineages."""
     plans = []
     for head in list_heads(line, {copy.generation for copy in copies}):
@@ -78,9 +80,12 @@ def _choose_of_lines(seats: tuple[Seat, ...], copies: Collection[Copy], not_afte
 
 
 def choose_replicated(seats: tuple[Seat, ...], copies: Collection[Copy], line: Line, other: Restore) -> Restore:
-    """Return the plan to restore a state that is whole on every rank, in a world of any size, if its step is newer than
-    that of the plan `other`. It is the newest step of one lineage that every seated node holds for as many ranks as it
-    had, if it holds a state at all. A node that holds none gets it from the ranks of another one."""
+    """Return the plan to restore a state that every rank holds whole, in a world of any size. Return `other` if its
+    step is not older.
+
+    The step is the newest one of one lineage that every seated node with a state holds, for as many ranks as the node
+    has. A node without a state gets it from the ranks of another node.
+    """
     plans = [other]
     for head in list_heads(line, {copy.generation for copy in copies}):
         held: dict[str, dict[tuple[int, int], set[int]]] = {seat.node: {} for seat in seats}
@@ -156,7 +161,7 @@ def _restore_reason(step: int, sources: tuple[Source, ...]) -> str:
 
 
 def leave_out_disks(copies: Iterable[Copy], left: Collection[Doubt]) -> list[Copy]:
-    """Return the copies without those on disk that are in doubt or from before the oldest launch that is known."""
+    """Return the copies without those on disk that are in doubt according to `left`."""
     return [c for c in copies if not (c.disk and any(doubt.bans_state(c.generation, c.step) for doubt in left))]
 
 

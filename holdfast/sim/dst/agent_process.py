@@ -77,8 +77,8 @@ class AgentProcess:
             link.hang_up()
 
     def _check_promise(self, packet: bytes) -> None:
-        """Check that a post which the controller acknowledges, or the action of an errand that it sends, is in its
-        journal."""
+        """Check a message from the controller. A post that it acknowledges must be in the journal, and so must the
+        action of an errand that it sends."""
         match agent_messages.decode_from_controller(packet):
             case Ack(seq=seq):
                 self.office.truth.on_ack(self.agent.life, seq)

@@ -192,7 +192,8 @@ class RandomFaults:
                 machine.clock.jump_wall(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
 
     def _hang_rank(self, held: SimRank) -> None:
-        """Hang this rank if its generation has other ranks and none hangs; if this rank itself hangs, let it go on."""
+        """Hang this rank, or let it go on if it hangs. A rank without others in its generation never hangs, and at most
+        one hangs at a time."""
         team = self._teams.all[held.generation]
         held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
 

@@ -39,7 +39,8 @@ class HolderMemory:
                 arena.unpin(slot)
 
     def list_states(self) -> Iterator[tuple[int, SealedSnapshot, StateTruth]]:
-        """Yield the arena's rank, the snapshot and one `StateTruth` for each page of every sealed snapshot and copy."""
+        """Yield one tuple for each page of each sealed snapshot and copy: the arena's rank, the snapshot and the page's
+        `StateTruth`."""
         for arena, sealed in [(one, sealed) for one in self._open_arenas() for sealed in one.list_sealed()]:
             for truth in read_truths(arena.slot_image(sealed.slot)):
                 yield arena.rank, sealed, truth

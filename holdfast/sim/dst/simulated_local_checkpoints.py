@@ -83,8 +83,8 @@ class SimStateDisk:
                 self.tried, self.written = aim.disk, aim.disk if ok else self.written
 
     async def _write_step(self, step: int, ranks: Sequence[int], *, verified: bool) -> bool:
-        """Write the ranks' snapshots of this step; False if one is missing, the disk is full, or another generation
-        has begun."""
+        """Write the ranks' snapshots of this step. Return False if one is missing, the disk is full, or another
+        generation has begun."""
         author, pins = self._author, [pin for rank in ranks if (pin := self._pin_step(rank, step))]
         try:
             await asyncio.sleep(self._machine.scene.rng.choice((0.1, 1.0, 6.0)))

@@ -111,7 +111,7 @@ class TruthChecks:
             self.report_broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
 
     def _is_told_of_a_switch(self, body: object) -> bool:
-        """Return whether a journaled alarm about a switch names all suspects of this alarm, and so stands for it."""
+        """Return whether the journal has an alarm about a switch that names all suspects of this alarm."""
         switches = (kept for kept in self._kept if isinstance(kept, Alarm) and kept.signature == SWITCH)
         return isinstance(body, Alarm) and any(set(body.suspects) <= set(kept.suspects) for kept in switches)
 
@@ -126,7 +126,8 @@ class TruthChecks:
         self.report_broken(f"{node} has begun to leave, and its next agent stays")
 
     def check_fence(self, machine: SimMachine, for_s: float) -> None:
-        """Check that a node that was cut off for a fence's whole time has ended its ranks, as launches rely on that."""
+        """Check that a node has ended its ranks once it was cut off for as long as a fence lasts. Launches rely on
+        that."""
         left = [held for held in machine.running_ranks() if not held.unkillable]
         if left and machine.buried:
             self.report_broken(
@@ -194,8 +195,8 @@ class TruthChecks:
         self._check_held(generation, {held.machine.name for held in members})
 
     def _check_lineage(self, generation: int, step: int, made: int, memory: bool) -> None:
-        """Check that a state from memory is in the lineage of the newest generation, or of the newest that the journal
-        has."""
+        """Check that a state from memory belongs to the lineage of a generation: the newest one, or the newest in the
+        journal."""
         newest, told = self._newest_generation(), self._told
         if memory and told and made not in {self._step_maker(step, told), self._step_maker(step, newest)}:
             self.report_broken(

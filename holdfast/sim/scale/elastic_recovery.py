@@ -1,4 +1,5 @@
-"""Elastic recovery at scale: what the policies of core/elastic choose for a pipeline of nodes, at its prices."""
+"""Simulates elastic recovery at scale: the policies of core/elastic choose plans, and the price sheet says how long
+these take."""
 
 from collections.abc import Mapping
 
@@ -24,7 +25,7 @@ SINGLE = ("replace", "reroute", "retemplate", "drop", "hybrid")
 
 
 class ElasticRecovery:
-    """A pipeline whose workers are nodes; on each launch in kept processes its plan is chosen anew."""
+    """A pipeline whose workers are nodes. At each launch in kept processes, its plan is chosen again."""
 
     resizes = True
 
@@ -52,7 +53,7 @@ class ElasticRecovery:
         return max(self.job.stages, int(self._state.setup.nodes * _LEAST))
 
     def seat_nodes(self, action: Launch) -> bool:
-        """Choose a plan for those that sit now; return whether it goes on from live state."""
+        """Choose a plan for the nodes that have seats now. Return whether the job resumes from live state."""
         names = [seat.node for seat in action.seats]
         self._take_slow_steps()
         before, self._members = self._members, names
@@ -71,7 +72,7 @@ class ElasticRecovery:
         return live and not self._plan.rollback
 
     def _choose(self, situation: PipelineSituation) -> Proposal:
-        """Choose a plan; should a layer have no live owner, everything is taken to be on storage."""
+        """Choose a plan. If a layer has no live owner, assume that storage has all layers."""
         if missing_layers(self.job, situation.held):
             situation = msgspec.structs.replace(situation, stored=0)
         policies = policies_of(self.name, lost=bool(situation.lost))
@@ -82,7 +83,7 @@ class ElasticRecovery:
         return chosen
 
     def resume_s(self) -> float:
-        """Return how long the chosen plan takes until its first step, and learn from it what phases take."""
+        """Return how long it takes until the first step of the chosen plan. Update the expected costs from that."""
         prices, chosen = self._state.prices, self._chosen
         if chosen is None:
             return prices("groups", "go_on")
@@ -100,7 +101,7 @@ class ElasticRecovery:
         return busiest_link(plan.transfers) * layer_s
 
     def begin_steps(self) -> None:
-        """Begin to make steps, as fast as the plan can."""
+        """Let steps begin, and record how much slower they are under the chosen plan."""
         chosen, now, course = self._chosen, self._state.now, self._state.course
         if chosen is None:
             return
@@ -118,7 +119,7 @@ class ElasticRecovery:
             course.slow_steps(at, float("inf"), 1 - chosen.rate_after)
 
     def _return_to_whole(self, at: float, chosen: Proposal) -> float:
-        """Switch back to whole pipelines after a step, as a node sits idle; return when that is done."""
+        """Switch back to whole pipelines after one step, because a node has no work. Return when the switch is over."""
         course, step_s = self._state.course, self._state.setup.step_s
         plan = msgspec.structs.replace(chosen.plan, transfers=())
         situation = situation_of(plan, self._members, self._members, course.newest, forked=False)
@@ -136,7 +137,7 @@ class ElasticRecovery:
         return until + switch_s
 
     def _take_plan(self, chosen: Proposal, plan: RoutePlan) -> None:
-        """Take what follows the chosen plan, if nothing has come in between."""
+        """Make `plan` the current plan if the job still follows `chosen` and makes steps."""
         if self._chosen is chosen and not self._state.course.stalled:
             self._plan = plan
 
@@ -149,15 +150,16 @@ class ElasticRecovery:
 
 
 def policies_of(name: str, *, lost: bool) -> Mapping[str, Propose]:
-    """Return what may be chosen: everything, or one policy; if nobody is lost, a node has come or a rank is forked
-    again, and every policy brings back whole pipelines."""
+    """Return the policies to choose from: all, or the named one and rollbacks. If no node is lost, a node has come or a
+    rank was forked again. Then whole pipelines are formed again in place of the named policy."""
     if name == ELASTIC:  # wiring by lot is rerouting where all are alike, and takes seconds to draw for thousands
         return {one: propose for one, propose in POLICIES.items() if one != "stochastic wiring"}
     return {one: POLICIES[one] for one in (name if lost else "retemplate", *_ROLLBACKS)}
 
 
 def situation_of(plan: RoutePlan, before: list[str], names: list[str], step: int, *, forked: bool) -> PipelineSituation:
-    """Return what those that sit now know: the plan before in their numbers, and what the lost ones held."""
+    """Return the situation of the nodes that have seats now: the previous plan with their new numbers, and what lost
+    nodes held."""
     places = {name: number for number, name in enumerate(names)}
     lost = [number for number, name in enumerate(before) if name not in places]
     renumbered = {number: places[name] for number, name in enumerate(before) if name in places}
@@ -181,7 +183,7 @@ def situation_of(plan: RoutePlan, before: list[str], names: list[str], step: int
 
 
 def expected_costs(state: ScaleState) -> PhaseCosts:
-    """Return what phases are expected to take before any was seen: the means of their prices."""
+    """Return how long phases are expected to take before any is measured: the means of their prices."""
     prices, setup = state.prices, state.setup
     rate = state.mix.rate if setup.rate is None else setup.rate
     return PhaseCosts(

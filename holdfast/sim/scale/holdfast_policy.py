@@ -41,7 +41,7 @@ _SETTLED = 30  # steps after a launch at which progress is told once more: a rel
 
 
 def _make_recovery(name: str, state: ScaleState) -> KeptRecovery | None:
-    """Return what goes on in kept processes; None if every restart begins with new ones."""
+    """Return the recovery that keeps processes; None for the policy that starts new ones at every restart."""
     if name == NAME:
         return None
     return SurvivorRecovery(state) if name == SURVIVORS else ElasticRecovery(state, name)
@@ -294,7 +294,7 @@ class HoldfastPolicy:
         return any(isinstance(action, Stage) for action in self.step_decider(order).actions)
 
     def on_finish(self, action: Finish) -> None:
-        """Book the time after the job gave up: a person finds the cause and queues the job again."""
+        """Book the time after the job gave up, until a person has found the cause and queued the job again."""
         self._book_spans(self.state.now)
         rest_s = self.people.rest_s(self.state.cried)
         for node in self.people.mend_failure(self.state.cried):

@@ -154,13 +154,13 @@ class PolicyRun:
             self._train_until(self.now + self.prices("corrupts" if shows == "loss" else "relapse"), name)
 
     def _is_down(self, at: float) -> bool:
-        """Whether no rank ran at this instant; a failure at such an instant harms nothing."""
+        """Return whether no rank ran at this instant; a failure at such an instant harms nothing."""
         piece = self.book.piece_at(at)
         return piece is not None and piece.use not in (TRAIN, "redo", "launch", "update")
 
     def _passes_unseen(self, sees: SymptomResponse, name: str) -> bool:
-        """Whether a slow job recovers by itself before anybody notices; if so, record the slow stretch in the time
-        book."""
+        """Return whether a slow job recovers by itself before anybody notices; if so, record the slow stretch in the
+        time book."""
         slow_s = self.prices("passes")
         if slow_s >= sees.detect_s[0]:
             return False
