@@ -198,7 +198,7 @@ class ModelState:
 
     @property
     def is_followed(self) -> bool:
-        """Whether optimizers announce each change of guarded items before they make it; False without an optimizer."""
+        """Return whether optimizers announce each change of guarded items beforehand; False without an optimizer."""
         return bool(self._optimizers)
 
     def guarded_items(self) -> list[bool]:

@@ -49,7 +49,8 @@ def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
 
 
 def _newest_whole(base: str, grant: StateGrant) -> str:
-    """Return the URL of the newest checkpoint that passes verification, which a restore will choose too; "" if none."""
+    """Return the URL of the newest checkpoint that passes verification; "" if there is none. A restore chooses the
+    same."""
     for one in apply_doubts(find_checkpoints(base), grant.run, grant.doubts):
         try:
             if one.ok and not checkpoint_load.verify_checkpoint(one.url):
