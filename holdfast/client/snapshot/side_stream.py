@@ -74,7 +74,8 @@ class OptimizerWait(NamedTuple):
 
 
 class UnprovenSnapshot(NamedTuple):
-    """The newest snapshot, if only the script announces changes: not sealed until its tensors prove to be unchanged."""
+    """The newest snapshot, when only the script announces changes. It is sealed once its tensors prove to be
+    unchanged."""
 
     items: list[int]  # that are read while training goes on
     tensors: list[torch.Tensor]
@@ -188,7 +189,7 @@ class SideStream:
         self._let_change()
 
     def before_replay(self, steps: bool | None) -> None:
-        """Do what `before_step` does if a graph that is replayed now makes a step, or may make one."""
+        """Act as `before_step` if the graph to be replayed makes an optimizer's step, or may make one."""
         if self._hold or steps is False:
             return
         if steps:
@@ -210,7 +211,7 @@ class SideStream:
         self._streams.wait(compute, turn.free)
 
     def void_seals(self) -> None:
-        """Have snapshots that the GPU has not begun to copy stay unsealed; the fence calls this, and holds its lock."""
+        """Keep snapshots unsealed whose copies the GPU has not begun. The seal fence calls this, holding its lock."""
         self.ways.void_seals()
 
     def drain(self) -> None:
@@ -219,7 +220,8 @@ class SideStream:
         _drain_turns(self._turns, self._streams)
 
     def _prove_newest(self, *, announced: bool) -> None:
-        """Have the newest snapshot sealed if nothing changed while it was read; drop it if something may have."""
+        """Seal the newest snapshot if nothing changed while it was read; drop it if something changed or may have
+        changed."""
         unproven, self._unproven = self._unproven, None
         if unproven is None:
             return
@@ -233,7 +235,8 @@ class SideStream:
         self._say(f"a snapshot is dropped: {self._distrust(changed)}")
 
     def _distrust(self, changed: list[int]) -> str:
-        """Stop copying the changed items beside training; return a sentence that says why, and what happens instead."""
+        """Stop copying the changed items beside training. Return a sentence with the reason and what happens
+        instead."""
         if not changed:
             return "before_step() was not called between two saves, so its state may have changed meanwhile"
         key, more = self._layout.items[changed[0]].spec.key, len(changed) - 1

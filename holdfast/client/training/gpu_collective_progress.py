@@ -20,7 +20,7 @@ _ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter")  # in whose names; a 
 
 
 class UnbegunTime:
-    """How long operations were ready to begin on a GPU while it did other work."""
+    """Measures how long operations were ready to begin on a GPU while it did other work."""
 
     def __init__(self) -> None:
         self.ended_at = 0.0  # the newest that has ended
@@ -37,13 +37,13 @@ class UnbegunTime:
 
     def since(self, first: Entry | None, ended_at: float = 0.0) -> float:
         """Return when the next operation, `first`, became ready to begin on the GPU; 0 if `first` is None. `ended_at`
-        is when the newest operation of the other kind (collective or message) ended."""
+        is the end of the newest operation of the other kind (collective or message)."""
         return round(max(self.ended_at, ended_at, first["time_created_ns"] / 1e9), 3) if first else 0.0
 
 
 class GpuProgress:
-    """The GPU's progress in one process group. It keeps when the newest collective ended, and the longest wait before
-    one began, even after torch's flight recorder has dropped them."""
+    """The GPU's progress in one process group. Keeps two values after torch's flight recorder has dropped their
+    entries: when the newest collective ended, and the longest wait before one began."""
 
     def __init__(self) -> None:
         self.timed = False  # it is told when collectives begin
