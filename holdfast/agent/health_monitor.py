@@ -149,12 +149,13 @@ class HealthMonitor:
 
     @property
     def strains(self) -> tuple[Strain, ...]:
-        """The strains of this machine, which may explain what happens to the job."""
+        """Return the strains of this machine, which may explain trouble of the job."""
         return self._health.strains
 
     @property
     def links_read(self) -> bool:
-        """False until this agent has read the host's links once; True if another node reads them, or none exist."""
+        """Return whether the host's links were read: by this agent at least once, by another node, or there are
+        none."""
         return self._feeds[_NETWORK].absent or self._feeds[_NETWORK].had_turn
 
     def has_oom_kill(self) -> bool:
@@ -162,7 +163,8 @@ class HealthMonitor:
         return self.kills.has_recent()
 
     def scarcely(self) -> str:
-        """Return a sign of scarce memory in words; empty if none, or if the kernel log is readable and shows kills."""
+        """Return a sign of scarce memory in words, but only if the kernel log, which shows OOM kills, is unreadable;
+        else ""."""
         return self.kills.scarcely(self._clock.monotonic()) if self._feeds[_KERNEL].absent else ""
 
     # --- threads -----------------------------------------------------------------------------------------------
@@ -225,8 +227,8 @@ class HealthMonitor:
         return self.logs.read
 
     def _is_worth_splitting(self, text: bytes) -> bool:
-        """Return whether this text of a log may contain a Megatron progress line or a line that a catalog row or rule
-        matches."""
+        """Return whether this piece of a log is worth splitting into lines: whether it may contain a line of Megatron's
+        progress, or a line that a catalog row or rule matches."""
         if self._spec.settings.rules.rule or megatron_progress.SIGN in text:
             return True
         return self._lines.catalog.may_match(text, rank=True)

@@ -195,8 +195,9 @@ class Arena:
         return None
 
     def claim(self, name: SnapshotName, *, spare_newest: bool = False) -> SlotClaim | None:
-        """Promise a slot to queued copies; None if none is free. Copies must run in the order of their claims. With
-        `spare_newest`, the newest whole snapshot stays though others are claimed: those may never be sealed."""
+        """Promise a slot to queued copies; None if none is free. The copies must run in the order of their claims. If
+        other claims are not sealed yet, `spare_newest` protects the newest whole snapshot, since those claims may never
+        be sealed."""
         spared = {one.slot for one in self.list_sealed()[:1]} if not self.is_settled() and spare_newest else set[int]()
         for slot in self._writable_slots():
             if slot in spared:

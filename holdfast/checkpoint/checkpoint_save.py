@@ -93,7 +93,7 @@ def _withdraw_part(storage: Storage, draft: CheckpointPart, why: str) -> None:
 
 
 def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], *, before: int) -> None:
-    """Tell rank 0 that a rank will not write these steps, because its writer was killed or passed them over."""
+    """Record for rank 0 that a rank will not write these steps, because its writer was killed or skipped them."""
     storage, known = open_storage(base), set(steps) - {UNKNOWN}
     if UNKNOWN in steps:  # rank 0 waits for one step at a time
         attempts = [one for name in storage.list_names() if (one := staged_of(name) or tagged_of(name))]
@@ -178,8 +178,8 @@ def withdraw_write(folder: str, world: int, why: str) -> None:
 
 
 def has_failed(folder: str) -> bool:
-    """Return whether nothing will be published from this folder any more: rank 0 has said so, or the folder is gone. It
-    is also gone after the checkpoint was published."""
+    """Return whether this folder will never be published (again): rank 0 has given it up, or it is gone. A folder is
+    also gone once its checkpoint is published."""
     first = _read_part(open_storage(folder), 0)
     return first is None or bool(first.why)
 

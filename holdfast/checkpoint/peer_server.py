@@ -130,9 +130,9 @@ class PeerServer:
         give: Callable[[PeerRequest], GivenState | PeerRefusal],
         relays: int | None = None,
     ) -> None:
-        """`guard` authenticates peers on other hosts; None for a unix socket.
-        `take` answers a push and gets the pushing node's name, "" if it is on this host. `give` answers a pull.
-        `relays` processes may decrypt; None: by the number of cores."""
+        """`guard` authenticates peers on other hosts; it is None for a unix socket. `take` answers a push; it gets the
+        name of the pushing node, or "" if that is on this host. `give` answers a pull. `relays` is the most relay
+        processes that may decrypt; None derives it from the number of cores."""
         self._listener = listener
         self._guard = guard
         self._context = mutual_tls.server_tls(guard.keys, strangers=False) if guard else None
@@ -168,9 +168,9 @@ class PeerServer:
                 self._forget_link()
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
-        """Return whether a new unauthenticated connection may stay.
-        If there are too many, in all or from its host, drop the oldest that has sent nothing, else the oldest, and
-        those of hosts that have proved themselves last: connections are cheap to open from many addresses."""
+        """Return whether a new unauthenticated connection may stay. If its host has too many, drop that host's oldest.
+        If there are too many in all, prefer to drop those that sent nothing, the oldest first; hosts that have
+        authenticated before go last. This matters because connections are cheap to open from many addresses."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING

@@ -157,7 +157,7 @@ class StateImage:
     @contextlib.contextmanager
     def fetched_by(self, fetch: Callable[[int, torch.Tensor], None], finish: Callable[[], None]) -> Iterator[None]:
         """Within this block, fill GPU tensors by `fetch`, which is faster than copying from the image. `settle` calls
-        `finish`, which waits until all of them are filled."""
+        `finish`, which waits for these tensors."""
         self._fetch, self._finish = fetch, finish
         try:
             yield
@@ -323,7 +323,7 @@ def check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has its values where it says; one that only stands for others does not."""
+    """Return whether a tensor has memory of its own. Some subclasses have none and only stand for other tensors."""
     if tensor.is_meta or not tensor.nbytes:
         return True
     try:

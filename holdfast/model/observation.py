@@ -63,7 +63,8 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StrainKind(StrEnum):
-    """The kind of a strain: it slows the job, makes it stand, or is a link that is down or was."""
+    """The kind of a strain: it slows the job down, it makes the job stand still, a link is down, or a link was down
+    lately."""
 
     SLOWS = "slows"  # a job that has lost its pace: heat, a power brake
     STANDS = "stands"  # a job that stands: a driver that does not answer
@@ -72,8 +73,8 @@ class StrainKind(StrEnum):
 
 
 class Strain(msgspec.Struct, frozen=True, kw_only=True):
-    """A reading of a machine that lasts, such as heat. It matters only if the job or other machines have trouble
-    meanwhile."""
+    """A lasting state of a machine that its readings show, such as heat. It matters only if the job or other machines
+    have trouble at the same time."""
 
     kind: StrainKind
     sign: str  # the signature of an alarm about the same reading

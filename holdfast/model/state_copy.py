@@ -91,7 +91,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_held(self) -> bool:
-        """Whether ranks get this step from memory or disks."""
+        """Return whether ranks get this step from memory or disks, not from storage."""
         return bool(self.sources) or self.replicated
 
 

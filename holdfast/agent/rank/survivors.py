@@ -32,7 +32,7 @@ class Survivors:
         return key in self._lines
 
     def has_announced(self, key: RankKey) -> bool:
-        """Whether this rank has said that it can survive; still true after it died."""
+        """Return whether this rank has said that it can survive; still true after it died."""
         return key in self._announced
 
     def is_parked(self, key: RankKey) -> bool:

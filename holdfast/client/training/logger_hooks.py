@@ -61,8 +61,8 @@ CALLS = (
 
 
 def follow_loggers(progress: RankProgress, *, is_rank: bool = True) -> None:
-    """Read this rank's losses from its loggers, those that are imported already and those that will be. In the rank's
-    own process W&B, MLflow and TensorBoard also get the job's figures."""
+    """Hook this rank's loggers, both those imported already and those imported later, and read its losses from them. In
+    the rank's own process, also give the job's figures to W&B, MLflow and TensorBoard."""
     if SLOT not in os.environ or is_replay():
         return
     progress.logged = LoggedLosses(progress.note_logged, _announce_source)

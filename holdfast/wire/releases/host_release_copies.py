@@ -35,7 +35,8 @@ class ReleaseFolder:
         return self.path / f"{name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
 
     def holds_release(self, release: Release) -> bool:
-        """Whether the folder has a complete copy. A copy from before the last boot may lack data and is removed."""
+        """Return whether the folder has a complete copy. Remove a copy from before the last boot, since it may lack
+        data."""
         self.path.mkdir(parents=True, exist_ok=True)
         at = self.copy_of(release.digest)
         if not at.is_dir():

@@ -212,7 +212,7 @@ def _parent_folders(path: str) -> Iterator[str]:
 
 
 def leads_home(path: Path, index: TreeIndex) -> bool:
-    """Whether the path is a link into the user's tree; the link's target may be gone."""
+    """Return whether the path is a link into the user's tree; the link's target may be gone."""
     if not path.is_symlink():
         return False
     to = os.readlink(path)
@@ -220,7 +220,7 @@ def leads_home(path: Path, index: TreeIndex) -> bool:
 
 
 def same(ours: Path, theirs: Path) -> bool:
-    """Whether the user's tree already has the file: the same inode, or a file of equal size and time."""
+    """Return whether the user's tree already has the file: the same inode, or a file of equal size and time."""
     try:
         here, there = os.lstat(ours), os.lstat(theirs)
     except OSError:
