@@ -168,9 +168,10 @@ class PeerServer:
                 self._forget_link()
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
-        """Return whether a new unauthenticated connection may stay. If its host has too many, drop that host's oldest.
-        If there are too many in all, prefer to drop those that sent nothing, the oldest first; hosts that have
-        authenticated before go last. This matters because connections are cheap to open from many addresses."""
+        """Return whether a new unauthenticated connection may stay. If its host has too many, drop one of these. If
+        there are too many in all, drop one, preferably of a host that has never authenticated. Prefer the oldest that
+        has sent nothing, else the oldest. This limit is needed because connections are cheap to open from many
+        addresses."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING

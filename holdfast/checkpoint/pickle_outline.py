@@ -1,7 +1,7 @@
 """Reads the plain values of a pickle, such as torch's, and creates no other objects.
 
-Every class and function that the pickle names becomes a Blank, and every tensor None. So it needs no torch, runs no
-code of the file, and shows which numbers, texts, lists and dicts the file holds.
+Every class and function that the pickle names becomes a Blank, and so does every tensor; its bytes are not read. So
+this needs no torch, runs no code of the file, and shows which numbers, texts, lists and dicts the file holds.
 """
 
 import io
