@@ -240,8 +240,8 @@ class HealthMonitor:
         return [held.rank_key for held in self._ties.list_ranks() if held.code is None]
 
     def _watched_paths(self) -> list[str]:
-        """Return the paths that the job writes to, and the checkpoint storages that ranks of any node on this host use:
-        a standby has no ranks of its own."""
+        """Return the paths that the job writes to, and the checkpoint storages of all ranks on this host. Other nodes'
+        ranks count too, because a standby has no ranks of its own."""
         paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
         wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
         for path in wanted:

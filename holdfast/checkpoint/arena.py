@@ -231,8 +231,8 @@ class Arena:
     def _writable_slots(self) -> list[int]:
         """List the slots that may be overwritten, least valuable first.
 
-        The newest whole snapshot's slot is excluded, unless every other slot is pinned and one of those is whole: then
-        it is better to overwrite the newest than to take no snapshots until a reader unpins.
+        The slot of the newest whole snapshot is excluded, with one exception: every other slot is pinned, and one of
+        them is whole. Then it is better to overwrite the newest than to take no snapshots until a reader unpins.
         """
         whole = [sealed for sealed in self.list_sealed() if not sealed.flags & POISONED]
         ahead = {claim.slot: claim.seq for claim in self._claims}
@@ -272,7 +272,8 @@ class Arena:
         return looked if seq and seq % 2 == 0 and head.seq == seq else None
 
     def pin(self, slot: int, seq: int) -> bool:
-        """Keep the writer away from this snapshot until unpin. False if the slot no longer holds it or is claimed."""
+        """Pin this snapshot, so that the writer keeps away until `unpin`. Return False if the slot no longer holds the
+        snapshot or is claimed."""
         head = self._heads[slot]
         with self._lock:
             self._pins[slot] += 1

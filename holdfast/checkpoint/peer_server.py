@@ -55,7 +55,8 @@ class PushTarget(msgspec.Struct):
 
     @contextmanager
     def admit_chunk(self, link: socket.socket) -> Iterator[None]:
-        """Context manager around the receipt of one chunk into `views`; TransportError if `give_up` was called."""
+        """Context manager around the receipt of one chunk into `views`. Raises TransportError if `give_up` was
+        called."""
         with self.gate:
             if self.given_up:
                 raise TransportError("this copy was given up for another one")
@@ -225,7 +226,8 @@ class PeerServer:
             self._forget_link()
 
     def _serve_relayed(self, one: UnprovenLink, owner: str) -> None:
-        """Serve through a relay a connection that showed a ticket of `owner`; its certificate must be that node's."""
+        """Serve a connection that showed a ticket of `owner`, through a relay. Its certificate must be that of
+        `owner`."""
         assert self._guard
         guard = self._guard
 

@@ -78,7 +78,7 @@ class HeldTraining:
         self._go_on()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the numbers of those of the `count` epochs that are not finished yet."""
+        """Yield the numbers of the epochs, out of `count`, that are not finished yet."""
         for epoch in range(self.epoch, count):
             yield epoch
             if self.epoch == epoch:  # left before its end

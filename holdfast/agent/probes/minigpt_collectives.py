@@ -67,8 +67,8 @@ class RankExchange:
         return x
 
     def reduce_gradients(self, parameters: Mapping[str, nn.Parameter], *, experts: bool) -> None:
-        """Sum the gradients of the token table over stages, and those of all but expert weights over the inner axis if
-        `experts`; then average all gradients over replicas."""
+        """Sum the token table's gradients over stages. With `experts`, also sum all gradients, except those of expert
+        weights, over the inner axis. Then average all gradients over replicas."""
         if self.stage.size > 1:
             self._reduce(self.stage, [p for name, p in parameters.items() if name == "token"], "table of tokens")
         if experts:

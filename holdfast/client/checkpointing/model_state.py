@@ -210,7 +210,7 @@ class ModelState:
         ]
 
     def before_step(self, call: Callable[..., None]) -> None:
-        """Call `call` before every step of the optimizers; it replaces an earlier callback."""
+        """Call `call` before every step of the optimizers, in place of any earlier callback."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = [optimizer.register_step_pre_hook(call) for optimizer in self._optimizers]

@@ -1,8 +1,8 @@
 """Restores a state of which every rank has the whole, as with DDP. The number of ranks may have changed since it was
 saved.
 
-Another number of ranks cuts the tensors of a snapshot in other places, so such a snapshot is read by its own layout. A
-rank whose node has no snapshot receives the image of another rank through the process group.
+A snapshot that another number of ranks saved cuts its tensors at other places, so it is read by its own layout. A rank
+whose node has no snapshot receives the image of another rank through the process group.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A pipeline that goes on when workers fail or come: its layers, its steps, and its console lines."""
+"""A pipeline that goes on when workers fail or join: its layers, its steps, and its console lines."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ _FOLLOWED = tuple(name for name in POLICIES if name not in (MIGRATE, SAVE))  # w
 
 
 class StepSettings(NamedTuple):
-    """What a pipeline does in every step."""
+    """The settings of a pipeline that apply to every step."""
 
     passes: PassSettings
     reduction: Reduction

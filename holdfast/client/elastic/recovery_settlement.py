@@ -92,8 +92,8 @@ def _split_shadows(
     *,
     shadows: bool,
 ) -> tuple[tuple[int, ...], ...]:
-    """With `shadows`, return the layers that each worker holds beyond those that its plan gave it; without, its own
-    layers."""
+    """Return the layers that each worker holds: with `shadows`, only those beyond its plan; without, only those of its
+    plan."""
     own = [
         plan.held[report.worker] if plan and report.meeting == newest and report.plan else mine
         for report, mine in zip(reports, held, strict=True)

@@ -94,7 +94,7 @@ class GraphWatch:
 
 
 def watch_graphs(graphs: Any, watch: GraphWatch) -> None:
-    """Have this class of graphs tell the watch of captures and replays."""
+    """Make this class of graphs report its captures and replays to the watch."""
     begin: Callable[..., None] = graphs.capture_begin
     end: Callable[..., None] = graphs.capture_end
     replay: Callable[..., None] = graphs.replay

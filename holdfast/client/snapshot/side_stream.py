@@ -1,16 +1,16 @@
 """Takes snapshots of a GPU state on a side stream, while the next forward and backward passes run.
 
-The side stream also writes the slot's header, so all writes to a slot happen in stream order, however far ahead the
-CPU is. A slot that is not whole is never sealed, and a whole snapshot stays until the next one is sealed. Parameters
-and optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. State that
-may change earlier, such as buffers, is copied to a shadow on the GPU at once. The tail is the part that the bus
-cannot take within a step; it is also copied to a shadow, but during the forward pass.
+The side stream also writes the slot's header. So all writes to a slot happen in stream order, however far ahead the CPU
+is. A slot that is not whole is never sealed, and a whole snapshot stays until the next one is sealed. Parameters and
+optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. State that may
+change earlier, such as buffers, is copied to a shadow on the GPU at once. If the bus cannot take all of the state
+within a step, the rest, called the tail, is also copied to a shadow, but during the forward pass.
 
-Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for
-them. A script whose optimizers are not torch's may announce none. A step in a captured graph calls no hook, so each
-replay of a graph that has a step in it, or may have one, counts as an announcement. Announcements that only the script
-can make are checked: the snapshot is sealed when the next step is announced, and only if torch has counted no change
-of a tensor until then.
+Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for them.
+A script whose optimizers are not torch's may announce no steps. A step in a captured graph calls no hook, so a replay
+counts as an announcement if its graph makes a step, or may make one. Announcements that only the script can make are
+checked: a snapshot is sealed only when the next step is announced, and if torch has counted no change of a tensor until
+then.
 """
 
 import time
@@ -100,8 +100,8 @@ class SideStream:
         say: Callable[[str], None],
         followed: bool = True,
     ) -> None:
-        """`reach` waits until the GPU can reach a slot's image up to a given byte. `say` tells the user a sentence.
-        Without `followed` only the script announces changes, and is checked."""
+        """`reach` waits until the GPU can reach a slot's image up to a given byte. `say` prints a sentence for the
+        user. Without `followed`, only the script announces changes, and its announcements are checked."""
         self._layout = layout
         self._arena = arena
         self._guarded = list(guarded)

@@ -1,8 +1,8 @@
-"""How far a rank's GPU has come in the collectives that it has entered, from torch's flight recorder.
+"""Finds how far a rank's GPU has come in the collectives that the rank has entered, from torch's flight recorder.
 
-Under NCCL a process only queues a collective, and may be many of them ahead of its GPU. With
-TORCH_NCCL_ENABLE_TIMING=1 the recorder shows which of them have begun on the GPU. Other backends, and NCCL without
-timing, do not show this, and then the GPU's progress stays unknown.
+Under NCCL a process only queues collectives, and may be far ahead of its GPU. With TORCH_NCCL_ENABLE_TIMING=1 the
+recorder shows which collectives have begun on the GPU. Other backends, and NCCL without timing, do not show this; the
+GPU's progress is then unknown.
 """
 
 import sys
@@ -78,7 +78,7 @@ def tells_start(entries: list[Entry], status: PgStatus | None) -> bool:
 
 
 def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
-    """Return the number of the newest collective that has ended together with all before it."""
+    """Return the number of the newest collective for which it and all collectives before it have ended."""
     still = [e["collective_seq_id"] for e in entries if not has_ended(e)]
     numbers = [e["collective_seq_id"] for e in entries]
     if not still:

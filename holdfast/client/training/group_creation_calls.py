@@ -1,7 +1,7 @@
 """Records the calls by which a script made its process groups, so that the same groups can be made again.
 
-A rank that takes the place of a dead one runs the script up to the function that survives, while the survivors are in
-that function already. Its groups are fake until then: they have the right size, and every collective returns at once.
+A rank that replaces a dead one runs the script up to the function that survives, while the survivors are already in
+that function. Until it joins them, its groups are fake: they have the right size, and every collective returns at once.
 """
 
 import os

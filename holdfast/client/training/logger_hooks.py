@@ -1,7 +1,7 @@
 """Hooks on the loggers of training scripts, which show holdfast the losses of a script that does not report them.
 
-A hook is installed when the script imports the logger's module, before the script can get the plain function. A
-script that uses none of these loggers pays for one look into a table per import. A hook never raises, and passes
+A hook is installed when the script imports the logger's module, before the script can get the plain function. For a
+script that uses none of these loggers, the cost is one table lookup per import. A hook never raises, and passes
 arguments and results on as they are.
 """
 
@@ -154,7 +154,7 @@ def _read_result(plain: Callable[..., Any], call: LoggerCall, losses: LoggedLoss
 
 
 def _announce_source(source: str) -> None:
-    """Tell the node where losses are read from, by a file beside the keeper's socket."""
+    """Write the source of the losses to a file beside the keeper's socket, where the node reads it."""
     keeper = os.environ.get(KEEPER)
     if keeper:
         place = os.path.join(os.path.dirname(keeper), LOSS_SOURCE)

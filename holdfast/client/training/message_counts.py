@@ -33,7 +33,7 @@ class MessageCounts:
 
 
 def find_counts() -> MessageCounts | None:
-    """Return the counts of this process; None if nobody counts."""
+    """Return the counts of this process; None if it does not count messages."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     found = getattr(getattr(getattr(c10d, "ProcessGroup", None), "send", None), "holdfast_counts", None)
     return found if isinstance(found, MessageCounts) else None

@@ -1,4 +1,4 @@
-"""How far a rank's messages have come: what its process has posted, and under NCCL what has begun and ended on its GPU.
+"""Finds how far a rank's messages have come: which its process has posted, and under NCCL which have begun and ended.
 
 NCCL's entries in torch's recorder show the state of each message, or of its batch, but have no number that both ends
 share. The number of the newest message is the count of all messages posted; older messages are numbered by counting

@@ -144,8 +144,8 @@ class FlightRecorder:
         self._log.write_flight(now, list(self._groups.values()), came, channels, waits)
 
     def _sort_entries(self, dumps: list[Dump], names: dict[str, str]) -> dict[str, list[Entry]]:
-        """Return the collectives by holdfast's name of their group. A group with both NCCL and gloo numbers their
-        collectives separately, so gloo's get a group name of their own."""
+        """Return the collectives by holdfast's name of their group. In a group with both NCCL and gloo, each backend
+        numbers its collectives separately, so the collectives of gloo get a group name of their own."""
         found: dict[str, list[Entry]] = {}
         entries = [e for dump in dumps for e in dump.get("entries", ()) if e["time_created_ns"] >= self._since_ns]
         self._on_gpus.update(str(e["process_group"][0]) for e in entries if is_of_nccl(e))

@@ -1,8 +1,8 @@
 """Adds the job's incidents, restarts and ETTR to what a script logs to W&B, MLflow or TensorBoard.
 
-The node leaves the figures in a file. A logging call of the script looks at that file at most once a second, and hands
-new figures to the tracker that the call is for: within the call where that takes microseconds, else in a thread that
-lives until they are delivered. Nothing here imports a tracker, waits for one, or raises.
+The node writes the figures to a file. The script's logging calls look at that file at most once a second, and give new
+figures to the tracker that they log to. If that takes microseconds, the call does it itself; otherwise a thread does,
+which ends after the delivery. Nothing here imports a tracker, waits for one, or raises.
 """
 
 import json
@@ -34,7 +34,7 @@ def attempt(deed: Callable[[], Found], otherwise: Found) -> Found:
 
 
 class Figures(NamedTuple):
-    """The job's figures as a tracker gets them, and the incidents that it has not got yet."""
+    """The job's figures as a tracker gets them, with the incidents that are new to it."""
 
     version: int
     metrics: dict[str, float]
@@ -124,7 +124,7 @@ class TrackerEvents:
             self._version = version
 
     def _announce_use(self, tracker: str) -> None:
-        """Tell the node that this rank uses a tracker, by a file beside the keeper's socket."""
+        """Write to a file beside the keeper's socket that this rank uses a tracker; the node reads the file."""
         self._used.append(tracker)
         place = os.path.join(self._folder, TRACKERS)
         whole = f"{place}.{self._pid}"
@@ -137,8 +137,8 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def log_with_figures(events: TrackerEvents, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Return the arguments of W&B's `Run.log` with the job's figures in its row. A row of their own would move W&B's
-    count of steps."""
+    """Return the arguments for W&B's `Run.log`, with the job's figures added to the script's row. A row of their own
+    would advance W&B's count of steps."""
     run = args[0]
     if (figures := events.find_due(WANDB, run)) is None:
         return args, kwargs
@@ -177,7 +177,7 @@ def add_to_mlflow(events: TrackerEvents, fluent: ModuleType, run_id: str | None,
 
 
 def add_to_board(events: TrackerEvents, plain: Callable[..., Any], writer: Any, step: object) -> None:
-    """Write the job's figures to the script's own event file, as scalars and text, at the step of its own scalar."""
+    """Write the job's figures to the script's own event file, as scalars and text, at the step that the script logs."""
     if (figures := events.find_due(BOARD, writer)) is None:
         return
     events.mark_delivered(BOARD, figures)

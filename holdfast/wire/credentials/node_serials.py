@@ -17,7 +17,7 @@ _NAME = "nodes.json"
 
 
 class RecordedSerials(NamedTuple):
-    """What the file says: serials by node name, and how many of its lines are not as they were written."""
+    """What the file says: serials by node name, and how many of its lines are damaged."""
 
     serials: dict[str, str]
     damaged: int
@@ -39,7 +39,7 @@ def read_serials(folder: Path) -> RecordedSerials:
 
 
 def _read_line(line: bytes) -> dict[str, str]:
-    """Return the names and serials of one line; ValueError if it is not as it was written."""
+    """Return the names and serials of one line. Raise ValueError if the line is damaged."""
     if line.startswith(b"{"):  # as lines were before they had a seal
         return from_json(line, dict[str, str])
     name, serial, seal = from_json(line, tuple[str, str, str])

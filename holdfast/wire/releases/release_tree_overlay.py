@@ -26,7 +26,8 @@ Stamp = tuple[int, int, int, int]
 
 
 class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """RELEASES/NAME.files: the files of a release copy, and stamps of those user's files that equal their copies."""
+    """The file RELEASES/NAME.files: which files a release copy has, and stamps of the user's files that equal
+    theirs."""
 
     root: str  # the tree that it was taken from
     home: str  # the job's own tree, in which its work is kept
@@ -233,8 +234,8 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
-    """Replace a folder of the copy with a link to the user's folder if that has all its content; ranks then delete
-    files there."""
+    """If a folder of the copy holds only links into the user's tree, replace it with one link to the user's folder. A
+    rank that deletes a file there then deletes the user's file."""
     with os.scandir(ours) as entries:
         paths = [Path(entry.path) for entry in entries]
     if not theirs.is_dir() or not all(leads_home(path, index) for path in paths):
@@ -261,8 +262,8 @@ def destination(ours: Path, theirs: Path, name: str) -> Path:
 
 
 def _move_file(ours: Path, theirs: Path, name: str) -> Path | None:
-    """Move a file: by rename, so that a rank can go on writing it, or by copy to another disk. None if a folder needs a
-    copy."""
+    """Move a file and return its new path; None if it is a folder that must be copied. A rename keeps the file open for
+    the rank that writes it; a move to another disk copies it."""
     if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
         raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)
