@@ -195,8 +195,7 @@ class HealthSigns(Protocol):
 
     @property
     def links_read(self) -> bool:
-        """Return whether the host's links were read: by this agent at least once, by another node, or there are
-        none."""
+        """Return whether the host's links were read: by this agent once, or by another node. True if there are none."""
 
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""

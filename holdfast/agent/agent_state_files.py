@@ -124,9 +124,8 @@ class AgentStateFiles:
 
     def reset_notes(self, memory: str) -> None:
         """Delete two notes of an earlier holder's agents: since when the node is alone, and an unfinished Leave errand.
-        Then make the "alone" note a link to `memory`, a file in the holder's memory. It outlives the agent and needs no
-        disk. It must not get lost, since a controller may launch elsewhere once a node has been alone for long
-        enough."""
+        Then make the "alone" note a link to `memory`, a file in the holder's memory, which outlives the agent and needs
+        no disk. It must not get lost: a controller may launch elsewhere once a node has been alone for long."""
         for note in (self._alone, self._leaving):
             with contextlib.suppress(OSError):
                 note.unlink(missing_ok=True)

@@ -154,8 +154,7 @@ class HealthMonitor:
 
     @property
     def links_read(self) -> bool:
-        """Return whether the host's links were read: by this agent at least once, by another node, or there are
-        none."""
+        """Return whether the host's links were read: by this agent once, or by another node. True if there are none."""
         return self._feeds[_NETWORK].absent or self._feeds[_NETWORK].had_turn
 
     def has_oom_kill(self) -> bool:
@@ -163,8 +162,7 @@ class HealthMonitor:
         return self.kills.has_recent()
 
     def scarcely(self) -> str:
-        """Return a sign of scarce memory in words, but only if the kernel log, which shows OOM kills, is unreadable;
-        else ""."""
+        """Return a sign of scarce memory in words; "" if there is none, or if the kernel log can be read instead."""
         return self.kills.scarcely(self._clock.monotonic()) if self._feeds[_KERNEL].absent else ""
 
     # --- threads -----------------------------------------------------------------------------------------------

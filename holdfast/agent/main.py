@@ -103,8 +103,7 @@ def _assemble_parts(
 
 
 async def _heed_interrupt(on_leave_request: Callable[[], None]) -> None:
-    """From now on, let SIGINT make the node leave. Before this call, the agent is not ready and SIGINT ends its
-    process."""
+    """From now on, let SIGINT make the node leave. Before this, the agent was not ready, and SIGINT ended it."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, on_leave_request)
 
 

@@ -195,9 +195,8 @@ class Arena:
         return None
 
     def claim(self, name: SnapshotName, *, spare_newest: bool = False) -> SlotClaim | None:
-        """Promise a slot to queued copies; None if none is free. The copies must run in the order of their claims. If
-        other claims are not sealed yet, `spare_newest` protects the newest whole snapshot, since those claims may never
-        be sealed."""
+        """Promise a slot to queued copies; None if none is free. The copies must run in the order of their claims. With
+        `spare_newest`, keep the newest whole snapshot while other claims are open, since those may never be sealed."""
         spared = {one.slot for one in self.list_sealed()[:1]} if not self.is_settled() and spare_newest else set[int]()
         for slot in self._writable_slots():
             if slot in spared:
@@ -272,8 +271,8 @@ class Arena:
         return looked if seq and seq % 2 == 0 and head.seq == seq else None
 
     def pin(self, slot: int, seq: int) -> bool:
-        """Pin this snapshot, so that the writer keeps away until `unpin`. Return False if the slot no longer holds the
-        snapshot or is claimed."""
+        """Pin this snapshot, so that the writer keeps away until `unpin`. Return False if the slot lost it or is
+        claimed."""
         head = self._heads[slot]
         with self._lock:
             self._pins[slot] += 1

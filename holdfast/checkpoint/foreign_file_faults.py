@@ -123,8 +123,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_places(folder: Path) -> list[RecordPlace]:
-    """Return the records that the folder's `.metadata` names. Raise OutlineError if that file is not torch's
-    metadata."""
+    """Return the records that the folder's `.metadata` names. Raise OutlineError if that file is not torch's."""
     metadata = outline_pickle(read_small(folder / METADATA, _MOST_METADATA_BYTES))
     held = metadata.state.get("storage_data") if isinstance(metadata, Blank) else None
     if not isinstance(held, dict):

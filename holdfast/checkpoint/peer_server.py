@@ -55,8 +55,7 @@ class PushTarget(msgspec.Struct):
 
     @contextmanager
     def admit_chunk(self, link: socket.socket) -> Iterator[None]:
-        """Context manager around the receipt of one chunk into `views`. Raises TransportError if `give_up` was
-        called."""
+        """Context manager around the receipt of one chunk into `views`. Raises TransportError after `give_up`."""
         with self.gate:
             if self.given_up:
                 raise TransportError("this copy was given up for another one")
@@ -171,8 +170,8 @@ class PeerServer:
     def _make_room_for(self, one: UnprovenLink) -> bool:
         """Return whether a new unauthenticated connection may stay. If its host has too many, drop one of these. If
         there are too many in all, drop one, preferably of a host that has never authenticated. Prefer the oldest that
-        has sent nothing, else the oldest. This limit is needed because connections are cheap to open from many
-        addresses."""
+        has sent nothing, else the oldest. Connections are cheap to open from many addresses, so there must be a
+        limit."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
@@ -226,8 +225,8 @@ class PeerServer:
             self._forget_link()
 
     def _serve_relayed(self, one: UnprovenLink, owner: str) -> None:
-        """Serve a connection that showed a ticket of `owner`, through a relay. Its certificate must be that of
-        `owner`."""
+        """Serve a connection that showed a ticket of `owner`, through a relay. Its certificate must be `owner`'s
+        too."""
         assert self._guard
         guard = self._guard
 

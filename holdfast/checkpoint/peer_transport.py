@@ -209,8 +209,7 @@ def _cut_parts(all: Sequence[memoryview]) -> list[tuple[int, int]]:
 
 
 class _PartTransfer:
-    """One copy over one or more connections. Each takes the next free part; if a connection breaks, its part is
-    redone."""
+    """One copy over one or more connections. Each takes the next free part; if one breaks, its part is redone."""
 
     def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
         self._keeper, self._carry = keeper, carry
@@ -238,7 +237,7 @@ class _PartTransfer:
         return self.run_links([partial(_relay_link, self._keeper)] * self._keeper.links)
 
     def run_links(self, openers: Sequence[OpenLink]) -> int:
-        """Transfer the remaining parts over these connections; if some are left, over one more. Return all bytes
+        """Transfer the remaining parts over these connections, and what they leave over one more. Return all bytes
         moved."""
         for link in self._start_links(openers):
             link.join()

@@ -96,8 +96,8 @@ def mark_doubts(base: str, run: str, doubts: Collection[Doubt]) -> tuple[int, ..
     """Write to the storage which checkpoints of this run are in doubt; return the steps that are newly marked.
 
     No run restores these checkpoints. Entries of runs without checkpoints are dropped. A damaged note is replaced if
-    only this run has checkpoints here. If other runs have some, raise UnknownDoubtsError and write nothing, because the
-    damaged note may have held their doubts.
+    only this run has checkpoints here. If other runs have some, the damaged note may have held their doubts; then raise
+    UnknownDoubtsError and write nothing.
     """
     storage = open_storage(base)
     found = _find_published(storage)

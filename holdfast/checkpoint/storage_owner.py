@@ -65,8 +65,7 @@ def _read_inode(storage: Storage) -> int:
 
 
 class OwnedStorages:
-    """The storages that this process owns. It remembers the author and the folder's identity, to notice a replaced
-    folder."""
+    """The storages that this process owns, with the author and the folder's identity, to notice a replaced folder."""
 
     def __init__(self) -> None:
         self._taken: dict[str, tuple[Author, tuple[int, int] | None]] = {}

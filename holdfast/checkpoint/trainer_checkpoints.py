@@ -182,7 +182,7 @@ def _read_pickle(path: Path) -> bytes:
 
 
 def _missing_deepspeed(folder: Path) -> tuple[str, bool]:
-    """Return a sentence naming the first missing file of model or optimizer, or "", and whether the number of files is
+    """Return a sentence about the first missing file of model or optimizer, or "", and whether their number is
     known."""
     names = {path.name for path in folder.glob("*_states.pt")}
     parts = [found for name in names if (found := _ZERO.fullmatch(name))]
@@ -254,8 +254,7 @@ def _look_at_megatron(folder: Path) -> str:
 
 
 def _uneven_fault(folder: Path) -> str:
-    """Return a sentence about the first rank's folder that lacks its file, or ""; each folder has a file of the same
-    name."""
+    """Return a sentence about the first rank's folder that lacks its file, or "". The file has the same name in all."""
     ranks = sorted(path for path in folder.glob("mp_rank_*") if path.is_dir())
     lacking = (path.name for path in ranks if not (path / _OLD_FILE).is_file())
     return next((f"{rank}/{_OLD_FILE} is missing" for rank in lacking), "")

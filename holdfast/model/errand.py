@@ -45,8 +45,7 @@ class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 class StageHere(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
-    """Stage this release beside the running one. With `check`, then check that it compiles and that its imports
-    resolve."""
+    """Stage this release beside the running one. With `check`, then check that it compiles and its imports resolve."""
 
     id: int
     release: Release

@@ -63,7 +63,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StrainKind(StrEnum):
-    """The kind of a strain: it slows the job down, it makes the job stand still, a link is down, or a link was down
+    """The kind of a strain: it slows the job, it makes the job stand still, a link is down, or a link was down
     lately."""
 
     SLOWS = "slows"  # a job that has lost its pace: heat, a power brake

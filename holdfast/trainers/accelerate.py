@@ -1,7 +1,6 @@
 """For loops on Accelerate: `HeldTraining` yields a loop's epochs and batches, and saves its state after every step. It
 saves right before it yields the next batch, because all work of the step before is done by then. After a restart,
-training continues in the same epoch, with the same order of batches, at the same batch and with the same random
-numbers."""
+training continues at the same batch, with the same order of batches and the same random numbers."""
 
 import os
 from collections.abc import Iterator

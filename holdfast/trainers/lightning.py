@@ -92,8 +92,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
                 callback.load_state_dict(self._extra["callbacks"][callback.state_key])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """If the fit resumes within an epoch, load and drop the epoch's finished batches before Lightning reads the
-        loader."""
+        """If the fit resumes within an epoch, load and drop the finished batches before Lightning reads the loader."""
         self._told = trainer.global_step
         if not self._epoch:
             return

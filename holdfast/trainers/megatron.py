@@ -1,5 +1,4 @@
-"""For loops on Megatron-Core: make a `HeldMegatron` after `get_megatron_optimizer`, and call its `save` after every
-step.
+"""For loops on Megatron-Core: make a `HeldMegatron` after `get_megatron_optimizer`; call its `save` after every step.
 
 Each rank saves only what its torch optimizers hold: with Megatron's distributed optimizer, a part of the master weights
 and of their state. As after every step, Megatron then copies the master weights to the model and gathers these.
@@ -77,8 +76,8 @@ class HeldMegatron:
         self.step = self._held.restore(self._gather_weights)
 
     def save(self, step: int, **reported: Any) -> None:
-        """Report this step and save its state; call this after the schedule's step. `reported` is passed to
-        `holdfast.step`."""
+        """Report this step, with the arguments `reported` of `holdfast.step`, and save its state; after the schedule's
+        step."""
         holdfast.step(step, **reported)
         self.step = step
         self._held.save(step)

@@ -58,16 +58,15 @@ class ShardCheckpointer:
             self._checkpointer.close()
 
     def _is_trained(self, parameter: torch.Tensor) -> bool:
-        """Return whether a parameter is trained. Of the model's weights, the frozen ones are not. Any other tensor is a
-        master weight, which is trained even if it does not require a gradient, because trainers copy gradients to
-        it."""
+        """Return whether a parameter is trained: a weight of the model that is not frozen, or a master weight. Master
+        weights are trained even if they do not require a gradient, because trainers copy gradients to them."""
         return parameter.requires_grad or parameter not in self._weights
 
     def _make_checkpointer(self) -> Checkpointer:
         return Checkpointer(state_dict=self._read, extra=self._extra, **self._more)
 
     def _read(self) -> Values:
-        """Return the live tensors. The dicts of states are the optimizers' own objects, so values can be restored into
+        """Return the live tensors, and the optimizers' own dicts of states, so that values can be restored into
         them."""
         return {
             f"{n}.{g}.{p}": {"weights": parameter.detach(), "state": optimizer.state.get(parameter, {})}

@@ -1,6 +1,5 @@
 """Collectives of one rank in the parallel reference step; each records a digest of what the rank sends and receives.
-Every group has two ranks: a sum of two numbers has the same bits in either order, so the library's order does not
-matter."""
+Every group has two ranks, because a sum of two numbers has the same bits in whichever order a library adds them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -254,8 +254,7 @@ class RankProcesses:
         )
 
     def _fork_spare(self, dead: HolderRank) -> None:
-        """Fork a spare rank to replace a dead rank whose script can survive. Do nothing if all ranks are being
-        ended."""
+        """Fork a spare rank to replace a dead rank whose script can survive. Do nothing while all ranks are ended."""
         key, errand = dead.rank_key, self._errand
         if errand is None or not dead.code or key.generation != errand.generation or key.rank in self._spares:
             return

@@ -141,8 +141,7 @@ class ReleaseStager:
         return f"release {release.number} cannot be staged: {error}" if error else ""
 
     async def _have_or_stand(self, release: Release) -> str:
-        """Stage a release. If the user's own tree equals it, do that later, so that starting ranks get the processors
-        now."""
+        """Stage a release. If the user's own tree equals it, do so later, so that starting ranks get the processors."""
         stands = await asyncio.to_thread(self._stands, release)
         if stands:
             self._later[release.digest] = release

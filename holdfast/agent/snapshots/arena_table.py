@@ -116,8 +116,7 @@ class ArenaTable:
             return tuple(self._arenas.values())
 
     def set_aside(self, world: int) -> None:
-        """Set aside the arenas of other world sizes than `world`. They are kept to restore from; ranks get new
-        arenas."""
+        """Set aside the arenas whose world size is not `world`, to restore from them; ranks get new arenas."""
         with self._lock:
             self._aside += tuple(own for own in self._arenas.values() if own.arena.world != world)
             self._arenas = {rank: own for rank, own in self._arenas.items() if own.arena.world == world}
@@ -144,8 +143,8 @@ class ArenaTable:
 
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
         """Pin a listed snapshot until `unpin_own`; one pin serves all readers. Return False if the snapshot is gone.
-        With `spare`, also return False if the rank would have too few unpinned slots left to write to; `late` allows
-        one slot."""
+        With `spare`, also return False if the rank would have too few unpinned slots left; `late` lowers the limit to
+        one."""
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None
         if own is None or found is None or (spare and not own.arena.can_pin(late=late)):

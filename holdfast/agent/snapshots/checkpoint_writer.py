@@ -51,8 +51,7 @@ class CheckpointWriter:
         self.owned = storage_owner.OwnedStorages()
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
-        """Begin a generation and forget the requests of the last one. The step `wanted` becomes a checkpoint as
-        well."""
+        """Begin a generation and forget the last one's requests. The step `wanted` becomes a checkpoint as well."""
         self.author, self.doubts, self.wanted = author, doubts, wanted
         self.unmarked = bool(doubts)
         for lane in self._lanes.values():
@@ -96,7 +95,7 @@ class CheckpointWriter:
         return told == str(True) if told else None
 
     def is_forsaken(self, rank: int, step: int) -> bool:
-        """Return whether rank 0 will not publish this step any more, because it gave up or has done so; False if
+        """Return whether rank 0 will not publish this step any more: it gave up, or has published it. False if
         unknown."""
         url, author = self.storage_url(rank), self.author
 

@@ -1,7 +1,6 @@
 """Hashes the state that replicas share, from their snapshots: this needs no torch and does not delay the ranks. All of
-a snapshot is of one step, while a rank's own memory may be half updated. Three kinds of snapshots are hashed: every
-n-th step, the state that a generation resumes from, and the next floor, as a step at which replicas differ must not
-become the floor."""
+a snapshot is of one step, while a rank's own memory may be half updated. Three kinds are hashed: every n-th step, the
+state that a generation resumes from, and the next floor. A step at which replicas differ must not become the floor."""
 
 import asyncio
 import contextlib
@@ -39,8 +38,7 @@ class SharedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shared_parts(layout: ImageLayout) -> tuple[SharedPart, ...]:
-    """Return the tensors that replicas share at every step. Plain values are left out, because their padding may be
-    stale."""
+    """Return the tensors that replicas share at every step. Plain values are left out: their padding may be stale."""
     found: dict[tuple[tuple[int, ...], str], list[tuple[int, int]]] = {}
     for item in layout.items:
         spec = item.spec

@@ -306,8 +306,7 @@ class SnapshotDisk:
         self._remove_states([one for one in self.list_states() if one.step < step])
 
     def remove_given_up(self, launch: KeeperLaunch) -> None:
-        """In a thread, remove states in doubt, and the last generation's states after the step that this launch resumes
-        from."""
+        """In a thread, remove states in doubt, and the last generation's states after the step that is resumed from."""
 
         def remove() -> None:
             states = self.list_states()

@@ -13,8 +13,7 @@ _LEAST_S = 1.0  # between the two samples: a shorter time says little
 
 
 class TensorActivity:
-    """Reads the tensor cores of one GPU. The constructor and the methods raise NVMLError if the GPU or driver cannot
-    tell."""
+    """Reads the tensor cores of one GPU. All methods, also the constructor, raise NVMLError if the GPU cannot tell."""
 
     def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float]) -> None:
         self._nvml, self._handle, self._clock = nvml, handle, clock

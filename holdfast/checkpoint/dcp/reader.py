@@ -34,9 +34,9 @@ _AT_ONCE_BYTES = 256 << 20
 class Reader(StorageReader):
     """Reads for `dcp.load(state, storage_reader=Reader(url))`: from memory if the agent has it, else from storage.
 
-    `url` is a checkpoint or a folder of checkpoints. From a folder, the checkpoint of the step in the checkpoint id is
-    read, or the newest without an id. Every byte of our checkpoints is verified; torch's own have no checksums and are
-    not.
+    `url` is a checkpoint or a folder of checkpoints. From a folder, the step in the checkpoint id is read, or the
+    newest without an id. Every byte of our checkpoints is verified; torch's own have no checksums, so they are read
+    unverified.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from holdfast.checkpoint.dcp import Reader, Writer
@@ -79,8 +79,7 @@ class Reader(StorageReader):
         return self._read_torch(kwargs.get("rank")) or decode_metadata(checkpoint_load.read_metadata(self._place))
 
     def _read_torch(self, rank: int | None) -> Metadata | None:
-        """Return the metadata if torch wrote this checkpoint, else None. With `rank`, read the rank's own metadata
-        file."""
+        """Return the metadata if torch wrote this checkpoint, else None. With `rank`, read the rank's own file."""
         here = storage_opener.open_storage(self._place)
         if here.file_size(MANIFEST) is not None:
             return None
@@ -171,8 +170,7 @@ class Planner(DefaultLoadPlanner):
 
 
 class _RecordTensors:
-    """Makes tensors from records. A record in our own form is read without unpickling, which would be the slowest
-    part."""
+    """Makes tensors from records. A record in our own form is read without unpickling, which would be slow."""
 
     def __init__(self, contents: Metadata) -> None:
         self._known = contents.state_dict_metadata

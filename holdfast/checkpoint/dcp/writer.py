@@ -174,8 +174,8 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """Return the keeper for this save. None without an agent, or if only some ranks save, because a keeper waits
-        for all."""
+        """Return the keeper for this save. None without an agent, or if only some ranks save: a keeper waits for
+        all."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:
@@ -195,8 +195,7 @@ class Writer(StorageWriter):
         return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
 
     def _heard(self, call: object) -> SaveCall:
-        """Return the SaveCall of this save. A cached plan may bring an old SaveCall; the rank then finds the step
-        itself."""
+        """Return the SaveCall of this save. A cached plan may bring an old one; the rank then finds the step itself."""
         if isinstance(call, SaveCall) and not call.taken:
             call.taken = True
             self._call = call
@@ -206,15 +205,14 @@ class Writer(StorageWriter):
         return self._call
 
     def _whole(self, planner: SavePlanner) -> Sequence[WriteItem]:
-        """Return all items of this rank, also those that other ranks write. With a cached plan, use the first save's
+        """Return all items of this rank, also those that other ranks write. A cached plan uses the first save's
         items."""
         plan = self._local or planner.create_local_plan()
         return plan.items if plan.usable else planner.plan.items  # type: ignore[attr-defined]
 
     @property
     def _author(self) -> Author:
-        """Return the author of this save. Ranks share a token from the store, because a cached plan may be out of
-        date."""
+        """Return the author of this save. Ranks share a token from the store, as a cached plan may be out of date."""
         rank, world = rank_and_world()
         if self._call.world == 1:
             run = f"{_launch_token()}-{rank}-{self._run}" if world > 1 else self._run

@@ -24,7 +24,7 @@ def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bo
 
 
 def _forgotten_optimizer(there: dict[str, str], here: dict[str, str]) -> str:
-    """If our state has no optimizer, return the name of one stored optimizer tensor and the number of the others; else
+    """If our state has no optimizer, return the name of a stored optimizer tensor and how many others there are; else
     ""."""
     if any(key.startswith(_OPTIMIZER) for key in here):
         return ""

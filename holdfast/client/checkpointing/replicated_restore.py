@@ -1,5 +1,4 @@
-"""Restores a state of which every rank has the whole, as with DDP. The number of ranks may have changed since it was
-saved.
+"""Restores a state that every rank holds whole, as with DDP. The number of ranks may have changed since it was saved.
 
 A snapshot that another number of ranks saved cuts its tensors at other places, so it is read by its own layout. A rank
 whose node has no snapshot receives the image of another rank through the process group.
@@ -55,8 +54,8 @@ def extra_index(layout: ImageLayout) -> int:
 
 
 def open_image(arena: Arena, slot: int, folder: Path) -> StateImage:
-    """Return the image in this slot, with the layout that it was written in. The keeper's folder holds that layout.
-    Raises StateError."""
+    """Return the image in this slot, with the layout in the keeper's folder that it was written in. Raises
+    StateError."""
     path = folder / layout_file_name(arena.rank, arena.layout.hex())
     try:
         layout = from_msgpack(path.read_bytes(), ImageLayout)
@@ -68,8 +67,7 @@ def open_image(arena: Arena, slot: int, folder: Path) -> StateImage:
 
 
 def sign_items(layout: ImageLayout) -> str:
-    """Return a hash of the image's items, in order, without their content. Ranks with the same items get the same
-    hash."""
+    """Return a hash of the list of the image's items. Ranks whose images hold the same items get the same hash."""
     told = [(i.spec.key, i.spec.start, i.spec.shape, i.length) for i in layout.items if i.spec.key != EXTRA]
     return blake2b(msgspec.msgpack.encode(told), digest_size=16).hexdigest()
 

@@ -117,8 +117,7 @@ class SharedRead:
     def _read_ahead(
         self, pool: ThreadPoolExecutor, readers: "SimpleQueue[PartReader]", places: Sequence[BlockPlace]
     ) -> Iterator[tuple[torch.Tensor, str]]:
-        """Yield, for each block, its content and "" or the reason why it could not be read. Threads read the next
-        blocks meanwhile."""
+        """Yield each block's content, and "" or why it could not be read. Threads read the next blocks meanwhile."""
         reading: deque[Future[tuple[torch.Tensor, str]]] = deque()
         for place in places:
             if len(reading) == _AHEAD:
@@ -139,8 +138,7 @@ class SharedRead:
         return torch.frombuffer(target, dtype=torch.uint8), error
 
     def _take_block(self, sent: _SentBlock, rank: int) -> list[str]:
-        """Wait until a block has arrived, and copy what this rank needs of it. Return a list of faults, empty if
-        none."""
+        """Wait until a block has arrived, and copy what this rank needs of it. Return a list of faults."""
         for work in sent.works:
             work.wait()
         if sent.error:

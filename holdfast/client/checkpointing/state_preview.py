@@ -49,8 +49,7 @@ def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
 
 
 def _newest_whole(base: str, grant: StateGrant) -> str:
-    """Return the URL of the newest checkpoint that passes verification; "" if there is none. A restore chooses the
-    same."""
+    """Return the URL of the newest checkpoint that passes verification, as a restore will; "" if there is none."""
     for one in apply_doubts(find_checkpoints(base), grant.run, grant.doubts):
         try:
             if one.ok and not checkpoint_load.verify_checkpoint(one.url):

@@ -36,8 +36,7 @@ from holdfast.wire.rank_keeper_messages import StateGrant
 
 
 class RestorePieces(NamedTuple):
-    """The byte ranges of a checkpoint that a rank needs: of the state that it alone holds, and of the state that it
-    shares."""
+    """The byte ranges of a checkpoint that a rank needs: of the state that it alone holds, and of the shared state."""
 
     own: tuple[PartPiece, ...]
     shared: tuple[PartPiece, ...]

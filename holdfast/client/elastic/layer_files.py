@@ -1,9 +1,9 @@
-"""Checkpoints of a pipeline on storage. Each step has a folder and each layer a file; a checkpoint is whole when the
-files of all layers are there.
+"""Checkpoints of a pipeline on storage: a folder for each step, with a file for each layer. A checkpoint is whole when
+the files of all layers are there.
 
 The first worker that holds a layer writes it, and any set of workers can read what others wrote. A folder's name has
-the step and the name of the generation that wrote it, as a later generation may make the same step again. A file ends
-with a digest of its content.
+the step and a name for the generation that wrote it, as a later one may make the same step again. A file ends with a
+digest.
 """
 
 import contextlib

@@ -107,8 +107,8 @@ class PipelineRecovery:
         return choice.chosen
 
     def change_plan(self) -> bool:
-        """Switch to the plan that follows the present one, if its first step is next. Return whether the plan changed.
-        All workers call this together."""
+        """If the next step is the first of the plan's successor, switch to it. Return whether the plan changed. All
+        workers call this together."""
         held = self._held
         then = held.bare.then
         if then is None or then.resume_step != held.committed + 1:

@@ -40,7 +40,7 @@ class SettledStep(msgspec.Struct, frozen=True):
 
 
 def settle_step(reports: Sequence[RankReport]) -> SettledStep:
-    """Return the newest step that any worker has made or finished the vote of, with the layers that each holds at
+    """Return the newest step that any worker has made or finished the vote of, and the layers that each worker holds at
     it."""
     made = [step for report in reports for _, step in report.layers]
     committed = max([0, *made, *(report.voted for report in reports)])
@@ -92,8 +92,7 @@ def _split_shadows(
     *,
     shadows: bool,
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the layers that each worker holds: with `shadows`, only those beyond its plan; without, only those of its
-    plan."""
+    """Return the layers that each worker holds: with `shadows`, those beyond its plan; without, those of its plan."""
     own = [
         plan.held[report.worker] if plan and report.meeting == newest and report.plan else mine
         for report, mine in zip(reports, held, strict=True)
@@ -119,8 +118,7 @@ def _renumber(plan: RoutePlan | None, numbers: dict[int, int], world: int) -> Ro
 
 
 def choose_costs(reports: Sequence[RankReport]) -> PhaseCosts:
-    """Return the costs that the worker with the most incidents has measured, with the step time of the slowest
-    worker."""
+    """Return the costs that the worker with the most incidents has measured, but the slowest worker's step time."""
     known = max(reports, key=lambda report: report.incidents)
     step_s = max(report.step_s for report in reports)
     return msgspec.structs.replace(known.costs, step_s=step_s) if step_s else known.costs

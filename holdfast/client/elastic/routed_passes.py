@@ -127,8 +127,7 @@ class RoutedPasses:
             )
 
     def _start_backward(self, output: torch.Tensor, step: int, m: int, batch: BatchOf) -> torch.Tensor:
-        """Compute and keep the loss of a microbatch; return the gradient of the last layer's output, for the step's
-        mean loss."""
+        """Compute and keep the loss of a microbatch; return the gradient of the last layer's output."""
         leaf = output.detach().requires_grad_()
         torch.manual_seed(draw_seed(self._settings.seed, step, m, self._settings.layers))
         loss = self._settings.loss(leaf, batch(step, m)[1])

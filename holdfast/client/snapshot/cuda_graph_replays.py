@@ -1,10 +1,10 @@
 """Finds the CUDA graphs that change the state when they are replayed, and keeps our threads still during a capture.
 
 A replay runs no Python, so an optimizer's step inside a graph calls no hook. This module wraps torch's own classes
-instead: if an optimizer made a step while a graph was captured, each replay makes it again. Nobody knows what a graph
-does that was captured before the watch began. In torch's default mode, a capture fails if another thread of the process
-registers or allocates memory or asks for an event meanwhile. Our threads do that, so a capture waits until they are
-still, and they wait for its end.
+instead: if an optimizer made a step while a graph was captured, each replay makes it again. Of graphs captured before
+the watch began, nothing is known. In torch's default mode, a capture fails if another thread of the process registers
+or allocates memory or asks for an event. Our threads do that, so a capture waits until they are still, and they wait
+for its end.
 """
 
 import threading
@@ -57,8 +57,8 @@ class GraphWatch:
 
     @contextmanager
     def between_captures(self) -> Iterator[None]:
-        """Make captures wait while this block runs; first wait for a running capture to end. The thread that captures
-        must not use this."""
+        """Make captures wait while this block runs; first wait for the end of a running one. Not for the capturing
+        thread."""
         with self._news:
             self._news.wait_for(self._is_capture_over, _CAPTURE_S)
             self._asking += 1

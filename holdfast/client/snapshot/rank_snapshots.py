@@ -58,7 +58,7 @@ class RankSnapshots:
         )  # fmt: skip
 
     def check_capture(self) -> None:
-        """Raise StateError if the script is capturing a CUDA graph; a copy queued now would run only when it is
+        """Raise StateError while the script captures a CUDA graph: a copy queued now would run only when it is
         replayed."""
         if self.side and self.side.is_capturing():
             raise StateError("a CUDA graph is being captured: call save() between its replays, not inside of it")

@@ -103,7 +103,8 @@ class RoutedCopies:
         return flat
 
     def void_seals(self) -> None:
-        """Keep snapshots unsealed whose copies the GPU has not begun. The seal fence calls this, holding its lock."""
+        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this, holding its
+        lock."""
         for _, image in self._stages:
             image.memory[_WHOLE] = image.memory[_SEQ]
 

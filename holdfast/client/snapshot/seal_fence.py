@@ -15,7 +15,7 @@ class SealSource(Protocol):
     """An object that holds the headers by which queued snapshots would be sealed."""
 
     def void_seals(self) -> None:
-        """Keep snapshots unsealed whose copies no GPU has begun."""
+        """Prevent the seals of snapshots that no GPU has begun to copy."""
 
 
 class SealFence:
@@ -31,8 +31,8 @@ class SealFence:
         return SealPass(self, -1 if self._up else self._era)
 
     def add_source(self, source: SealSource) -> None:
-        """Let the next raise of the fence void this source's queued seals. The source must be complete when it is
-        added, because any thread may raise the fence."""
+        """Let the next raise of the fence void this source's queued seals. Any thread may raise the fence, so the
+        source must be complete by now."""
         with self.lock:
             self._sources.add(source)
 

@@ -74,8 +74,7 @@ class OptimizerWait(NamedTuple):
 
 
 class UnprovenSnapshot(NamedTuple):
-    """The newest snapshot, when only the script announces changes. It is sealed once its tensors prove to be
-    unchanged."""
+    """The newest snapshot, when only the script announces changes; sealed once its tensors prove to be unchanged."""
 
     items: list[int]  # that are read while training goes on
     tensors: list[torch.Tensor]
@@ -211,7 +210,8 @@ class SideStream:
         self._streams.wait(compute, turn.free)
 
     def void_seals(self) -> None:
-        """Keep snapshots unsealed whose copies the GPU has not begun. The seal fence calls this, holding its lock."""
+        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this, holding its
+        lock."""
         self.ways.void_seals()
 
     def drain(self) -> None:
@@ -220,8 +220,7 @@ class SideStream:
         _drain_turns(self._turns, self._streams)
 
     def _prove_newest(self, *, announced: bool) -> None:
-        """Seal the newest snapshot if nothing changed while it was read; drop it if something changed or may have
-        changed."""
+        """Seal the newest snapshot if nothing changed while it was read; drop it if something may have changed."""
         unproven, self._unproven = self._unproven, None
         if unproven is None:
             return
@@ -235,8 +234,7 @@ class SideStream:
         self._say(f"a snapshot is dropped: {self._distrust(changed)}")
 
     def _distrust(self, changed: list[int]) -> str:
-        """Stop copying the changed items beside training. Return a sentence with the reason and what happens
-        instead."""
+        """Stop copying the changed items beside training. Return a sentence with the reason and the consequence."""
         if not changed:
             return "before_step() was not called between two saves, so its state may have changed meanwhile"
         key, more = self._layout.items[changed[0]].spec.key, len(changed) - 1

@@ -28,8 +28,7 @@ class Parting(BaseException):
 
 
 class Stay:
-    """One call of the function that survives, in one generation. Knows whether the rank is inside it and was told to
-    leave."""
+    """One call of the function that survives, in one generation: whether the rank is inside, and was told to leave."""
 
     def __init__(self, rank: int, generation: int) -> None:
         self.rank, self.generation = rank, generation
@@ -72,7 +71,7 @@ class OrderLine:
         self._stay.left.set()
 
     def was_told(self, patience_s: float, failure: BaseException) -> bool:
-        """Return whether the function failed because the agent ended the generation. Wait up to `patience_s` for that
+        """Return whether the function failed because the agent ended the generation; wait `patience_s` for that
         message."""
         stay = self._stay
         assert stay is not None

@@ -210,7 +210,7 @@ class Survivor:
 
     def _rehearse(self) -> None:
         """Make the step that the script wrote as a rehearsal. Its groups contain this process alone or, if the model is
-        divided among ranks, are fake. The state of the dead rank, whose seat this process takes, replaces the
+        divided among ranks, are fake. Later, the state of the dead rank whose seat this process takes replaces the
         result."""
         if self._rehearsal is None:
             return
@@ -235,7 +235,7 @@ class Survivor:
         SEAL_FENCE.armed = False
 
     def retire(self) -> None:
-        """Tell the agent that this rank no longer survives the failure of others, because its training function has
+        """Tell the agent that this rank no longer survives the failure of others, as its training function has
         returned. After an exception this is not called: the rank then ends by itself, and the others survive its
         failure."""
         if self._slot is not None:
@@ -280,7 +280,7 @@ class Survivor:
         progress.on_group()
 
     def _bind_groups(self, made: list[GroupCall], *, alone: bool = False) -> None:
-        """Make these groups again and put them in place of the old ones. Bind the model to them and drop all
+        """Make these groups again, put them in place of the old ones, bind the model to them, and drop all
         gradients."""
         shows = sys.excepthook
         self._holders.replace_groups(GROUP_CALLS.make_again(made, alone=alone))

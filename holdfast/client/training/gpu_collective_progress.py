@@ -78,7 +78,7 @@ def tells_start(entries: list[Entry], status: PgStatus | None) -> bool:
 
 
 def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
-    """Return the number of the newest collective for which it and all collectives before it have ended."""
+    """Return the number of the newest collective that has ended, as have all collectives before it."""
     still = [e["collective_seq_id"] for e in entries if not has_ended(e)]
     numbers = [e["collective_seq_id"] for e in entries]
     if not still:

@@ -110,8 +110,8 @@ class GroupCalls:
 
 
 def _names_survival() -> bool:
-    """Return whether a function on the call stack uses the name `survive`: if so, the script makes groups before
-    calling it."""
+    """Return whether a function on the call stack uses the name `survive`; it then makes groups before it calls
+    that."""
     return any("survive" in frame.f_code.co_names for frame, _ in traceback.walk_stack(None))
 
 

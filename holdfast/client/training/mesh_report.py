@@ -14,8 +14,7 @@ _MEGATRON = (("pp", "pipeline_model"), ("dp", "data"), ("cp", "context"), ("tp",
 def report_mesh(mesh: object) -> None:
     """Write the mesh to the file that the node's agent reads.
 
-    `mesh` is a DeviceMesh over all ranks in order, or a dict of names and sizes. If it is None, Megatron's groups are
-    used.
+    `mesh` is a DeviceMesh over all ranks in order, or a dict of names and sizes. None stands for Megatron's groups.
     """
     place = os.environ.get(MESH)
     dims = (_megatron_dims() if mesh is None else _mesh_dims(mesh)) if place else []

@@ -102,8 +102,7 @@ class TrackerEvents:
         self._thread.start()
 
     def _find_notes(self) -> list[dict[str, Any]]:
-        """Return the incidents that this process must log: those that ended with the first step of its own
-        generation."""
+        """Return the incidents that this process must log: those that its own generation's first step ended."""
         own = self._told["generation"] == int(os.environ.get("HOLDFAST_GENERATION", "0"))
         return self._told["notes"] if own else []
 

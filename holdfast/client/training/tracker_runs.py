@@ -128,8 +128,7 @@ def _choose_mlflow_run(runs: TrackerRuns, fluent: ModuleType, given: dict[str, A
 
 
 def log_mlflow_parameters(runs: TrackerRuns, fluent: ModuleType, call: RunCall) -> Any:
-    """Log parameters. If a resumed run has other values and MLflow refuses the new ones, keep the old values and print
-    that."""
+    """Log parameters. If MLflow refuses new values for a resumed run, keep the old values and print a sentence."""
     try:
         return call.plain(*call.args, **call.kwargs)
     except Exception as e:

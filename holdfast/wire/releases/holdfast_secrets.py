@@ -43,8 +43,7 @@ class _RunNote(msgspec.Struct):
 
 
 def read_secrets(run_dir: Path, settings: Settings, token_file: str | None, env: Mapping[str, str]) -> tuple[Word, ...]:
-    """Return a run's secrets: the secret with which hosts join, the run's token, its door's key, and its hook's
-    address."""
+    """Return a run's secrets: the one that hosts join with, the run's token, its door's key, and its hook's address."""
     files = (
         token_file or env.get("HOLDFAST_TOKEN_FILE"),
         f"{run_dir}/door/secret",

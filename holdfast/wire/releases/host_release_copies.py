@@ -35,8 +35,7 @@ class ReleaseFolder:
         return self.path / f"{name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
 
     def holds_release(self, release: Release) -> bool:
-        """Return whether the folder has a complete copy. Remove a copy from before the last boot, since it may lack
-        data."""
+        """Return whether the folder has a complete copy. Remove a copy made before the last boot: it may lack data."""
         self.path.mkdir(parents=True, exist_ok=True)
         at = self.copy_of(release.digest)
         if not at.is_dir():

@@ -26,8 +26,7 @@ Stamp = tuple[int, int, int, int]
 
 
 class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """The file RELEASES/NAME.files: which files a release copy has, and stamps of the user's files that equal
-    theirs."""
+    """The file RELEASES/NAME.files: a release copy's files, and stamps of the user's files that equal the copy's."""
 
     root: str  # the tree that it was taken from
     home: str  # the job's own tree, in which its work is kept
