@@ -170,8 +170,7 @@ class PeerServer:
     def _make_room_for(self, one: UnprovenLink) -> bool:
         """Return whether a new unauthenticated connection may stay. If its host has too many, drop one of these. If
         there are too many in all, drop one, preferably of a host that has never authenticated. Prefer the oldest that
-        has sent nothing, else the oldest. Connections are cheap to open from many addresses, so there must be a
-        limit."""
+        has sent nothing, else the oldest. There must be a limit, as connections are cheap to open."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
@@ -225,8 +224,7 @@ class PeerServer:
             self._forget_link()
 
     def _serve_relayed(self, one: UnprovenLink, owner: str) -> None:
-        """Serve a connection that showed a ticket of `owner`, through a relay. Its certificate must be `owner`'s
-        too."""
+        """Serve a connection that showed a ticket of `owner`, through a relay. It must have `owner`'s certificate."""
         assert self._guard
         guard = self._guard
 

@@ -237,7 +237,7 @@ class _PartTransfer:
         return self.run_links([partial(_relay_link, self._keeper)] * self._keeper.links)
 
     def run_links(self, openers: Sequence[OpenLink]) -> int:
-        """Transfer the remaining parts over these connections, and what they leave over one more. Return all bytes
+        """Transfer the remaining parts over these connections; what they leave, over one more. Return all bytes
         moved."""
         for link in self._start_links(openers):
             link.join()

@@ -76,8 +76,7 @@ class HeldMegatron:
         self.step = self._held.restore(self._gather_weights)
 
     def save(self, step: int, **reported: Any) -> None:
-        """Report this step, with the arguments `reported` of `holdfast.step`, and save its state; after the schedule's
-        step."""
+        """Report this step and save its state, after the schedule's step. `reported` goes to `holdfast.step`."""
         holdfast.step(step, **reported)
         self.step = step
         self._held.save(step)

@@ -66,8 +66,7 @@ class ShardCheckpointer:
         return Checkpointer(state_dict=self._read, extra=self._extra, **self._more)
 
     def _read(self) -> Values:
-        """Return the live tensors, and the optimizers' own dicts of states, so that values can be restored into
-        them."""
+        """Return the live tensors and the optimizers' own state dicts, so that values can be restored into them."""
         return {
             f"{n}.{g}.{p}": {"weights": parameter.detach(), "state": optimizer.state.get(parameter, {})}
             for n, optimizer in enumerate(self._optimizers)

@@ -118,8 +118,7 @@ class LossReports:
             self._compare_redone(told, None)
 
     def _judge_logged_loss(self, told: StepValues, loss: float) -> Iterator[Alarm | Loss]:
-        """Yield each non-finite loss except the first of a row; if only one came, yield an alarm at the next finite
-        one."""
+        """Yield each non-finite loss except the first of a row; after a single one, yield an alarm at a finite loss."""
         owner = (told.generation, told.rank)
         first, count = self._logged_bad.pop(owner, (told.step, 0))
         bad = Loss(node=self._node, generation=told.generation, rank=told.rank, step=first, loss=loss, at=told.at)
@@ -163,8 +162,7 @@ class LossReports:
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Note a match of this rule. Return whether it is the first in `window` steps (OWN_TIMES: the first of this
-        rank)."""
+        """Note a match of this rule. Return whether it is the first in `window` steps (OWN_TIMES: on this rank)."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window

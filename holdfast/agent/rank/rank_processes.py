@@ -389,9 +389,8 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """First give ranks that can park `park_s` seconds to do so; do not wait for the hung ranks in `standing`. End
-        all others by SIGTERM and, after the grace, by SIGKILL; ranks stopped by a signal get SIGKILL at once. Return in
-        words which processes still live."""
+        """Let ranks that can park do so for `park_s` seconds, but do not wait for those in `standing`, which hang. End
+        the others by SIGTERM and later SIGKILL; stopped ones by SIGKILL. Return in words which processes still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
         if park_s <= 0:

@@ -143,7 +143,7 @@ class ArenaTable:
 
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
         """Pin a listed snapshot until `unpin_own`; one pin serves all readers. Return False if the snapshot is gone.
-        With `spare`, also return False if the rank would have too few unpinned slots left; `late` lowers the limit to
+        With `spare`, also return False if the rank would keep too few unpinned slots; `late` lowers that limit to
         one."""
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None

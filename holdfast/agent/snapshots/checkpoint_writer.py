@@ -95,8 +95,7 @@ class CheckpointWriter:
         return told == str(True) if told else None
 
     def is_forsaken(self, rank: int, step: int) -> bool:
-        """Return whether rank 0 will not publish this step any more: it gave up, or has published it. False if
-        unknown."""
+        """Return whether rank 0 will not publish this step (again): it gave up, or is done. False if unknown."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:

@@ -20,8 +20,7 @@ _OLDER = 0.5  # of the time an older write that is under way may have: it may be
 
 
 class FinalWriter:
-    """Writes the final states of this node's ranks, of the same step on all nodes. Every keeper reports its
-    failures."""
+    """Writes the final states of this node's ranks, of the same step on all nodes. Each keeper reports its failures."""
 
     def __init__(self, arenas: ArenaTable, persisting: CheckpointWriter, disk: StateDisk, ports: KeeperPorts) -> None:
         self._arenas = arenas

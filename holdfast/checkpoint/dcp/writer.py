@@ -174,7 +174,7 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """Return the keeper for this save. None without an agent, or if only some ranks save: a keeper waits for
+        """Return the keeper for this save. None without an agent, or if only some ranks save, as keepers wait for
         all."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
@@ -205,8 +205,7 @@ class Writer(StorageWriter):
         return self._call
 
     def _whole(self, planner: SavePlanner) -> Sequence[WriteItem]:
-        """Return all items of this rank, also those that other ranks write. A cached plan uses the first save's
-        items."""
+        """Return all items of this rank, also those that others write. A cached plan uses the first save's items."""
         plan = self._local or planner.create_local_plan()
         return plan.items if plan.usable else planner.plan.items  # type: ignore[attr-defined]
 

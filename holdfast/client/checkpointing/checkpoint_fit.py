@@ -24,8 +24,7 @@ def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bo
 
 
 def _forgotten_optimizer(there: dict[str, str], here: dict[str, str]) -> str:
-    """If our state has no optimizer, return the name of a stored optimizer tensor and how many others there are; else
-    ""."""
+    """If our state has no optimizer, return a stored optimizer tensor's name and the number of the others; else ""."""
     if any(key.startswith(_OPTIMIZER) for key in here):
         return ""
     lost = [key for key in there if key.startswith(_OPTIMIZER)]

@@ -280,8 +280,7 @@ class Checkpointer:
         return snapshots.take_snapshot(name, things, packed)
 
     def _lay_out(self) -> bool:
-        """Plan the layout and memory of all snapshots; a collective. Return False if a rank cannot yet predict its
-        state."""
+        """Plan layout and memory of all snapshots; a collective. Return False if a rank cannot foresee its state."""
         state = self._source.build_state()
         if not all(self._world.gather_all(state is not None)) or state is None:
             return False

@@ -71,8 +71,8 @@ class StateRestore:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
     def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> str:
-        """Restore the whole state from this node or from another rank; a collective. Each rank then has a snapshot of
-        it. A rank that received another rank's state keeps its own random numbers. Return a sentence for the user, or
+        """Restore the whole state from this node or another rank; a collective. Each rank then has a snapshot of the
+        state. A rank that got another rank's state keeps its own random numbers. Return a sentence for the user, or
         ""."""
         saved_by = self._from_whole(state, folder) if state.source != "replica" else 0
         told = world.gather_all((saved_by, sign_items(self._snapshots.layout)))

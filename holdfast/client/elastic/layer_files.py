@@ -1,9 +1,7 @@
-"""Checkpoints of a pipeline on storage: a folder for each step, with a file for each layer. A checkpoint is whole when
-the files of all layers are there.
+"""Checkpoints of a pipeline on storage: a folder for each step, with a file for each layer, whole once all are there.
 
 The first worker that holds a layer writes it, and any set of workers can read what others wrote. A folder's name has
-the step and a name for the generation that wrote it, as a later one may make the same step again. A file ends with a
-digest.
+the step and a name for the generation that wrote it, as others may make the step again. A file ends with its digest.
 """
 
 import contextlib

@@ -55,9 +55,8 @@ class StepSettings(NamedTuple):
 class ElasticPipeline:
     """A model in layers that the job's ranks hold and compute in turns, with a plan that changes when ranks do.
 
-    Ranks that survive a failure keep the layers that they hold. They agree on the last step, choose a new plan and go
-    on, without a Checkpointer. What a step computes depends on its number, its microbatches and its layers, not on
-    ranks.
+    Ranks that survive a failure keep their layers. They agree on the last step, choose a new plan and go on, without a
+    Checkpointer. What a step computes depends on its number, its microbatches and its layers, but on no rank.
 
     >>> layers = [lambda: torch.nn.Linear(4, 4)] * 6
     >>> pipeline = holdfast.ElasticPipeline(layers, torch.optim.AdamW, torch.nn.functional.mse_loss, microbatches=4)

@@ -107,8 +107,8 @@ class PipelineRecovery:
         return choice.chosen
 
     def change_plan(self) -> bool:
-        """If the next step is the first of the plan's successor, switch to it. Return whether the plan changed. All
-        workers call this together."""
+        """Switch to the plan's successor if that begins at the next step. Return whether it did. All workers call
+        this."""
         held = self._held
         then = held.bare.then
         if then is None or then.resume_step != held.committed + 1:

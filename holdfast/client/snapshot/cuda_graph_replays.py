@@ -57,8 +57,8 @@ class GraphWatch:
 
     @contextmanager
     def between_captures(self) -> Iterator[None]:
-        """Make captures wait while this block runs; first wait for the end of a running one. Not for the capturing
-        thread."""
+        """Make captures wait while this block runs; first wait for a running one. The capturing thread must not use
+        it."""
         with self._news:
             self._news.wait_for(self._is_capture_over, _CAPTURE_S)
             self._asking += 1

@@ -82,8 +82,7 @@ class StateLocations:
         return CurrentItems(version, things, absent)
 
     def _read_tensors(self) -> list[object]:
-        """Return the current tensors; of a DTensor, its local part. This must be fast: there may be thousands in a
-        step."""
+        """Return the current tensors; of a DTensor, its local part. This must be fast: there may be thousands."""
         try:
             seen = [*map(getitem, self._holders, self._keys), *(way() for way in self._ways[len(self._keys) :])]
         except LookupError:

@@ -58,8 +58,7 @@ class RankSnapshots:
         )  # fmt: skip
 
     def check_capture(self) -> None:
-        """Raise StateError while the script captures a CUDA graph: a copy queued now would run only when it is
-        replayed."""
+        """Raise StateError while the script captures a CUDA graph: a copy queued now would only run at replays."""
         if self.side and self.side.is_capturing():
             raise StateError("a CUDA graph is being captured: call save() between its replays, not inside of it")
 

@@ -210,7 +210,7 @@ class SideStream:
         self._streams.wait(compute, turn.free)
 
     def void_seals(self) -> None:
-        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this, holding its
+        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this with its
         lock."""
         self.ways.void_seals()
 

@@ -1,6 +1,5 @@
 """A gate that all ranks of a generation pass before they make groups. A rank that waits at the gate can still be told
-to leave its generation. A rank that makes groups cannot, because it waits for the others in a call that nothing
-interrupts."""
+to leave its generation. A rank that makes groups cannot: it waits for the others in a call that nothing interrupts."""
 
 import os
 import time

@@ -71,8 +71,7 @@ class OrderLine:
         self._stay.left.set()
 
     def was_told(self, patience_s: float, failure: BaseException) -> bool:
-        """Return whether the function failed because the agent ended the generation; wait `patience_s` for that
-        message."""
+        """Return whether the function failed because the agent ended the generation. Wait `patience_s` to be told."""
         stay = self._stay
         assert stay is not None
         try:

@@ -209,9 +209,9 @@ class Survivor:
             self._slot.mark_resizes()
 
     def _rehearse(self) -> None:
-        """Make the step that the script wrote as a rehearsal. Its groups contain this process alone or, if the model is
-        divided among ranks, are fake. Later, the state of the dead rank whose seat this process takes replaces the
-        result."""
+        """Make the step that the script wrote as a rehearsal, in groups of this process alone or, if the model is
+        divided among ranks, in fake groups. Later, the state of the dead rank whose seat this process takes replaces
+        the result."""
         if self._rehearsal is None:
             return
         made = list(GROUP_CALLS.made)
@@ -235,9 +235,8 @@ class Survivor:
         SEAL_FENCE.armed = False
 
     def retire(self) -> None:
-        """Tell the agent that this rank no longer survives the failure of others, as its training function has
-        returned. After an exception this is not called: the rank then ends by itself, and the others survive its
-        failure."""
+        """Tell the agent that this rank no longer survives the failure of others, as its function has returned. After
+        an exception this is not called: the rank then ends by itself, and the others survive its failure."""
         if self._slot is not None:
             self._slot.mark_survives(False)
 
@@ -280,8 +279,7 @@ class Survivor:
         progress.on_group()
 
     def _bind_groups(self, made: list[GroupCall], *, alone: bool = False) -> None:
-        """Make these groups again, put them in place of the old ones, bind the model to them, and drop all
-        gradients."""
+        """Make these groups again in place of the old ones, bind the model to them, and drop all gradients."""
         shows = sys.excepthook
         self._holders.replace_groups(GROUP_CALLS.make_again(made, alone=alone))
         sys.excepthook = shows  # torch has put the rank before its lines when the first group was made
