@@ -237,8 +237,7 @@ class _PartTransfer:
         return self.run_links([partial(_relay_link, self._keeper)] * self._keeper.links)
 
     def run_links(self, openers: Sequence[OpenLink]) -> int:
-        """Transfer the remaining parts over these connections; what they leave, over one more. Return all bytes
-        moved."""
+        """Transfer the remaining parts over these connections, those left over by one more; return the bytes moved."""
         for link in self._start_links(openers):
             link.join()
         if self._left:

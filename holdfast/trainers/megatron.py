@@ -102,8 +102,7 @@ class TrackedGenerators:
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> OwnCheckpoint | None:
-    """Return the newest whole `iter_N` in this folder that `dist_checkpointing.save` wrote in the format torch_dist; a
-    collective."""
+    """Return the newest whole `iter_N` here that `dist_checkpointing.save` wrote, as torch_dist; a collective."""
     return find_own_checkpoint(Path(folder), _NAME, _fault_of)
 
 

@@ -24,8 +24,7 @@ class ShardCheckpointer:
     """Saves and restores the parameters and states of some optimizers, and the buffers of a module."""
 
     def __init__(self, optimizers: Sequence[Optimizer], module: torch.nn.Module, extra: Values, **more: Any) -> None:
-        """Each rank saves its own `extra` and its own buffers. `more` is passed on to the Checkpointer and must have
-        `path`."""
+        """Each rank saves its own `extra` and buffers. `more` goes to the Checkpointer and must have `path`."""
         self._optimizers = optimizers
         self._weights = set(module.parameters())
         self._more = more

@@ -53,8 +53,7 @@ class HeldCheckpoints:
 
     def load(self, step: int = -1) -> bool:
         """Restore the newest state; return whether there was one. A collective. A state chosen by the job comes first,
-        then the step that the configuration names, then holdfast's newest, then TorchTitan's newest whole
-        checkpoint."""
+        then the step that the configuration names, then holdfast's newest, then TorchTitan's newest whole one."""
         trainer = self._trainer
         if trainer.parallel_dims.pp_enabled:
             if RankWorld().rank == 0:

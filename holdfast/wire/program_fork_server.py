@@ -58,8 +58,7 @@ class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Later(msgspec.Struct, frozen=True):
-    """Modules that the fork server imports after `quiet_s` seconds without a request. By then the ranks it started
-    are probably training."""
+    """Modules that the fork server imports after `quiet_s` seconds without a request, when ranks probably train."""
 
     modules: tuple[str, ...]
     quiet_s: float = 10.0
@@ -147,8 +146,7 @@ class ProgramProcess:
 
 
 def start_program(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> ProgramProcess:
-    """Fork a program through the fork server, or execute it if no server begins the fork in time. After an OSError the
-    program may be running."""
+    """Fork a program by the fork server, or execute it if no server begins in time. After an OSError it may run."""
     if server is not None:
         try:
             return ProgramProcess(_request_fork(server, program, files, begin_s))

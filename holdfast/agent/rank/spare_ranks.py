@@ -78,8 +78,7 @@ class SpareRanks:
             self.drop(rank)
 
     def on_end(self, rank: int) -> None:
-        """Note that a spare rank has ended. If it was a standing one that nobody ended, its rank gets no new one until
-        the next launch."""
+        """Note that a spare rank has ended. If a standing one ended by itself, begin no other until the launch."""
         if self._starts.pop(rank, None) is not None and rank in self._standing:
             self._failed.add(rank)
             self._say(f"the spare of rank {rank} has ended, and the rank has none until the next launch")

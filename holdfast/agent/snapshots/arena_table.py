@@ -143,8 +143,7 @@ class ArenaTable:
 
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
         """Pin a listed snapshot until `unpin_own`; one pin serves all readers. Return False if the snapshot is gone.
-        With `spare`, also return False if the rank would keep too few unpinned slots; `late` lowers that limit to
-        one."""
+        With `spare`, also return False if the rank would keep too few unpinned slots; `late` lowers that limit."""
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None
         if own is None or found is None or (spare and not own.arena.can_pin(late=late)):

@@ -1,7 +1,6 @@
 """Reads the share of time in which a GPU's tensor cores worked, through NVML's GPM, which Hopper and newer GPUs have.
 
-The driver counts all the time; a reading compares two of its samples. It needs no CUDA, and does not slow the job down
-as a profiler would.
+The driver counts all the time; a reading compares two of its samples. It needs no CUDA and does not slow the job.
 """
 
 import math

@@ -153,8 +153,7 @@ class Reader(StorageReader):
         return int(self._places[item.storage_index].length)
 
     def _room(self, item: ReadItem) -> int:
-        """Return how many bytes to reserve for a record, so that the next one is aligned: torch crashes on unaligned
-        complex numbers."""
+        """Return how many bytes to reserve for a record. They keep the next one aligned, as torch's complex needs."""
         return -(-self._length(item) // ALIGN_BYTES) * ALIGN_BYTES
 
 

@@ -174,8 +174,7 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """Return the keeper for this save. None without an agent, or if only some ranks save, as keepers wait for
-        all."""
+        """Return the keeper for this save. None without an agent, or if only some ranks save: keepers wait for all."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:

@@ -54,8 +54,7 @@ def extra_index(layout: ImageLayout) -> int:
 
 
 def open_image(arena: Arena, slot: int, folder: Path) -> StateImage:
-    """Return the image in this slot, with the layout that it was written in, from the keeper's folder. May raise
-    StateError."""
+    """Return the image in this slot, with the layout of its own that the keeper's folder has. Raises StateError."""
     path = folder / layout_file_name(arena.rank, arena.layout.hex())
     try:
         layout = from_msgpack(path.read_bytes(), ImageLayout)

@@ -71,9 +71,8 @@ class StateRestore:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
     def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> str:
-        """Restore the whole state from this node or another rank; a collective. Each rank then has a snapshot of the
-        state. A rank that got another rank's state keeps its own random numbers. Return a sentence for the user, or
-        ""."""
+        """Restore the whole state from this node or another rank; a collective. Each rank then has a snapshot of it. A
+        rank that got another rank's state keeps its own random numbers. Return a sentence for the user, or ""."""
         saved_by = self._from_whole(state, folder) if state.source != "replica" else 0
         told = world.gather_all((saved_by, sign_items(self._snapshots.layout)))
         source = next((rank for rank, (there, _) in enumerate(told) if there), None)
@@ -93,8 +92,7 @@ class StateRestore:
         return f"step {state.step} was saved by {told[source][0]} ranks: random numbers and extras are those of some"
 
     def _from_whole(self, state: StateGrant, folder: Path) -> int:
-        """Restore the whole state from a snapshot of any rank on this node, even if another number of ranks saved it.
-        Return that number."""
+        """Restore the whole state from any rank's snapshot on this node, and return how many ranks saved it."""
         arena = Arena.open(state.arena)
         if arena.layout == self._snapshots.layout.digest:
             self.from_memory(state.arena, state.slot, state.step)

@@ -47,8 +47,7 @@ class LayerUnit:
     """A layer that this worker holds."""
 
     def __init__(self, number: int, make: MakeLayer, make_optimizer: MakeOptimizer, seed: int) -> None:
-        """Create the layer. Its random initial values depend only on the seed and its number, so they are equal on all
-        workers."""
+        """Create the layer. Its random initial values depend only on seed and number, so all workers get the same."""
         self.number, self.step, self.whole = number, 0, True
         with torch.random.fork_rng():
             torch.manual_seed(draw_seed(seed, number))

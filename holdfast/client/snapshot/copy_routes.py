@@ -62,9 +62,8 @@ def kinds_of(layout: ImageLayout, things: Sequence[object]) -> list[str]:
 def choose_routes(
     layout: ImageLayout, kinds: Sequence[str], steady: Sequence[bool], tail: Collection[int]
 ) -> CopyRoutes:
-    """Choose a route for each item. `steady` says for each item whether only the optimizer's step changes it. Large
-    steady items with an index in `tail` are first copied to a shadow on the GPU, so the step need not wait for the
-    bus."""
+    """Choose a route for each item. `steady` says of each item whether only the optimizer's step changes it. Large
+    steady items with an index in `tail` are first copied to a shadow on the GPU; the step need not wait for the bus."""
     found = CopyRoutes([], [], [], [], [], [], [], {}, 0)
     at, start, end = FIRST, -1, -1  # of the run that is being made
 

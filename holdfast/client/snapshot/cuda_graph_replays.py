@@ -3,8 +3,7 @@
 A replay runs no Python, so an optimizer's step inside a graph calls no hook. This module wraps torch's own classes
 instead: if an optimizer made a step while a graph was captured, each replay makes it again. Of graphs captured before
 the watch began, nothing is known. In torch's default mode, a capture fails if another thread of the process registers
-or allocates memory or asks for an event. Our threads do that, so a capture waits until they are still, and they wait
-for its end.
+or allocates memory or asks for an event. Our threads do that, so they and captures wait for each other's end.
 """
 
 import threading
@@ -57,8 +56,7 @@ class GraphWatch:
 
     @contextmanager
     def between_captures(self) -> Iterator[None]:
-        """Make captures wait while this block runs; first wait for a running one. The capturing thread must not use
-        it."""
+        """Make captures wait while this block runs; first wait for a running one. Not for the thread that captures."""
         with self._news:
             self._news.wait_for(self._is_capture_over, _CAPTURE_S)
             self._asking += 1

@@ -103,8 +103,7 @@ class RoutedCopies:
         return flat
 
     def void_seals(self) -> None:
-        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this with its
-        lock."""
+        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this, locked."""
         for _, image in self._stages:
             image.memory[_WHOLE] = image.memory[_SEQ]
 

@@ -9,8 +9,7 @@ within a step, the rest, called the tail, is also copied to a shadow, but during
 Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for them.
 A script whose optimizers are not torch's may announce no steps. A step in a captured graph calls no hook, so a replay
 counts as an announcement if its graph makes a step, or may make one. Announcements that only the script can make are
-checked: a snapshot is sealed only when the next step is announced, and if torch has counted no change of a tensor until
-then.
+checked: a snapshot is sealed when the next step is announced, if torch has counted no change of a tensor until then.
 """
 
 import time
@@ -210,8 +209,7 @@ class SideStream:
         self._streams.wait(compute, turn.free)
 
     def void_seals(self) -> None:
-        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this with its
-        lock."""
+        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this, locked."""
         self.ways.void_seals()
 
     def drain(self) -> None:

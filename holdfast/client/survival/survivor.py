@@ -210,8 +210,7 @@ class Survivor:
 
     def _rehearse(self) -> None:
         """Make the step that the script wrote as a rehearsal, in groups of this process alone or, if the model is
-        divided among ranks, in fake groups. Later, the state of the dead rank whose seat this process takes replaces
-        the result."""
+        divided among ranks, in fake groups. The dead rank's state will replace it when this process takes the seat."""
         if self._rehearsal is None:
             return
         made = list(GROUP_CALLS.made)

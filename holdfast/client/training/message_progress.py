@@ -1,8 +1,7 @@
 """Finds how far a rank's messages have come: which its process has posted, and under NCCL which have begun and ended.
 
 NCCL's entries in torch's recorder show the state of each message, or of its batch, but have no number that both ends
-share. The number of the newest message is the count of all messages posted; older messages are numbered by counting
-back from it.
+share. The newest message's number is the count of all messages posted; older ones are numbered by counting back.
 """
 
 import re

@@ -1,7 +1,6 @@
 """The certificate serials of a job's nodes, by node name, kept in a file beside the job's keys.
 
-Each node adds one line of JSON, with a seal. To rewrite the whole file each time would take quadratic time in the
-number of nodes.
+Each node adds one line of JSON, with a seal. Rewriting the whole file each time would take quadratic time.
 """
 
 import os

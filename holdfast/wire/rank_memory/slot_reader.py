@@ -111,8 +111,7 @@ def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
 def read_entries(
     buf: mmap.mmap | memoryview, index: int, reading: SlotReading, after: int
 ) -> tuple[int, list[StepValues | Mark]]:
-    """Return the newest number in the slot's ring, and in order the step values and state hashes with numbers above
-    `after`."""
+    """Return the newest number in the slot's ring, and its step values and hashes numbered above `after`, in order."""
     start = index * SLOT_BYTES + RING_AT
     image = bytes(buf[start : start + RING * ENTRY_BYTES])
     found: list[tuple[int, StepValues | Mark]] = []

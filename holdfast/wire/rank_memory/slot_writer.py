@@ -45,8 +45,7 @@ REPLICATED = 131072  # each of several ranks has the whole state
 
 
 class SlotWriter:
-    """Writes one rank's slot in one generation, from one process only: the rank, or the child that makes its
-    steps."""
+    """Writes one rank's slot in one generation, from one process only: the rank, or a child that makes its steps."""
 
     def __init__(
         self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int, heir: bool = False

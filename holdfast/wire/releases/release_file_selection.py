@@ -44,8 +44,7 @@ class ReleaseFiles(msgspec.Struct, frozen=True):
     tracked: frozenset[str] = frozenset()  # of those kept: what git has been told of, and so is somebody's work
 
     def possible_outputs(self) -> frozenset[str]:
-        """Return the release's files that a script may have written: untracked and not source, such as
-        `metrics.json`."""
+        """Return the release's files that a script may have written: those untracked by git that are not source."""
         return frozenset(path for path in self.kept if path not in self.tracked and not path.endswith(_SOURCE))
 
     def new_outputs(self, known: Collection[str]) -> frozenset[str]:

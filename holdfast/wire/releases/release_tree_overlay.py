@@ -74,8 +74,7 @@ def lock_trees(folder: Path) -> Iterator[None]:
 
 
 def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
-    """Return the user's files that differ from the release, and a new index. Files with unchanged stamps are not
-    read."""
+    """Return the user's files that differ from the release, and a new index. Reads no file with an unchanged stamp."""
     equal: dict[str, Stamp] = {}
     differ = []
     for path, word in index.files.items():
@@ -140,8 +139,7 @@ def _link_folder(source: Path, at: Path, folder: str) -> None:
 
 
 class GatheredFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The files that ranks made in a release copy: those moved to the user's tree, and those that could not be
-    moved."""
+    """The files that ranks made in a release copy: those moved to the user's tree, and those that could not be."""
 
     moved: tuple[str, ...] = ()
     both: tuple[str, ...] = ()  # of those moved: something newer has the name, and each is kept
