@@ -136,7 +136,7 @@ class HealthMonitor:
                 feed.wake.set()
 
     def on_rank_exit(self, at: float) -> None:
-        """Read the kernel log now, to raise its alarms before the exit is reported; wake the GPU and host sources."""
+        """Read the kernel log now, so that its alarms come before the exit's report; wake the GPU and host sources."""
         feed = self._feeds[_KERNEL]
         if self._kernel and feed.lock.acquire(timeout=_HURRY_S):
             try:
@@ -158,7 +158,7 @@ class HealthMonitor:
         return self._feeds[_NETWORK].absent or self._feeds[_NETWORK].had_turn
 
     def has_oom_kill(self) -> bool:
-        """Return whether the kernel has just killed a process on this node because memory ran out."""
+        """Return whether the kernel has just killed a process on this node for lack of memory."""
         return self.kills.has_recent()
 
     def scarcely(self) -> str:

@@ -59,7 +59,7 @@ class ArenaError(Exception):
 
 
 class SealedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that was whole when its header was read; after reading the image, check that seq is unchanged."""
+    """A snapshot that was whole when its header was read. After reading the image, check that `seq` is unchanged."""
 
     slot: int
     seq: int
@@ -183,7 +183,7 @@ class Arena:
     # What the one writer does.
 
     def begin_slot(self, step: int, generation: int, flags: int = 0) -> "SnapshotSlot | None":
-        """Start a snapshot in a slot that nobody reads; None if no slot is free or a claim is not sealed yet."""
+        """Start a snapshot in a slot that nobody reads. None if no slot is free or a claim is not sealed yet."""
         for slot in self._writable_slots() if self.is_settled() else ():
             head = self._heads[slot]
             before = head.seq
@@ -306,7 +306,7 @@ class Arena:
             self._heads[slot].pin = 0
 
     def flag_slot(self, slot: int, flag: int) -> None:
-        """Set a flag, VERIFIED or POISONED, on a whole snapshot; the next snapshot in this slot starts without it."""
+        """Set a flag, VERIFIED or POISONED, on a whole snapshot. The slot's next snapshot starts without it."""
         self._heads[slot].flags |= flag
 
     def write_checksums(self, slot: int) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]
 
 
 def name_of(key: str, group: Ranks) -> str:
-    """Return `key@rank`, with the group's first rank: the name in a checkpoint if another group has the plain key."""
+    """Return `key@rank`, with the group's first rank: the tensor's name if another group has the plain key."""
     return f"{key}@{group[0]}"
 
 

@@ -93,7 +93,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bare_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor, not detached: this runs at every step, and detaching creates an object."""
+    """Return this rank's part of a tensor, without detaching it: that would create an object at every step."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -264,7 +264,7 @@ class RecordFrame(NamedTuple):
 
 
 class _FrameSink(io.RawIOBase):
-    """A file that records what torch.save writes except the payload, which torch seeks over."""
+    """A file that records what torch.save writes, except the payload, which torch skips by a seek."""
 
     def __init__(self) -> None:
         self.pieces = [io.BytesIO()]

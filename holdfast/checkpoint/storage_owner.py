@@ -28,7 +28,7 @@ class StorageOwner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def take_ownership(url: str, author: Author) -> None:
     """Make this author the only one that may publish here. Call it once per generation, before any write. Raises
-    TakenOverError if the owner is a later generation of the same run, or another run that certainly lives."""
+    TakenOverError if the owner is a later generation of the same run, or another run that is certainly alive."""
     storage = open_storage(url)
     holder = read_owner(storage)
     if holder and holder.run == author.run and holder.generation > author.generation:

@@ -144,7 +144,7 @@ class StorageReport(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """All ranks of a node have exited with code 0, or have finished their scripts and hang at exit."""
+    """All ranks of a node are done: they have exited with code 0, or have finished their scripts and hang at exit."""
 
     node: str
     generation: Number
@@ -209,7 +209,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """A loss of journal entries, and what is still known of the job's state when those entries were written."""
+    """A loss of journal entries, with what is still known of the job's state at the time of those entries."""
 
     kept: int  # entries that are left
     of: int  # that it had, at least; 0: nobody knows

@@ -140,7 +140,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node that had lost its controller wrote to disk before it left."""
+    """What a node wrote to disk before it left, after it had lost its controller."""
 
     node: str
     generation: int  # newest that was launched there

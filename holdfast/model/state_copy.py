@@ -59,7 +59,7 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MissedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that should be on storage and could not be written; none was written after it."""
+    """A step that should be on storage but could not be written. No later step was written either."""
 
     step: Number
     why: str  # a sentence that names the step
@@ -96,7 +96,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):
-    """The keeper of one half of a node's backup. The keeper XORs this half with a half of another node's backup."""
+    """The keeper of one half of a node's backup. It stores this half XORed with a half of another node's backup."""
 
     keeper: str
     keeper_at: Address = ("", 0)

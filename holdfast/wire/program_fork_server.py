@@ -70,7 +70,7 @@ class ForkServer:
     def __init__(
         self, path: Path, preload: Sequence[str], env: dict[str, str], log: int, later: "Later | None" = None
     ) -> None:
-        """Start a server. `preload`: modules that ranks import besides ours; `later`: modules to import when idle."""
+        """Start a server. `preload`: modules that ranks import, beside ours; `later`: modules to import when idle."""
         self.path = path
         programs = (_HOLDER, *(("holdfast.client.boot.tcp_store_server",) if "torch" in preload else ()))
         # The first controller is executed, and the first holders prepare themselves, so there is time for that.

@@ -57,9 +57,9 @@ class LossReports:
         self._logged.append((told, source))
 
     def read_losses(self, slots: RankSlots, offset_s: float) -> Iterator[Alarm | Loss]:
-        """Yield new losses and alarms from the slots; `offset_s` converts their instants to the controller's time.
+        """Yield new losses and alarms from the slots; `offset_s` converts their times to the controller's time.
 
-        The rank whose loss went wrong first comes first: the next all-reduce spreads its bad values to the others.
+        The rank whose loss went wrong first comes first, as the next all-reduce spreads its bad values to the others.
         """
         readings = slots.read_slots()
         spoilt = [r for _, r in readings if r.lasting_bad_step >= 0]

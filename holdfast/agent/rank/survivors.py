@@ -57,7 +57,7 @@ class Survivors:
         return line is not None and _send(line, RejoinOrder(env=env))
 
     def seat_spare(self, key: RankKey, env: dict[str, str]) -> None:
-        """Tell a spare rank to go on with this environment: now if it waits already, else when it does."""
+        """Tell a spare rank to go on with this environment, now or as soon as it waits."""
         if key not in self._parked or not self.rejoin(key, env):
             self._seats[key] = env
 

@@ -167,7 +167,7 @@ class ReleaseStager:
         return index
 
     def _find_archive(self, digest: str) -> Path:
-        """Return where a release's archive is, or where it would be if it had been put on this host."""
+        """Return the path at which a release's archive is, or would be, on this host."""
         own = self._folder / f"{digest}.tar"
         shared = self._shared.path / own.name if self._shared else own
         return shared if shared.exists() and not own.exists() else own

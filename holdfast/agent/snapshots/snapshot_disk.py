@@ -43,7 +43,7 @@ _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
 
 
 class PacedPulse(WritePulse):
-    """The pulse of a write that rests after each block as long as the block took: training gets half of the disk."""
+    """The pulse of a write that rests after each block for as long as the block took: training gets half the disk."""
 
     def __init__(self, pulse: WritePulse, clock: AgentClock) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class SnapshotDisk:
         return ""
 
     def _list_in_time(self) -> list[DiskState]:
-        """Return the states on disk, or the list read last if that takes over a second; none while a write hangs."""
+        """Return the states on disk; if that takes over a second, the list read last; while a write hangs, none."""
         if not self._left and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, name="holdfast-list", daemon=True)
             self._looking.start()

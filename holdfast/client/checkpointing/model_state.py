@@ -202,7 +202,7 @@ class ModelState:
         return bool(self._optimizers)
 
     def guarded_items(self) -> list[bool]:
-        """Return for each item whether only an optimizer step changes it; buffers may change in every forward pass."""
+        """Return for each item whether only optimizer steps change it. Buffers may change in every forward pass."""
         return [
             path[:2] == (OPTIMIZER, STATE)
             or (path[0] == MODEL and str(path[1]) in self._places and self._places[str(path[1])].trained)

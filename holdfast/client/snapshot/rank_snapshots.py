@@ -63,7 +63,7 @@ class RankSnapshots:
             raise StateError("a CUDA graph is being captured: call save() between its replays, not inside of it")
 
     def on_restored(self) -> None:
-        """Free what only a restore needs, and register the arena with the GPU once the first step is launched."""
+        """Free what only a restore needs. Register the arena with the GPU once the first step has been launched."""
         if self.fetching:
             self.fetching.finish()
             self.fetching = None

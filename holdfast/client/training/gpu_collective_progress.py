@@ -71,7 +71,7 @@ class GpuProgress:
 
 
 def tells_start(entries: list[Entry], status: PgStatus | None) -> bool:
-    """Return whether the recorder shows for any NCCL collective that it has begun on the GPU."""
+    """Return whether the recorder shows at least one NCCL collective as begun on the GPU."""
     if not all(map(is_of_nccl, entries)):
         return False
     return any(e.get("time_discovered_started_ns") for e in entries) or (status is not None and status[_STARTED] > 0)

@@ -43,7 +43,7 @@ class LoggedLosses:
             self._report()
 
     def on_part(self, call: str, value: object) -> None:
-        """Add to the loss of the current step, which is the sum of all values added until the step is done."""
+        """Add a value to the current step's loss, which is the sum of the values added until the step is done."""
         if value is not None and self._is_source(f"{call}()"):
             self._parts = value if self._parts is None else self._parts + value  # type: ignore[operator]
 

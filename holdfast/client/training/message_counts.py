@@ -40,7 +40,7 @@ def find_counts() -> MessageCounts | None:
 
 
 def count_messages() -> None:
-    """Start counting, if not yet done. All of torch's functions for messages go through the methods wrapped here."""
+    """Start counting, if not yet done. Wrap the methods through which all of torch's functions send messages."""
     from torch._C import _distributed_c10d as c10d
 
     if find_counts() is not None:

@@ -78,7 +78,7 @@ class FlightRecorder:
         self._answered = log.newest_question()
 
     def run(self) -> None:
-        """Record on whole seconds, so that ranks sample the same collectives, until another recorder is started."""
+        """Record at whole seconds, so that ranks sample the same collectives. Ends when another recorder starts."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due = time.time()
         try:
@@ -190,7 +190,7 @@ class FlightRecorder:
 def newest_collective(
     name: str, entries: list[Entry], status: PgStatus | None = None
 ) -> tuple[str, int, int, str, str, float, float]:
-    """Return a group's state: its newest collective, the newest ended with all before it, and the next timeout."""
+    """Return a group's state: its newest collective, the last completed one, and the next timeout."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     still = [e for e in entries if not has_ended(e)]
     expires_at = min((_expiry_of(e) for e in still), default=0.0)

@@ -122,7 +122,7 @@ def batches(loader: "Iterable[Any]", first: int = 1) -> Batches:
 
 
 def skip(step: int) -> bool:
-    """Return whether to skip the batch of this step; if true, go on with the next and do not report this step.
+    """Return whether to skip the batch of this step. If so, take the next batch and do not report this step.
 
     >>> [step for step in range(1, 4) if not holdfast.skip(step)]
     [1, 2, 3]

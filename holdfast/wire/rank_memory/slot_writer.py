@@ -270,8 +270,8 @@ class SlotWriter:
             self._write_record()
 
     def _is_ours(self, *, whoever: bool = False) -> bool:
-        """Return whether this process may write the slot, and if so, continue from an earlier process's record. False
-        if another live process of the rank has claimed the slot, except with `whoever`."""
+        """Return whether this process may write the slot. It may not if another live process of the rank has claimed
+        the slot, unless `whoever` is set. On True, continue from the record that an earlier process left."""
         body = newest_record(bytes(self._buf[self._at : self._at + RING_AT]))
         if body is None or COLD.unpack_from(body, HOT.size)[:3] == self._owner:
             return True

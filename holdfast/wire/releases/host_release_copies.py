@@ -69,7 +69,7 @@ class ReleaseFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait, for a limited time, while another process stores a copy here, so that the work is not done twice."""
+        """Wait for a limited time while another process stores a copy here, so that the work is done only once."""
         with (self.path / ".putting").open("ab") as file:
             until = time.monotonic() + _ALONE_S
             while not _try_lock(file.fileno()) and time.monotonic() < until:
