@@ -389,8 +389,8 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """Let ranks that can park do so for `park_s` seconds, but do not wait for those in `standing`, which hang. End
-        the others by SIGTERM and later SIGKILL; stopped ones by SIGKILL. Return in words which processes still live."""
+        """Give ranks that can park `park_s` seconds to park; do not wait for the hung ranks in `standing`. End the
+        others by SIGTERM, then SIGKILL; SIGKILL stopped ones at once. Return in words which processes still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
         if park_s <= 0:

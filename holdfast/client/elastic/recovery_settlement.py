@@ -117,7 +117,7 @@ def _renumber(plan: RoutePlan | None, numbers: dict[int, int], world: int) -> Ro
 
 
 def choose_costs(reports: Sequence[RankReport]) -> PhaseCosts:
-    """Return the costs that the worker with the most incidents has measured, but the slowest worker's step time."""
+    """Return the costs measured by the worker with the most incidents, with the slowest worker's step time."""
     known = max(reports, key=lambda report: report.incidents)
     step_s = max(report.step_s for report in reports)
     return msgspec.structs.replace(known.costs, step_s=step_s) if step_s else known.costs
