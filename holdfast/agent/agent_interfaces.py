@@ -88,7 +88,7 @@ class NodeRanks(Protocol):
 
     @property
     def cold(self) -> str:
-        """Why ranks are started as new processes and not forked from a zygote; empty if they are forked."""
+        """Return why ranks start as new processes instead of forks of a zygote; "" if they are forked."""
 
     async def listen(self, listed: asyncio.Event) -> None:
         """Receive the holder's messages for as long as it lives; set `listed` once it has listed ranks and arenas."""
@@ -111,25 +111,25 @@ class NodeRanks(Protocol):
         """End everything on this node, this agent included."""
 
     def learn_imports(self, trains: bool) -> None:
-        """Have the zygote preload modules that the script was seen to import, so that the next ranks start sooner."""
+        """Make the zygote preload modules that the script was seen to import, so that the next ranks start sooner."""
 
     def keep_spares(self, trains: bool) -> None:
-        """Begin a spare rank for a rank that has none, if the settings say that each rank is to have one."""
+        """Begin a spare rank for a rank that has none, if the settings say that each rank has one."""
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
         """Note modules that the script imported on another node; the zygote preloads them while no rank runs here."""
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
-        """The script's modules that the zygote has preloaded, once a rank is known to start when forked with them."""
+        """Return the script's modules that the zygote has preloaded, once a rank is known to start well with them."""
 
     def read_notes(self) -> dict[str, Any]:
-        """Return the fields of a beat that ranks have left notes on: mesh, replayable, trackers."""
+        """Return the fields of a beat that come from notes of ranks: mesh, replayable, trackers."""
 
     def read_loss_source(self) -> str: ...
 
     def write_figures(self, figures: JobFigures) -> None:
-        """Show the ranks the job's incidents, restarts and ETTR."""
+        """Write the job's incidents, restarts and ETTR to where the ranks read them."""
 
 
 class RankTracer(Protocol):
@@ -183,19 +183,19 @@ class HealthSigns(Protocol):
 
     @property
     def peak_flops(self) -> float:
-        """The peak FLOP/s of the GPUs that the node's ranks use; 0 if that is not known."""
+        """Return the peak FLOP/s of the GPUs that the node's ranks use; 0 if unknown."""
 
     @property
     def tensor_share(self) -> float | None:
-        """For what share of the time the tensor cores of the machine's GPUs have worked lately; None: not known."""
+        """Return the share of recent time in which the tensor cores of the machine's GPUs worked; None if unknown."""
 
     @property
     def strains(self) -> tuple[Strain, ...]:
-        """The strains of this machine, which may explain what happens to the job."""
+        """Return the strains of this machine, which may explain trouble of the job."""
 
     @property
     def links_read(self) -> bool:
-        """False until this agent has read the host's links once; True if another node reads them, or none exist."""
+        """Return whether the host's links were read: by this agent once, or by another node. True if there are none."""
 
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""

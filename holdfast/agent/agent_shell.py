@@ -371,8 +371,8 @@ class Agent:
             self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), **told)))
 
     def _summarize_ranks(self) -> Beat:
-        """Return the node's beat, with the step of its slowest rank. While a rank has reported no step, the step is -1,
-        until another has made LEAD steps; ranks without a step are then left out."""
+        """Return the node's beat, with the step of its slowest rank. If a rank has not reported any step, the beat's
+        step is -1 until another rank has made LEAD steps; from then on, ranks without a step are left out."""
         generation, source = self.life.generation, self.ranks.read_loss_source() or self.losses.source
         ended = {key for key, rank in self.ranks.held.items() if rank.code is not None}
         told = [show_first_step(r, ended=key in ended) for key, r in self._read_slots().items()]
@@ -426,7 +426,7 @@ class Agent:
         self.tracer.watch_ranks(self.ranks.held.values())
 
     def _tell_imports(self) -> None:
-        """Send the controller the script's modules that the zygote has preloaded; only the node of rank 0 does so."""
+        """Send the controller the script's modules that the zygote has preloaded. Only the node of rank 0 does this."""
         found, generation = self.ranks.proven_imports, self.life.generation
         if found != self._told_imports and RankKey(generation, 0) in self.ranks.held and self.controller_clock.known:
             self._told_imports = found

@@ -87,8 +87,8 @@ class AgentStateFiles:
         _write_file(self._left, f"{errand.reason}\n".encode())
 
     def write_departure(self, departure: Departure) -> None:
-        """Write down, before the node leaves without a controller, its ranks' last steps for the next controller to
-        read. Keep an earlier agent's note: that agent saw the ranks before they ended."""
+        """Before the node leaves without a controller, write its ranks' last steps to disk for the next controller. If
+        an earlier agent has written such a note, keep that: the earlier agent saw the ranks before they ended."""
         if not self._departure.exists():
             _write_file(self._departure, msgspec.json.encode(departure))
 
@@ -123,9 +123,9 @@ class AgentStateFiles:
             self._alone.unlink(missing_ok=True)
 
     def reset_notes(self, memory: str) -> None:
-        """Delete what an earlier holder's agents noted: since when the node is alone, and an unfinished Leave errand.
-        Then make the note "alone" a link to `memory`, a file in the holder's memory that outlives the agent and needs
-        no disk: the controller may launch elsewhere once a node has been alone for long enough."""
+        """Delete two notes of an earlier holder's agents: since when the node is alone, and an unfinished Leave errand.
+        Then make the "alone" note a link to `memory`, a file in the holder's memory, which outlives the agent and needs
+        no disk. It must not get lost: a controller may launch elsewhere once a node has been alone for long."""
         for note in (self._alone, self._leaving):
             with contextlib.suppress(OSError):
                 note.unlink(missing_ok=True)

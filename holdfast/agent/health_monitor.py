@@ -136,7 +136,7 @@ class HealthMonitor:
                 feed.wake.set()
 
     def on_rank_exit(self, at: float) -> None:
-        """Read the kernel log now, to raise its alarms before the exit is reported; wake the GPU and host sources."""
+        """Read the kernel log now, so that its alarms come before the exit's report; wake the GPU and host sources."""
         feed = self._feeds[_KERNEL]
         if self._kernel and feed.lock.acquire(timeout=_HURRY_S):
             try:
@@ -149,20 +149,20 @@ class HealthMonitor:
 
     @property
     def strains(self) -> tuple[Strain, ...]:
-        """The strains of this machine, which may explain what happens to the job."""
+        """Return the strains of this machine, which may explain trouble of the job."""
         return self._health.strains
 
     @property
     def links_read(self) -> bool:
-        """False until this agent has read the host's links once; True if another node reads them, or none exist."""
+        """Return whether the host's links were read: by this agent once, or by another node. True if there are none."""
         return self._feeds[_NETWORK].absent or self._feeds[_NETWORK].had_turn
 
     def has_oom_kill(self) -> bool:
-        """Return whether the kernel has just killed a process on this node because memory ran out."""
+        """Return whether the kernel has just killed a process on this node for lack of memory."""
         return self.kills.has_recent()
 
     def scarcely(self) -> str:
-        """Return a sign of scarce memory in words; empty if none, or if the kernel log is readable and shows kills."""
+        """Return a sign of scarce memory in words; "" if there is none, or if the kernel log can be read instead."""
         return self.kills.scarcely(self._clock.monotonic()) if self._feeds[_KERNEL].absent else ""
 
     # --- threads -----------------------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ class HealthMonitor:
         return self.logs.read
 
     def _is_worth_splitting(self, text: bytes) -> bool:
-        """Return whether this text of a log may contain a Megatron progress line or a line that a catalog row or rule
-        matches."""
+        """Return whether this piece of a log is worth splitting into lines: whether it may contain a line of Megatron's
+        progress, or a line that a catalog row or rule matches."""
         if self._spec.settings.rules.rule or megatron_progress.SIGN in text:
             return True
         return self._lines.catalog.may_match(text, rank=True)
@@ -238,8 +238,8 @@ class HealthMonitor:
         return [held.rank_key for held in self._ties.list_ranks() if held.code is None]
 
     def _watched_paths(self) -> list[str]:
-        """Return the paths that the job writes to, and the checkpoint storages that ranks of any node on this host use:
-        a standby has no ranks of its own."""
+        """Return the paths that the job writes to, and the checkpoint storages of all ranks on this host. Other nodes'
+        ranks count too, because a standby has no ranks of its own."""
         paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
         wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
         for path in wanted:

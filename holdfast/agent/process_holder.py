@@ -115,7 +115,7 @@ class Holder:
     # --- the agent ---------------------------------------------------------------------------------------------
 
     def _start_agent(self) -> None:
-        """Start an agent, the first or one that replaces a dead one; exit after too many starts in quick succession."""
+        """Start the first agent, or one that replaces a dead one. Exit after too many starts in quick succession."""
         while self._agent is None:
             self._agent_tries = 0 if time.monotonic() - self._agent_at > _AGENT_LIVED_S else self._agent_tries + 1
             if self._agent_tries >= _AGENT_TRIES:

@@ -59,7 +59,7 @@ class ArenaError(Exception):
 
 
 class SealedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that was whole when its header was read; after reading the image, check that seq is unchanged."""
+    """A snapshot that was whole when its header was read. After reading the image, check that `seq` is unchanged."""
 
     slot: int
     seq: int
@@ -183,7 +183,7 @@ class Arena:
     # What the one writer does.
 
     def begin_slot(self, step: int, generation: int, flags: int = 0) -> "SnapshotSlot | None":
-        """Start a snapshot in a slot that nobody reads; None if no slot is free or a claim is not sealed yet."""
+        """Start a snapshot in a slot that nobody reads. None if no slot is free or a claim is not sealed yet."""
         for slot in self._writable_slots() if self.is_settled() else ():
             head = self._heads[slot]
             before = head.seq
@@ -195,8 +195,8 @@ class Arena:
         return None
 
     def claim(self, name: SnapshotName, *, spare_newest: bool = False) -> SlotClaim | None:
-        """Promise a slot to queued copies; None if none is free. Copies must run in the order of their claims. With
-        `spare_newest`, the newest whole snapshot stays though others are claimed: those may never be sealed."""
+        """Promise a slot to queued copies; None if none is free. The copies must run in the order of their claims. With
+        `spare_newest`, keep the newest whole snapshot while other claims are open, since those may never be sealed."""
         spared = {one.slot for one in self.list_sealed()[:1]} if not self.is_settled() and spare_newest else set[int]()
         for slot in self._writable_slots():
             if slot in spared:
@@ -230,8 +230,8 @@ class Arena:
     def _writable_slots(self) -> list[int]:
         """List the slots that may be overwritten, least valuable first.
 
-        The newest whole snapshot's slot is excluded, unless every other slot is pinned and one of those is whole: then
-        it is better to overwrite the newest than to take no snapshots until a reader unpins.
+        The slot of the newest whole snapshot is excluded, with one exception: every other slot is pinned, and one of
+        them is whole. Then it is better to overwrite the newest than to take no snapshots until a reader unpins.
         """
         whole = [sealed for sealed in self.list_sealed() if not sealed.flags & POISONED]
         ahead = {claim.slot: claim.seq for claim in self._claims}
@@ -271,7 +271,7 @@ class Arena:
         return looked if seq and seq % 2 == 0 and head.seq == seq else None
 
     def pin(self, slot: int, seq: int) -> bool:
-        """Keep the writer away from this snapshot until unpin. False if the slot no longer holds it or is claimed."""
+        """Pin this snapshot: the writer keeps away until `unpin`. Return False if the slot lost it or is claimed."""
         head = self._heads[slot]
         with self._lock:
             self._pins[slot] += 1
@@ -306,7 +306,7 @@ class Arena:
             self._heads[slot].pin = 0
 
     def flag_slot(self, slot: int, flag: int) -> None:
-        """Set a flag, VERIFIED or POISONED, on a whole snapshot; the next snapshot in this slot starts without it."""
+        """Set a flag, VERIFIED or POISONED, on a whole snapshot. The slot's next snapshot starts without it."""
         self._heads[slot].flags |= flag
 
     def write_checksums(self, slot: int) -> tuple[int, ...]:

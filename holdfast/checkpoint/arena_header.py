@@ -105,8 +105,7 @@ def round_to_pages(size: int) -> int:
 def memory_fence() -> None:
     """Make earlier writes visible before later ones.
 
-    Python has no memory barriers, but POSIX makes locking and unlocking a mutex act as one. The lock is local, so
-    this never blocks.
+    Python has no memory barriers, but POSIX makes locking and unlocking a mutex act as one. A local lock never blocks.
     """
     lock = Lock()
     for _ in range(2):

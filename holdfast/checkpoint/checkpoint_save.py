@@ -61,7 +61,7 @@ def staging_folder(base: str, step: int, author: Author) -> str:
 def write_part(
     folder: str, rank: int, ranges: Sequence[memoryview], *, threads: int = THREADS, pulse: WritePulse | None = None
 ) -> CheckpointPart:
-    """Write one rank's part, the concatenated ranges, to stable storage, unless an identical one is there."""
+    """Write one rank's part, the concatenated ranges, to stable storage; do nothing if an identical one is there."""
     storage = open_storage(folder)
     pulse = pulse or WritePulse()
     draft = CheckpointPart(rank=rank, bytes=MemoryRanges(ranges).bytes, blocks="", writer=this_process(), done=False)
@@ -93,7 +93,7 @@ def _withdraw_part(storage: Storage, draft: CheckpointPart, why: str) -> None:
 
 
 def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], *, before: int) -> None:
-    """Tell rank 0 that a rank will not write these steps, because its writer was killed or passed them over."""
+    """Record for rank 0 that a rank will not write these steps, because its writer was killed or skipped them."""
     storage, known = open_storage(base), set(steps) - {UNKNOWN}
     if UNKNOWN in steps:  # rank 0 waits for one step at a time
         attempts = [one for name in storage.list_names() if (one := staged_of(name) or tagged_of(name))]
@@ -165,8 +165,8 @@ def collect_parts(
 
 
 def withdraw_write(folder: str, world: int, why: str) -> None:
-    """Give up a checkpoint of which a part has failed: remove rank 0's part, and the folder once no rank writes there.
-    Ranks that wait for the checkpoint learn of this by `has_failed`."""
+    """Give up a checkpoint after a part of it has failed: remove rank 0's part, and the folder once no rank writes
+    there. Ranks that wait for the checkpoint learn of this by `has_failed`."""
     storage = open_storage(folder)
     with suppress(StorageError):
         if (first := _read_part(storage, 0)) is not None:
@@ -178,8 +178,8 @@ def withdraw_write(folder: str, world: int, why: str) -> None:
 
 
 def has_failed(folder: str) -> bool:
-    """Return whether nothing will be published from this folder any more: rank 0 has said so, or the folder is gone. It
-    is also gone after the checkpoint was published."""
+    """Return whether this folder will never be published (again): rank 0 has given it up, or it is gone. A folder is
+    also gone once its checkpoint is published."""
     first = _read_part(open_storage(folder), 0)
     return first is None or bool(first.why)
 
@@ -237,7 +237,7 @@ def _check_parts(storage: Storage, folder: str, parts: Sequence[CheckpointPart],
 
 
 def _resume_part(storage: Storage, draft: CheckpointPart, ranges: Sequence[memoryview]) -> CheckpointPart | None:
-    """Return the part if an earlier attempt of this author completed it with the same bytes, else None."""
+    """Return the part if an earlier attempt of this author has completed it with the same bytes; else None."""
     part = _read_part(storage, draft.rank)
     if not part or not part.done or part.bytes != draft.bytes or storage.file_size(part.file) != part.bytes:
         return None

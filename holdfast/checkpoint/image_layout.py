@@ -112,9 +112,8 @@ def arrange_image(specs: Iterable[RecordSpec], sizes: Sizes, *, rank: int, world
 
 
 def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]:
-    """Return the checkpoint name of each tensor by key and group. Groups that use the same key for different
-    tensors, as ranks without a common wrapper do, get different names: the first keeps the plain key, the others
-    add a rank."""
+    """Return the checkpoint name of each tensor by key and group. Groups may use the same key for different tensors, as
+    ranks without a common wrapper do. Then the first group keeps the plain key, and the others add a rank to it."""
     groups: dict[str, set[Ranks]] = {}
     for layout in layouts:
         for item in layout.items:
@@ -127,7 +126,7 @@ def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]
 
 
 def name_of(key: str, group: Ranks) -> str:
-    """Return `key@rank`, with the group's first rank: the name in a checkpoint if another group has the plain key."""
+    """Return `key@rank`, with the group's first rank: the tensor's name if another group has the plain key."""
     return f"{key}@{group[0]}"
 
 

@@ -64,7 +64,7 @@ class KeeperClient:
         return cls(path) if path and not replay_environment.is_replay() else None
 
     def request_arena(self, want: rank_keeper_messages.ArenaRequest, layout: ImageLayout) -> str:
-        """Return the path of the arena for these snapshots. Also write the layout to a file, which keepers exchange."""
+        """Return the path of the arena for these snapshots. Write the layout to a file, which keepers exchange."""
         self.put_file(rank_keeper_messages.layout_file_name(want.rank, want.layout), msgspec.msgpack.encode(layout))
         match self._send_request(want):
             case rank_keeper_messages.ArenaGrant(path=path):

@@ -1,4 +1,4 @@
-"""The parts of a checkpoint, by blocks: what pieces are cut from a block, and reading one whose checksum matches."""
+"""Reads the parts of a checkpoint block by block: verifies each block and copies the wanted bytes out of it."""
 
 from collections.abc import Sequence
 
@@ -74,7 +74,7 @@ def cut_blocks(
 def place_block(
     reader: PartReader, part: CheckpointPart, block: int, memory: tuple[memoryview, memoryview], cuts: list[BlockCut]
 ) -> None:
-    """Read one block, and copy what is cut from it into the first of these memories; the second one is spare."""
+    """Read one block and copy its `cuts` into the first of the two memories. The second memory is spare space."""
     into, spare = memory
     size = block_bytes(part, block)
     whole = cuts[0].bytes == size

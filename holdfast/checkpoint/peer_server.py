@@ -55,7 +55,7 @@ class PushTarget(msgspec.Struct):
 
     @contextmanager
     def admit_chunk(self, link: socket.socket) -> Iterator[None]:
-        """Context manager around the receipt of one chunk into `views`; TransportError if `give_up` was called."""
+        """Context manager around the receipt of one chunk into `views`. Raises TransportError after `give_up`."""
         with self.gate:
             if self.given_up:
                 raise TransportError("this copy was given up for another one")
@@ -130,9 +130,9 @@ class PeerServer:
         give: Callable[[PeerRequest], GivenState | PeerRefusal],
         relays: int | None = None,
     ) -> None:
-        """`guard` authenticates peers on other hosts; None for a unix socket.
-        `take` answers a push and gets the pushing node's name, "" if it is on this host. `give` answers a pull.
-        `relays` processes may decrypt; None: by the number of cores."""
+        """`guard` authenticates peers on other hosts; it is None for a unix socket. `take` answers a push; it gets the
+        name of the pushing node, or "" if that is on this host. `give` answers a pull. `relays` is the most relay
+        processes that may decrypt; None derives it from the number of cores."""
         self._listener = listener
         self._guard = guard
         self._context = mutual_tls.server_tls(guard.keys, strangers=False) if guard else None
@@ -168,9 +168,9 @@ class PeerServer:
                 self._forget_link()
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
-        """Return whether a new unauthenticated connection may stay.
-        If there are too many, in all or from its host, drop the oldest that has sent nothing, else the oldest, and
-        those of hosts that have proved themselves last: connections are cheap to open from many addresses."""
+        """Return whether a new unauthenticated connection may stay. If its host has too many, drop one of these. If
+        there are too many in all, drop one, preferably of a host that has never authenticated. Prefer the oldest that
+        has sent nothing, else the oldest. There must be a limit, as connections are cheap to open."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
@@ -224,7 +224,7 @@ class PeerServer:
             self._forget_link()
 
     def _serve_relayed(self, one: UnprovenLink, owner: str) -> None:
-        """Serve through a relay a connection that showed a ticket of `owner`; its certificate must be that node's."""
+        """Serve a connection that showed a ticket of `owner`, through a relay. It must have `owner`'s certificate."""
         assert self._guard
         guard = self._guard
 

@@ -209,7 +209,7 @@ def _cut_parts(all: Sequence[memoryview]) -> list[tuple[int, int]]:
 
 
 class _PartTransfer:
-    """One copy over one or more connections; each takes the next free part, and the part of a broken one is redone."""
+    """One copy over one or more connections. Each takes the next free part; if one breaks, its part is redone."""
 
     def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
         self._keeper, self._carry = keeper, carry
@@ -237,7 +237,7 @@ class _PartTransfer:
         return self.run_links([partial(_relay_link, self._keeper)] * self._keeper.links)
 
     def run_links(self, openers: Sequence[OpenLink]) -> int:
-        """Transfer the remaining parts over these connections, or one more if these break; return all bytes moved."""
+        """Transfer the remaining parts over these connections, those left over by one more; return the bytes moved."""
         for link in self._start_links(openers):
             link.join()
         if self._left:
@@ -267,7 +267,7 @@ class _PartTransfer:
             self._failed.append(e)
 
     def _drain_parts(self, link: socket.socket) -> bool:
-        """Transfer parts until none is left; False if the connection broke."""
+        """Transfer parts until none is left. Return False if the connection broke."""
         while True:
             try:
                 part = self._left.popleft()

@@ -78,8 +78,8 @@ def find_rival(url: str, run_id: str) -> str:
 def apply_doubts(
     found: Collection[StoredCheckpoint], run: str, doubts: Collection[Doubt]
 ) -> tuple[StoredCheckpoint, ...]:
-    """Return these checkpoints, those of this run that are in doubt marked as not ok.
-    `doubts` must be complete: the run's other checkpoints become ok even if the note of doubts is damaged."""
+    """Return the checkpoints, with those of this run that are in doubt marked as not ok. `doubts` must be complete,
+    because all other checkpoints of this run count as ok, even if the note of doubts is damaged."""
     told = []
     for one in found:
         if one.unvouched and run and one.author.run == run:
@@ -93,10 +93,11 @@ def apply_doubts(
 
 
 def mark_doubts(base: str, run: str, doubts: Collection[Doubt]) -> tuple[int, ...]:
-    """Note at the storage which checkpoints of this run are in doubt; return the steps newly marked.
+    """Write to the storage which checkpoints of this run are in doubt; return the steps that are newly marked.
 
-    No run restores those. Entries of runs without checkpoints are dropped. A damaged note is replaced; but if other
-    runs have checkpoints here, nothing is written and UnknownDoubtsError is raised, because their doubts were in it.
+    No run restores these checkpoints. Entries of runs without checkpoints are dropped. A damaged note is replaced if
+    only this run has checkpoints here. If other runs have some, the damaged note may have held their doubts; then raise
+    UnknownDoubtsError and write nothing.
     """
     storage = open_storage(base)
     found = _find_published(storage)
@@ -165,9 +166,9 @@ def _read_checkpoint(storage: Storage, name: str) -> StoredCheckpoint | None:
 def retain_checkpoints(base: str, keep: int, every: int = 0, *, newest: int | None = None) -> tuple[str, ...]:
     """Remove checkpoints older than the last `keep` good ones, except every `every`-th step; return the removed URLs.
 
-    keep=0 removes none. `newest` is the step published last: after training went back, later steps belong to an
-    abandoned lineage, and are neither counted nor removed before training has passed them. Doubted ones do not count
-    as good, so that the checkpoints that may have to replace them stay.
+    keep=0 removes none. `newest` is the step published last. After training went back, later steps belong to an
+    abandoned lineage; until training has passed them, they are neither counted nor removed. Checkpoints in doubt do not
+    count as good, so that older ones stay that may have to replace them.
     """
     if keep <= 0:
         return ()
@@ -203,9 +204,11 @@ def find_surplus(
 
 
 def clean_unpublished(base: str, author: Author | None, *, before: int = -1, force: bool = False) -> tuple[str, ...]:
-    """Remove unpublished writes that certainly will never be published; return their URLs. These are writes of
-    processes that have ended and, in the author's own run, writes of earlier generations and of steps before the newest
-    one that the author has published or now begins (`before`). With `force`, remove all."""
+    """Remove unpublished writes that will certainly never be published; return their URLs. With `force`, remove all.
+
+    Such a write belongs to a process that has ended, or to this run. In this run, it is of an earlier generation, or of
+    a step before the newest that the author has published or is now beginning (`before`).
+    """
     storage = open_storage(base)
     last = max((before, *(one.step for one in _find_published(storage) if one.author == author)))
     attempts = storage.list_unpublished()

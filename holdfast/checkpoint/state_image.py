@@ -93,7 +93,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bare_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor, not detached: this runs at every step, and detaching creates an object."""
+    """Return this rank's part of a tensor, without detaching it: that would create an object at every step."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -157,7 +157,7 @@ class StateImage:
     @contextlib.contextmanager
     def fetched_by(self, fetch: Callable[[int, torch.Tensor], None], finish: Callable[[], None]) -> Iterator[None]:
         """Within this block, fill GPU tensors by `fetch`, which is faster than copying from the image. `settle` calls
-        `finish`, which waits until all of them are filled."""
+        `finish`, which waits for these tensors."""
         self._fetch, self._finish = fetch, finish
         try:
             yield
@@ -264,7 +264,7 @@ class RecordFrame(NamedTuple):
 
 
 class _FrameSink(io.RawIOBase):
-    """A file that records what torch.save writes except the payload, which torch seeks over."""
+    """A file that records what torch.save writes, except the payload, which torch skips by a seek."""
 
     def __init__(self) -> None:
         self.pieces = [io.BytesIO()]
@@ -323,7 +323,7 @@ def check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has its values where it says; one that only stands for others does not."""
+    """Return whether a tensor has memory of its own. Some subclasses have none and only stand for other tensors."""
     if tensor.is_meta or not tensor.nbytes:
         return True
     try:

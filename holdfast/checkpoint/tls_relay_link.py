@@ -49,8 +49,8 @@ def most_relays() -> int:
 def relayed_link(
     far: Address | socket.socket, keys: KeyFiles, accepts: Callable[[dict[str, Any]], bool]
 ) -> Iterator[socket.socket]:
-    """Yield a connection to a keeper by way of a relay, which dials this address or takes over an accepted connection;
-    the relay ends with the connection.
+    """Yield a connection to a keeper through a relay, which ends with the connection. The relay connects to the
+    address, or takes over the accepted connection.
 
     Raises OSError if the keeper cannot be reached, or if `accepts` refuses its certificate.
     """

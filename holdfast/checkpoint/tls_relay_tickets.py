@@ -35,7 +35,7 @@ class RelayTickets:
         self._lock = threading.Lock()
 
     def grant(self, node: str, wanted: int) -> tuple[str, ...]:
-        """Return up to `wanted` tickets for this node, at most half of the free ones: other nodes may push at once."""
+        """Return up to `wanted` tickets for this node, at most half of the free ones, as other nodes may push too."""
         now = time.monotonic()
         with self._lock:
             self._open = {ticket: one for ticket, one in self._open.items() if now < one[1]}

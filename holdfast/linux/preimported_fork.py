@@ -48,8 +48,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The descriptors left open in a child: stdout, stderr, and `keep`, whose numbers the child finds in
-    HOLDFAST_KEPT."""
+    """The descriptors left open in a child: stdout, stderr, and `keep`; HOLDFAST_KEPT has the numbers of the latter."""
 
     stdout: int
     stderr: int

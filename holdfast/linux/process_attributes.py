@@ -75,7 +75,7 @@ def die_with_parent(parent: int, code: int = 1) -> None:
 
 
 def die_with(pid: int) -> None:
-    """Kill this process when process `pid`, parent or not, dies; exit at once if `pid` is already gone."""
+    """Kill this process when process `pid`, which may be any, dies. Exit at once if `pid` is already gone."""
     if os.getppid() == pid:
         die_with_parent(pid)
         return

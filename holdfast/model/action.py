@@ -93,8 +93,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Test these nodes while no rank runs on them: each alone and, if none fails, in pairs.
 
-    The outcome is ok if all nodes could be tested. `failed` names bad nodes; `nodes` names nodes of which an unknown
-    one is bad.
+    The outcome is ok if all nodes could be tested. `failed` names bad nodes. `nodes` names a set of nodes of which one
+    is bad, but the probe could not find out which.
     """
 
     id: int

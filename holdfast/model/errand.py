@@ -45,7 +45,7 @@ class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 class StageHere(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
-    """Stage this release beside the running one. With `check`, do so only if it compiles and its imports resolve."""
+    """Stage this release beside the running one. With `check`, then check that it compiles and its imports resolve."""
 
     id: int
     release: Release
@@ -77,7 +77,7 @@ class ReplayHere(msgspec.Struct, frozen=True, kw_only=True, tag="play"):
 
 
 class FinalState(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that one node writes from memory to storage before the job ends, and the ranks whose state it writes."""
+    """A step that one node writes from memory to storage before the job ends, with the ranks whose state it writes."""
 
     step: int
     ranks: tuple[int, ...]

@@ -108,17 +108,17 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
     @property
     def is_steady(self) -> bool:
-        """Whether the first steps of the generation, which say nothing about its pace, are over."""
+        """Return whether the first steps of the generation, which say nothing about its pace, are over."""
         return self.step >= self.first_step + WARM_STEPS
 
     @property
     def is_told(self) -> bool:
-        """Whether the script itself reported the step's number."""
+        """Return whether the script itself reported the step's number."""
         return not self.counted and not self.numbered
 
     @property
     def mean_step_s(self) -> float:
-        """Return the mean time of a step in this generation; 0 after its first step."""
+        """Return the mean time of a step in this generation; 0 until its second step."""
         return max(0.0, self.at - self.first_at) / max(1, self.step - self.first_step)
 
     def reached_at(self, step: int, before: "Progress | None") -> float:
@@ -144,7 +144,7 @@ class StorageReport(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """All ranks of a node have exited with code 0, or have finished their scripts and hang at exit."""
+    """All ranks of a node are done: they have exited with code 0, or have finished their scripts and hang at exit."""
 
     node: str
     generation: Number
@@ -193,7 +193,7 @@ class MeshReport(msgspec.Struct, frozen=True, kw_only=True, tag="mesh"):
 
 
 class LinksDown(msgspec.Struct, frozen=True, kw_only=True, tag="links_down"):
-    """A link of the machine that these nodes run on is down. There is no such event if they hold all seats."""
+    """A link of the machine that these nodes run on is down. If these nodes hold all seats, there is no such event."""
 
     nodes: tuple[str, ...]
 
@@ -209,7 +209,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """A loss of journal entries, and what is still known of the job's state when those entries were written."""
+    """A loss of journal entries, with what is still known of the job's state at the time of those entries."""
 
     kept: int  # entries that are left
     of: int  # that it had, at least; 0: nobody knows

@@ -1,6 +1,6 @@
 """Bounds of numbers and texts in messages from other processes; a message that exceeds them is rejected.
 
-The numbers of an honest node are far below them. Sums and differences of numbers in these bounds fit into the journal.
+An honest node's numbers are far smaller. Sums and differences of numbers within these bounds fit into the journal.
 """
 
 from typing import Annotated

@@ -63,7 +63,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StrainKind(StrEnum):
-    """The kind of a strain: it slows the job, makes it stand, or is a link that is down or was."""
+    """The kind of a strain: it slows the job, makes the job stand still, or is a link that is down or was lately."""
 
     SLOWS = "slows"  # a job that has lost its pace: heat, a power brake
     STANDS = "stands"  # a job that stands: a driver that does not answer
@@ -72,8 +72,8 @@ class StrainKind(StrEnum):
 
 
 class Strain(msgspec.Struct, frozen=True, kw_only=True):
-    """A reading of a machine that lasts, such as heat. It matters only if the job or other machines have trouble
-    meanwhile."""
+    """A lasting state of a machine that its readings show, such as heat. It matters only if the job or other machines
+    have trouble at the same time."""
 
     kind: StrainKind
     sign: str  # the signature of an alarm about the same reading
@@ -140,7 +140,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node that had lost its controller wrote to disk before it left."""
+    """What a node wrote to disk before it left, after it had lost its controller."""
 
     node: str
     generation: int  # newest that was launched there

@@ -59,7 +59,7 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MissedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that should be on storage and could not be written; none was written after it."""
+    """A step that should be on storage but could not be written. No later step was written either."""
 
     step: Number
     why: str  # a sentence that names the step
@@ -91,12 +91,12 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_held(self) -> bool:
-        """Whether ranks get this step from memory or disks."""
+        """Return whether ranks get this step from memory or disks, not from storage."""
         return bool(self.sources) or self.replicated
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):
-    """The keeper of one half of a node's backup. The keeper XORs this half with a half of another node's backup."""
+    """The keeper of one half of a node's backup. It stores this half XORed with a half of another node's backup."""
 
     keeper: str
     keeper_at: Address = ("", 0)

@@ -1,6 +1,6 @@
 """For loops on Accelerate: `HeldTraining` yields a loop's epochs and batches, and saves its state after every step. It
-saves right before it yields the next batch, when everything that belongs to the step before is done. After a restart
-the epoch, the order of its batches and the place in it are the same, and so are all random numbers."""
+saves right before it yields the next batch, because all work of the step before is done by then. After a restart,
+training continues at the same batch, with the same order of batches and the same random numbers."""
 
 import os
 from collections.abc import Iterator
@@ -77,14 +77,14 @@ class HeldTraining:
         self._go_on()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the epochs, out of `count`, that are still to be trained."""
+        """Yield the numbers of the epochs, out of `count`, that are not finished yet."""
         for epoch in range(self.epoch, count):
             yield epoch
             if self.epoch == epoch:  # left before its end
                 self.epoch, self._done = epoch + 1, 0
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield the batches of this epoch that are not done; call it once an epoch, with a prepared loader."""
+        """Yield the remaining batches of this epoch. Call this once in each epoch, with a prepared loader."""
         self._begin_epoch(loader)
         for batch in self._accelerator.skip_first_batches(loader, self._done) if self._done else loader:
             if self._generators:

@@ -37,9 +37,9 @@ _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 def train(
     trainer: Trainer, *, path: str | os.PathLike[str] | None = None, every: int | str | None = None, keep: int = 3
 ) -> TrainOutput:
-    """Train as `trainer.train()` does, from the state that the job has chosen, or else from the newest of holdfast's
-    saved state and the whole checkpoints in the output directory; `path`, `every` and `keep` are those of a
-    Checkpointer.
+    """Train as `trainer.train()` does, from the newest state. If the job has chosen a state, that one is used.
+    Otherwise it is the newest of holdfast's saved state and the whole checkpoints in the output directory. `path`,
+    `every` and `keep` are those of a Checkpointer.
 
     >>> from holdfast.trainers.huggingface import train
     >>> train(trainer, path="ckpt", every=100)  # doctest: +SKIP
@@ -70,7 +70,7 @@ class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a libra
 
     @contextmanager
     def resumable_folder(self) -> Iterator[str | None]:
-        """Yield the path to pass as `resume_from_checkpoint`, or None; a collective."""
+        """Yield the value to pass as `resume_from_checkpoint`: a path or None. This is a collective."""
         ours = PeekedState() if self._refusal else peek_state(self._storage["path"])
         if not ours.is_chosen:
             self._own = _find_own(self._trainer.args)

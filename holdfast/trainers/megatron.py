@@ -1,7 +1,7 @@
-"""For loops on Megatron-Core: `HeldMegatron` after `get_megatron_optimizer`, and its `save` after every step.
+"""For loops on Megatron-Core: make a `HeldMegatron` after `get_megatron_optimizer`; call its `save` after every step.
 
 Each rank saves only what its torch optimizers hold: with Megatron's distributed optimizer, a part of the master weights
-and of their state. Megatron copies the masters to the weights of the model and gathers these, as after every step.
+and of their state. As after every step, Megatron then copies the master weights to the model and gathers these.
 """
 
 import os
@@ -76,13 +76,13 @@ class HeldMegatron:
         self.step = self._held.restore(self._gather_weights)
 
     def save(self, step: int, **reported: Any) -> None:
-        """Report this step with what `holdfast.step` takes besides, and save its state; after the schedule's step."""
+        """Report this step and save its state, after the schedule's step. `reported` goes to `holdfast.step`."""
         holdfast.step(step, **reported)
         self.step = step
         self._held.save(step)
 
     def _gather_weights(self) -> None:
-        """Make the weights of the model from the masters of all ranks."""
+        """Compute the weights of the model from the master weights of all ranks."""
         for one in self._chain:
             if isinstance(one, MixedPrecisionOptimizer):
                 one._copy_main_params_to_model_params()
@@ -92,7 +92,7 @@ class HeldMegatron:
 
 
 class TrackedGenerators:
-    """The random numbers of a rank's place among the tensor parallel ranks, which Megatron keeps apart."""
+    """The states of Megatron's own CUDA random number generators, which differ among tensor parallel ranks."""
 
     def state_dict(self) -> Extras:
         return dict(tensor_parallel.get_cuda_rng_tracker().get_states())
@@ -102,8 +102,7 @@ class TrackedGenerators:
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> OwnCheckpoint | None:
-    """Return the newest whole `iter_N` that `dist_checkpointing.save` has written to this folder, in the format
-    torch_dist; a collective."""
+    """Return the newest whole `iter_N` here that `dist_checkpointing.save` wrote, as torch_dist; a collective."""
     return find_own_checkpoint(Path(folder), _NAME, _fault_of)
 
 
@@ -120,8 +119,8 @@ def refusal_of(chain: Sequence[MegatronOptimizer]) -> str:
 
 
 def _find_replicas() -> "dist.ProcessGroup | None":
-    """Return the group of ranks that hold the same tensors; None if some of them hold different experts. A collective.
-    Experts of different ranks have the same names and shapes here, so one would be taken for the other."""
+    """Return the group of ranks that hold the same tensors; a collective. None if some of them hold different experts:
+    these have the same names and shapes, so one would be taken for another."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     of_experts = parallel_state.get_expert_data_parallel_group()
     is_same = sorted(dist.get_process_group_ranks(group)) == sorted(dist.get_process_group_ranks(of_experts))

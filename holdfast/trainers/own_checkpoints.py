@@ -1,4 +1,4 @@
-"""Finds the newest whole checkpoint that a trainer has written itself; a kill may have left half of one."""
+"""Finds the newest whole checkpoint that a trainer has written itself, since a killed trainer may leave half of one."""
 
 import os
 import re
@@ -19,10 +19,10 @@ class OwnCheckpoint(NamedTuple):
 
 
 def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], str]) -> OwnCheckpoint | None:
-    """Return the newest whole checkpoint that every node sees; a collective.
+    """Return the newest whole checkpoint that every node sees, or None; a collective.
 
-    `name` is a pattern for checkpoints' names, its first group the number. `find_fault` returns why a checkpoint is not
-    whole. It reads every byte, so none is looked at that is older than a whole one.
+    `name` is a pattern for checkpoints' names, whose first group is the number. `find_fault` returns why a checkpoint
+    is not whole, or "". It reads every byte, so checkpoints are tested from the newest on until one is whole.
     """
     world = RankWorld()
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # the other ranks of a node would see the same
@@ -40,7 +40,7 @@ def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], st
 
 
 def list_newest_first(folder: Path, name: str) -> list[OwnCheckpoint]:
-    """Return all checkpoints, whole or not, those with the highest numbers first."""
+    """Return all checkpoints in the folder, whole or not, ordered from the highest number down."""
     named = [(re.fullmatch(name, path.name), path) for path in (folder.iterdir() if folder.is_dir() else ())]
     return sorted((OwnCheckpoint(int(found[1]), str(path)) for found, path in named if found), reverse=True)
 

@@ -76,7 +76,7 @@ def lock_file_alone(path: Path, wait_s: float) -> int | None:
 
 
 def lock_exclusively(folder: Path) -> int | None:
-    """Lock a folder and return the lock file; None if a process uses the folder, LockError if that is unknown."""
+    """Lock a folder and return the lock file; None if a process uses the folder. Raise LockError if that is unknown."""
     try:
         fd = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

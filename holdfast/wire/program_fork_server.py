@@ -58,8 +58,7 @@ class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Later(msgspec.Struct, frozen=True):
-    """Modules that the fork server imports after `quiet_s` seconds without a request. By then the ranks it started
-    are probably training."""
+    """Modules that the fork server imports after `quiet_s` seconds without a request, when ranks probably train."""
 
     modules: tuple[str, ...]
     quiet_s: float = 10.0
@@ -71,7 +70,7 @@ class ForkServer:
     def __init__(
         self, path: Path, preload: Sequence[str], env: dict[str, str], log: int, later: "Later | None" = None
     ) -> None:
-        """Start a server. `preload`: modules that ranks import besides ours; `later`: modules to import when idle."""
+        """Start a server. `preload`: modules that ranks import, beside ours; `later`: modules to import when idle."""
         self.path = path
         programs = (_HOLDER, *(("holdfast.client.boot.tcp_store_server",) if "torch" in preload else ()))
         # The first controller is executed, and the first holders prepare themselves, so there is time for that.
@@ -147,8 +146,7 @@ class ProgramProcess:
 
 
 def start_program(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> ProgramProcess:
-    """Fork a program through the fork server, or execute it if no server begins the fork in time. After an OSError the
-    program may be running."""
+    """Fork a program by the fork server, or execute it if no server begins in time. After an OSError it may run."""
     if server is not None:
         try:
             return ProgramProcess(_request_fork(server, program, files, begin_s))

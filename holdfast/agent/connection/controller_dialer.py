@@ -99,9 +99,9 @@ class ControllerDialer:
 
     @contextlib.asynccontextmanager
     async def open_link(self) -> AsyncIterator[WebSocketLink]:
-        """Open a WebSocket to the controller; raise UnprovenPeerError if another process answers, and BrokenLinkError
-        or another OSError if the link cannot be opened or breaks. Each call looks whether the controller has moved, and
-        dials the next of its known addresses."""
+        """Open a WebSocket to the controller. Raise UnprovenPeerError if another process answers. Raise BrokenLinkError
+        or another OSError if the link cannot be opened or breaks. Each call looks up whether the controller has moved,
+        and dials the next of its known addresses."""
         await self._find_moved()
         url = self.url_for("/agent")
         try:

@@ -36,7 +36,7 @@ class DiagnosisResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeDiagnosis:
-    """Runs one diagnosis at a time. The next errand cancels it, unless that errand only stages a release."""
+    """Runs one diagnosis at a time. The next errand cancels it; an errand that only stages a release does not."""
 
     def __init__(
         self, node: NodeSpec, node_dir: Path, environment: Environment, entry: Callable[[Release], EntryPoint]

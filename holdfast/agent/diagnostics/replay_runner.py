@@ -79,7 +79,7 @@ class ReplayRank:
 async def run_replay(
     errand: ReplayHere, entry: EntryPoint, folder: Path, environment: Environment
 ) -> tuple[ReplayResult, ...]:
-    """Run this node's ranks until all finish, one fails or time is up; end them all and return their results."""
+    """Run this node's ranks until all finish, one fails or time is up. Then end them all and return their results."""
     seat = errand.launch.seat
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file, contextlib.ExitStack() as logs:

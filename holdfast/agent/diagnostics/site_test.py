@@ -19,8 +19,7 @@ _GONE_S = 10.0  # a process that can end has ended by then
 
 async def run_site_test(command: str, limit_s: float, *, level: int, nice: int = 0) -> Finding:
     """Run the command in a shell. Exit code 0 says that the machine is well, any other that it is not. If the command
-    cannot be run, the finding's `ok` is None. If it does not end in time, the test has failed, because it may hang in a
-    sick driver."""
+    cannot be run, the finding's `ok` is None. A command that exceeds its time fails: it may hang in a sick driver."""
     words, began = os.memfd_create("holdfast-site-test"), time.monotonic()
     ok: bool | None = False
     try:

@@ -47,7 +47,7 @@ def _drift_faults() -> Iterator[str]:
 
 
 def _both() -> tuple[float, float, float]:
-    """Return the raw and the monotonic clock, read together, and how long that took: the quickest of several tries."""
+    """Return the raw clock, the monotonic clock and the seconds between the two readings, from the quickest try."""
     found = []
     for _ in range(_TRIES):
         before, raw = time.monotonic(), time.clock_gettime(time.CLOCK_MONOTONIC_RAW)

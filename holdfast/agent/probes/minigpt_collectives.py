@@ -1,5 +1,5 @@
 """Collectives of one rank in the parallel reference step; each records a digest of what the rank sends and receives.
-Every group has two ranks: a sum of two numbers has the same bits in either order, whichever order the library takes."""
+Every group has two ranks, because a sum of two numbers has the same bits in whichever order a library adds them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -66,8 +66,8 @@ class RankExchange:
         return x
 
     def reduce_gradients(self, parameters: Mapping[str, nn.Parameter], *, experts: bool) -> None:
-        """Sum the gradients of the token table over stages, and those of all but expert weights over the inner axis if
-        `experts`; then average all gradients over replicas."""
+        """Sum the token table's gradients over stages. With `experts`, also sum all gradients, except those of expert
+        weights, over the inner axis. Then average all gradients over replicas."""
         if self.stage.size > 1:
             self._reduce(self.stage, [p for name, p in parameters.items() if name == "token"], "table of tokens")
         if experts:

@@ -102,7 +102,7 @@ class GptBlock(nn.Module):
 
 
 class MiniGpt(nn.Module):
-    """The layers of one pipeline stage; the first and last stage also have the token table, the first the positions."""
+    """The layers of one pipeline stage. The first and last also have the token table; the first has the positions."""
 
     def __init__(self, form: MiniGptForm, device: torch.device, exchange: RankExchange) -> None:
         super().__init__()

@@ -99,7 +99,7 @@ def plan_rounds(devices: int) -> list[tuple[int, ...]]:
 
 
 def _roles_of_axis(size: int, role: int) -> dict[str, tuple[int, ...]]:
-    """Return, by axis, the roles in this role's group: two, or this role alone on an axis that the layout lacks."""
+    """Return, for each axis, the roles in this role's group: two, or only this one if the layout lacks the axis."""
     steps = {"inner": 1, "stage": 2 if size == _MOST else 0, "replica": size // 2 if size > 2 else 0}
     found: dict[str, tuple[int, ...]] = {}
     for axis, step in steps.items():

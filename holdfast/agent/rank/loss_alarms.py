@@ -57,9 +57,9 @@ class LossReports:
         self._logged.append((told, source))
 
     def read_losses(self, slots: RankSlots, offset_s: float) -> Iterator[Alarm | Loss]:
-        """Yield new losses and alarms from the slots; `offset_s` converts their instants to the controller's time.
+        """Yield new losses and alarms from the slots; `offset_s` converts their times to the controller's time.
 
-        The rank whose loss went wrong first comes first: the next all-reduce spreads its bad values to the others.
+        The rank whose loss went wrong first comes first, as the next all-reduce spreads its bad values to the others.
         """
         readings = slots.read_slots()
         spoilt = [r for _, r in readings if r.lasting_bad_step >= 0]
@@ -118,7 +118,7 @@ class LossReports:
             self._compare_redone(told, None)
 
     def _judge_logged_loss(self, told: StepValues, loss: float) -> Iterator[Alarm | Loss]:
-        """Yield every non-finite loss after the first in a row; yield an alarm if a finite loss follows the first."""
+        """Yield each non-finite loss except the first of a row; after a single one, yield an alarm at a finite loss."""
         owner = (told.generation, told.rank)
         first, count = self._logged_bad.pop(owner, (told.step, 0))
         bad = Loss(node=self._node, generation=told.generation, rank=told.rank, step=first, loss=loss, at=told.at)
@@ -162,7 +162,7 @@ class LossReports:
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Note a match of this rule; return whether none came in the last `window` steps (OWN_TIMES: on this rank)."""
+        """Note a match of this rule. Return whether it is the first in `window` steps (OWN_TIMES: on this rank)."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window

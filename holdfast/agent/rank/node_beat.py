@@ -10,9 +10,9 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 
 def show_first_step(reading: SlotReading, *, ended: bool) -> SlotReading:
-    """Return the reading with the first step that our client counted, if the rank ended before it reported that step.
-    The client waits with its count because the script may still report a number of its own; if the two may differ, the
-    count is never shown."""
+    """Return the reading, with the first step that our client counted if the rank ended before it reported that step.
+    The client holds this count back, because the script may still report a number of its own. If the two numbers may
+    differ, the count stays hidden."""
     kept_back = reading.numbered and reading.counted and reading.step < 0 <= reading.first_step
     if not kept_back or not (ended or reading.failed or reading.ending == "returned"):
         return reading

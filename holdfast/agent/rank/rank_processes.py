@@ -254,7 +254,7 @@ class RankProcesses:
         )
 
     def _fork_spare(self, dead: HolderRank) -> None:
-        """Fork a spare rank to replace a dead rank whose script can survive, unless all ranks are being ended."""
+        """Fork a spare rank to replace a dead rank whose script can survive. Do nothing while all ranks are ended."""
         key, errand = dead.rank_key, self._errand
         if errand is None or not dead.code or key.generation != errand.generation or key.rank in self._spares:
             return
@@ -263,7 +263,7 @@ class RankProcesses:
         self._begin_spare(errand, key.rank, progress_environment.SEATLESS)
 
     def keep_spares(self, trains: bool) -> None:
-        """If each rank is to have a spare one, begin the next, once all ranks here train and can survive."""
+        """Begin the next missing spare rank if each rank is to have one and all ranks here train and can survive."""
         errand = self._errand
         if not (self.spec.settings.recovery.spares and trains and errand) or errand.generation <= self._stopped:
             return
@@ -332,7 +332,7 @@ class RankProcesses:
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
-        """The script's modules that the zygote has preloaded, once a rank is known to start when forked with them."""
+        """Return the script's modules that the zygote has preloaded, once a rank is known to start well with them."""
         return self._preloading.proven
 
     # --- watching and ending -----------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class RankProcesses:
 
     @property
     def parked(self) -> frozenset[RankKey]:
-        """Ranks that have left their generation and wait for the next one."""
+        """Return the ranks that have left their generation and wait for the next one."""
         return frozenset(key for key, rank in self.held.items() if rank.code is None and self.survivors.is_parked(key))
 
     async def _park_ranks(self, up_to: int, until: float, standing: tuple[int, ...]) -> None:
@@ -361,7 +361,7 @@ class RankProcesses:
         return self.survivors.is_there(rank.rank_key) and process_attributes.process_state(rank.pid) not in ("T", "t")
 
     async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
-        """Have a parked or a spare rank go on under this key; return False if neither is available."""
+        """Make a parked or spare rank go on under this key; return False if there is none."""
         was, generation = key.rank - self._moved, key.generation
         old = next((one for one in self.parked if one.rank == was and one.generation < generation), None)
         if old is None and await self._spares.take(key.rank):
@@ -378,7 +378,7 @@ class RankProcesses:
         return True
 
     async def end_parked(self, but: tuple[RankKey, ...] | None = None) -> None:
-        """End the parked ranks, except `but`; without these, end the spare ones too."""
+        """End the parked ranks, except those in `but`. Without `but`, also end the spare ranks."""
         if but is None:
             self._spares.drop_all()
         ending = self.parked.difference(but or ())
@@ -389,8 +389,8 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """Give ranks that can park `park_s` to do so, without waiting for the hung ranks in `standing`; end the others
-        by SIGTERM and, after the grace, SIGKILL. SIGKILL stopped ones at once. Return in words which still live."""
+        """Give ranks that can park `park_s` seconds to park; do not wait for the hung ranks in `standing`. End the
+        others by SIGTERM, then SIGKILL; SIGKILL stopped ones at once. Return in words which processes still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
         if park_s <= 0:

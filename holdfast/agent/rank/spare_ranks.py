@@ -33,7 +33,7 @@ class SpareRanks:
         return rank in self._starts
 
     def next_standing(self, ranks: Iterable[int], is_ready: Callable[[RankKey], bool]) -> int | None:
-        """Return a rank that still needs a standing spare; None while another one is on its way, or if all have one."""
+        """Return a rank that still needs a standing spare; None if all have one, or while another spare is starting."""
         if not all(is_ready(spare_key(rank)) for rank in self._starts):
             return None
         return next((rank for rank in ranks if rank not in self._starts and rank not in self._failed), None)
@@ -78,7 +78,7 @@ class SpareRanks:
             self.drop(rank)
 
     def on_end(self, rank: int) -> None:
-        """Note that a spare rank has ended. After a standing one that nobody ended, no other one is begun for now."""
+        """Note that a spare rank has ended. If a standing one ended by itself, begin no other until the launch."""
         if self._starts.pop(rank, None) is not None and rank in self._standing:
             self._failed.add(rank)
             self._say(f"the spare of rank {rank} has ended, and the rank has none until the next launch")

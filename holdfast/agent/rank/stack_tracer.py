@@ -212,7 +212,7 @@ class StackTracer:
         return threads, error
 
     def _read_ras(self, asked: StackRequest) -> str:
-        """Return what NCCL's RAS says of the job. Every question has all ranks answer, so only rank 0's node asks."""
+        """Return what NCCL's RAS reports about the job. Each request makes all ranks answer, so only one node asks."""
         if not self._ras or all(held.rank_key.rank for held in asked.ranks):
             return ""
         return telling_lines(ask_ras(self._ras, min(asked.deadline_s, _RAS_S), self._clock))
@@ -238,7 +238,7 @@ class StackTracer:
     def _ask_ranks(
         self, arena: mmap.mmap | memoryview, subjects: list[Subject], stacks: list[Stacks], until: float
     ) -> list[Stacks]:
-        """Return the stacks; where py-spy failed, those that the rank itself reports, if it answers in time."""
+        """Return the stacks. Where py-spy failed, use those that the rank itself reports, if they come in time."""
         until = min(until, self._clock.monotonic() + _ASK_S)
         logs = {
             pid: at for i in range(self._nproc) if (pid := _log_owner(arena, at := flight_log_offset(self._nproc, i)))
@@ -338,7 +338,8 @@ def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def fit_trace(trace: Trace, limit_bytes: int) -> Trace:
-    """Return the trace, cut until it fits: first keep main threads only, then none of child processes, then none."""
+    """Return the trace, shortened to the limit. First drop all but main threads, then the threads of child processes,
+    then all threads. If it is still too large, drop all processes."""
     cuts = (
         lambda p: p.threads,
         lambda p: tuple(t for t in p.threads if t.main),

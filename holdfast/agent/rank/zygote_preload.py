@@ -53,29 +53,30 @@ class ZygotePreload:
         return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
     def on_warm(self, proven: tuple[str, ...]) -> None:
-        """Note that the requested zygote is warm, with these modules of the script, or that it cannot be made."""
+        """Note that the requested zygote is warm and has these modules of the script, or that it cannot be made."""
         self.proven, self._idle_since = proven, self._clock.monotonic()
         self._making = False
         self._made.set()
 
     def on_told(self, modules: tuple[str, ...]) -> None:
-        """Note the script's modules that a zygote on another host has, as the controller reports them."""
+        """Note the script's modules that another host's zygote has preloaded, as reported by the controller."""
         self._told = modules
 
     async def wait_until_made(self, ranks: int) -> None:
-        """Wait a little for a zygote that is being made; if that wait times out, the next call returns at once."""
+        """Wait a short time for a zygote that is being made. After a timeout, further calls return at once."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_BETTER_S if ranks > len(os.sched_getaffinity(0)) else _SOON_S):
                 await self._made.wait()
         self._made.set()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
-        """Return the request for a new zygote that also has what the script imports up to its first step. None if
-        nothing is missing, if a zygote is being made, or while ranks that train have yet to write what they imported.
+        """Return the request for a new zygote that also has the script's imports up to its first step. Return None if
+        nothing is missing or a zygote is being made. Also return None while training ranks have yet to write their
+        imports.
 
-        A node without ranks, such as a standby, takes the imports that other nodes learned. The entry's `later`
-        modules wait until ranks train (`trains`), or until a node without ranks has been idle for a while: ranks that
-        start need all processors.
+        A node without ranks, such as a standby, uses the imports that other nodes reported. The entry's `later` modules
+        need processor time that starting ranks would lack. So they wait until ranks train (`trains`) or, on a node
+        without ranks, until the node has been idle for a while.
         """
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S
@@ -89,7 +90,7 @@ class ZygotePreload:
         return self._make_preload(modules, self._environment(json.loads(key) if key else {}), key)
 
     def forgo_names(self) -> None:
-        """Wait no longer for the names that ranks write, because the next ranks are about to start."""
+        """Stop waiting for the names that ranks write, because the next ranks are about to start."""
         self._heard = True
 
     def _awaits_names(self) -> bool:

@@ -172,8 +172,8 @@ class Homecoming:
         return (os.path.join(os.path.dirname(path), to.name),) if moved else ()
 
     def _destination(self, path: str, theirs: Path) -> Path:
-        """Return the path to bring a rank's file to: overwrite the copy that we brought earlier, if nobody has changed
-        it; otherwise `release_tree_overlay` decides by file times whether both are kept."""
+        """Return the path to bring a rank's file to. If we brought an earlier copy that nobody has changed, it is that
+        copy's path. Otherwise `release_tree_overlay` decides by file times whether both files are kept."""
         known = self._brought.get(path)
         if known and known.to == str(theirs) and (there := _stat(theirs)) and _look_of(there) == known.theirs:
             return theirs

@@ -141,7 +141,7 @@ class ReleaseStager:
         return f"release {release.number} cannot be staged: {error}" if error else ""
 
     async def _have_or_stand(self, release: Release) -> str:
-        """Stage a release; if the user's tree equals it, postpone that, to leave processors to starting ranks."""
+        """Stage a release. If the user's own tree equals it, do so later, so that starting ranks get the processors."""
         stands = await asyncio.to_thread(self._stands, release)
         if stands:
             self._later[release.digest] = release
@@ -167,7 +167,7 @@ class ReleaseStager:
         return index
 
     def _find_archive(self, digest: str) -> Path:
-        """Return where a release's archive is, or where it would be if it had been put on this host."""
+        """Return the path at which a release's archive is, or would be, on this host."""
         own = self._folder / f"{digest}.tar"
         shared = self._shared.path / own.name if self._shared else own
         return shared if shared.exists() and not own.exists() else own

@@ -258,7 +258,7 @@ class ImportFollower:
         return spec, found
 
     def _report_missing(self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds) -> None:
-        """Raise ReleaseFault for a missing module, unless the code catches that or may extend sys.path meanwhile."""
+        """Raise ReleaseFault for a missing module, but not if the code expects that or may change sys.path."""
         if not self.strict or odds.excused or ("." not in name and (self.moves_path or not odds.certain)):
             return
         raise ReleaseFault(f"{self.show_path(source.path)}, line {wanted.line}: there is no module {name}")

@@ -82,7 +82,7 @@ class OwnArena(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArenaTable:
-    """Which arena each rank of this node has, and which of their snapshots the job counts on.
+    """Knows which arena each rank of this node has, and which of their snapshots the job counts on.
 
     Every method may be called from any thread.
     """
@@ -95,8 +95,8 @@ class ArenaTable:
         self._lock = threading.Lock()
 
     def put_arena(self, path: str, arena: Arena, *, aside: bool = False) -> OwnArena:
-        """Give a rank this arena, in place of any other; pins of the other one stay until they are released. With
-        `aside`, it is only restored from."""
+        """Make this the rank's arena, in place of any other. Pins of the old arena stay valid until they are released.
+        With `aside`, the arena is used only to restore from."""
         with self._lock:
             self._count += 1
             own = OwnArena(path=path, arena=arena, number=self._count)
@@ -116,7 +116,7 @@ class ArenaTable:
             return tuple(self._arenas.values())
 
     def set_aside(self, world: int) -> None:
-        """Set the arenas aside that are not of a world of this size: ranks get others, and restore from these."""
+        """Set aside the arenas whose world size is not `world`, to restore from them; ranks get new arenas."""
         with self._lock:
             self._aside += tuple(own for own in self._arenas.values() if own.arena.world != world)
             self._arenas = {rank: own for rank, own in self._arenas.items() if own.arena.world == world}
@@ -142,8 +142,8 @@ class ArenaTable:
         return own.arena.slots if own else 0
 
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
-        """Pin a listed snapshot until `unpin_own`; one pin serves all readers. Return False if the snapshot is gone or,
-        if `spare`, if the rank would have too few unpinned slots left to write to; `late` lowers that to one slot."""
+        """Pin a listed snapshot until `unpin_own`; one pin serves all readers. Return False if the snapshot is gone.
+        With `spare`, also return False if the rank would keep too few unpinned slots; `late` lowers that limit."""
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None
         if own is None or found is None or (spare and not own.arena.can_pin(late=late)):

@@ -51,7 +51,7 @@ class CheckpointWriter:
         self.owned = storage_owner.OwnedStorages()
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
-        """Begin a generation and forget the last one's requests; the step `wanted` becomes a checkpoint as well."""
+        """Begin a generation and forget the last one's requests. The step `wanted` becomes a checkpoint as well."""
         self.author, self.doubts, self.wanted = author, doubts, wanted
         self.unmarked = bool(doubts)
         for lane in self._lanes.values():
@@ -78,7 +78,7 @@ class CheckpointWriter:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether a write to any storage is still under way, even one that was given up."""
+        """Return whether a write to any storage is still under way, even one that was given up."""
         return any(lane.is_held_up for lane in self._lanes.values())
 
     def is_published(self, rank: int, step: int) -> bool | None:
@@ -95,7 +95,7 @@ class CheckpointWriter:
         return told == str(True) if told else None
 
     def is_forsaken(self, rank: int, step: int) -> bool:
-        """Return whether rank 0 has no more to publish for this step: it gave up, or is done; False if not known."""
+        """Return whether rank 0 will not publish this step (again): it gave up, or is done. False if unknown."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:
@@ -128,7 +128,7 @@ class CheckpointWriter:
             await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:
-        """Note for each rank that an earlier agent may have left a step unwritten; which step is not known."""
+        """Note for every rank that an earlier agent may have left some unknown step unwritten."""
         self._unwritten.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
@@ -197,7 +197,7 @@ class CheckpointWriter:
             self.stored, self.stored_at = step, self._clock.monotonic()
 
     def note_missed(self, rank: int, step: int, why: str) -> None:
-        """Note that a step was not written. Only rank 0's misses count: it publishes, so it learns of every failure."""
+        """Note that a step was not written. Only failures of rank 0 count: it publishes, so it learns of all others."""
         if rank == 0 and (self.missed_checkpoint is None or step >= self.missed_checkpoint.step):
             self.missed_checkpoint = MissedCheckpoint(step=step, why=why)
 
@@ -218,8 +218,8 @@ class CheckpointWriter:
         return PartWrite(self, want, pinned, begun_s, checked=True, doubted=doubted)
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
-        """Report trouble with a storage when it begins, when twice as many steps as told before were not written, and
-        when it ends, not once for every rank and step."""
+        """Print a message when trouble with a storage begins, each time that the number of missed checkpoints has
+        doubled, and when it ends. So there is no message for each rank and step."""
         _log.info("rank %d: %s", rank, outcome.detail)
         step, more, missed = self._trouble.get(url, (-1, 0, 0))
         if not outcome.ok:

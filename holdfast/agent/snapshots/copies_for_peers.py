@@ -152,7 +152,7 @@ class PeerCopies:
             self._given_up.setdefault(rank, []).append(coming.holding)
 
     def _are_quiet(self, rank: int) -> bool:
-        """Return whether nothing writes to an abandoned copy any more; its link has ended, so that takes moments."""
+        """Return whether nothing writes to an abandoned copy any more. Wait a moment for that: its link has ended."""
         late = [one for one in self._given_up.pop(rank, ()) if not one.is_quiet(_LAST_CHUNK_S)]
         if late:
             self._given_up[rank] = late

@@ -435,8 +435,7 @@ class Keeper:
             yield self._persisting.write_snapshot(rank, arena, due)
 
     def _fresh_snapshots(self, arena: Arena) -> tuple[SealedSnapshot, ...]:
-        """Return the snapshots of this generation or of the wanted step, newest first; () if they are the same as at
-        the last call."""
+        """Return the snapshots of this generation or the wanted step, newest first; () if the same as last time."""
         wanted = self._persisting.wanted
         fresh = tuple(
             one for one in arena.list_sealed() if one.generation == self._launch.generation or one.step == wanted

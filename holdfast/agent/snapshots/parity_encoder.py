@@ -64,7 +64,7 @@ class ParityEncoder:
             return all(half.done == len(half.views) for half in self._halves)
 
     def cancel(self) -> None:
-        """Stop encoding, since the slot is needed for something else."""
+        """Stop encoding, because the slot is needed for something else."""
         with self._lock:
             self._over = True
 

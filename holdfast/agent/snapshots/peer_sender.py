@@ -85,7 +85,7 @@ class PeerSender:
         self._take_news(AimReceived(aim=aim, sealed=self._snapshots.list_snapshots()))
 
     def step_aside(self) -> None:
-        """Give up the next floor, because a checkpoint needs its slot."""
+        """Give up preparing the next floor, because a checkpoint needs its slot."""
         self._take_news(SlotNeeded())
 
     def is_late(self) -> bool:

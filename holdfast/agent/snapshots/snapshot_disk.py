@@ -43,7 +43,7 @@ _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
 
 
 class PacedPulse(WritePulse):
-    """The pulse of a write that rests after each block as long as the block took: training gets half of the disk."""
+    """The pulse of a write that rests after each block for as long as the block took: training gets half the disk."""
 
     def __init__(self, pulse: WritePulse, clock: AgentClock) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class SnapshotDisk:
         return ""
 
     def _list_in_time(self) -> list[DiskState]:
-        """Return the states on disk, or the list read last if that takes over a second; none while a write hangs."""
+        """Return the states on disk; if that takes over a second, the list read last; while a write hangs, none."""
         if not self._left and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, name="holdfast-list", daemon=True)
             self._looking.start()
@@ -306,7 +306,7 @@ class SnapshotDisk:
         self._remove_states([one for one in self.list_states() if one.step < step])
 
     def remove_given_up(self, launch: KeeperLaunch) -> None:
-        """Remove, in a thread, states in doubt, and states of the last generation after the step we resume from."""
+        """In a thread, remove states in doubt, and the last generation's states after the step that is resumed from."""
 
         def remove() -> None:
             states = self.list_states()
@@ -343,9 +343,9 @@ class SnapshotDisk:
     async def leave_job(
         self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int, *, answered: bool
     ) -> None:
-        """Remove this run's states from this host, but keep ranks with a state newer than step `stored`, and `spared`
-        ranks of other nodes. Report which state stays and why: storage lacks it or, unless `answered`, may lack it. A
-        state after `not_after` is in doubt."""
+        """Remove this run's states from this host's disk. Keep ranks that have a state newer than step `stored`, and
+        the ranks in `spared`, which belong to other nodes. Report which state stays and why: storage lacks it or,
+        without `answered`, may lack it. A state after `not_after` is in doubt."""
         self._leaving = True
         self._lane.give_up()
 
@@ -367,8 +367,8 @@ class SnapshotDisk:
             self._ports.say(stays)
 
     def _remove_ranks(self, stored: int, spared: Sequence[int]) -> None:
-        """Remove the folders of ranks, except spared ones, that have no state after the stored step; then remove the
-        run's folder if nothing is left in it."""
+        """Remove the folders of ranks that have no state after the stored step, except ranks in `spared`. Then remove
+        the run's folder if it is empty."""
         with contextlib.suppress(OSError, StorageError):
             if not self._author.run or _refuse_folder(self._folder):
                 return

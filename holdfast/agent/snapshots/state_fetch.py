@@ -108,7 +108,7 @@ class StateFetch:
 
 
 def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:
-    """Yield what `owner` owns as (start, end, offset): a range of its image, and where that goes in ours."""
+    """Yield (start, end, offset) for each range that `owner` owns: the range in its image, and the offset in ours."""
     places = {_item_key(item): (index, item) for index, item in enumerate(theirs.items) if item.owner == owner}
     run: Run | None = None
     before = (-2, -2)

@@ -34,8 +34,9 @@ _AT_ONCE_BYTES = 256 << 20
 class Reader(StorageReader):
     """Reads for `dcp.load(state, storage_reader=Reader(url))`: from memory if the agent has it, else from storage.
 
-    `url` is a checkpoint or a folder of checkpoints; of a folder the newest is read, or the step in the checkpoint
-    id. Every byte of our checkpoints is verified; torch's own have no checksums and are read as they are.
+    `url` is a checkpoint or a folder of checkpoints. From a folder, the step in the checkpoint id is read, or the
+    newest without an id. Every byte of our checkpoints is verified; torch's own have no checksums, so they are read
+    unverified.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from holdfast.checkpoint.dcp import Reader, Writer
@@ -78,7 +79,7 @@ class Reader(StorageReader):
         return self._read_torch(kwargs.get("rank")) or decode_metadata(checkpoint_load.read_metadata(self._place))
 
     def _read_torch(self, rank: int | None) -> Metadata | None:
-        """Return the metadata if torch wrote this checkpoint, else None; with `rank`, from the rank's own file."""
+        """Return the metadata if torch wrote this checkpoint, else None. With `rank`, read the rank's own file."""
         here = storage_opener.open_storage(self._place)
         if here.file_size(MANIFEST) is not None:
             return None
@@ -152,8 +153,7 @@ class Reader(StorageReader):
         return int(self._places[item.storage_index].length)
 
     def _room(self, item: ReadItem) -> int:
-        """Return how many bytes to reserve for a record, so that the next one is aligned: torch crashes on unaligned
-        complex numbers."""
+        """Return how many bytes to reserve for a record. They keep the next one aligned, as torch's complex needs."""
         return -(-self._length(item) // ALIGN_BYTES) * ALIGN_BYTES
 
 
@@ -169,7 +169,7 @@ class Planner(DefaultLoadPlanner):
 
 
 class _RecordTensors:
-    """Makes tensors from records. A record that begins like ours is read without unpickling, the slowest part."""
+    """Makes tensors from records. A record in our own form is read without unpickling, which would be slow."""
 
     def __init__(self, contents: Metadata) -> None:
         self._known = contents.state_dict_metadata

@@ -46,7 +46,7 @@ _PATHS = ("Path", "PosixPath", "PurePosixPath")  # a checkpoint id
 
 
 def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
-    """Return the `.metadata` of a checkpoint to which each rank adds its share; it does not depend on the step."""
+    """Return a checkpoint's `.metadata`, from the layouts of all ranks. It is the same for every step."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     held: dict[MetadataIndex, _StorageInfo] = {}
     paths: dict[str, Path] = {}
@@ -61,7 +61,7 @@ def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
 
 
 def _list_entries(layouts: Sequence[ImageLayout]) -> Iterator[tuple[str, Path, ImageItem, _StorageInfo]]:
-    """Yield name, path, record and location in the rank's file: once per name of each record that a rank owns."""
+    """Yield name, path, record and location in the rank's file for each record that a rank owns, once per name."""
     named = name_tensors(layouts)
     for layout in layouts:
         for item, at in layout.owned_items():

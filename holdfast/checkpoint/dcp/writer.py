@@ -158,8 +158,8 @@ class Writer(StorageWriter):
         return True
 
     def _spare_others_step(self) -> None:
-        """Raise StateError if the checkpoint of this save's step exists and must not be replaced.
-        That is so with `overwrite=False`, or if another writer of the same launch has saved it."""
+        """Raise StateError if the checkpoint of this step exists and must not be replaced: with `overwrite=False`, or
+        if another writer of the same launch saved it."""
         url, step = self._storage.url, self._call.step
         if not self._overwrite and find_checkpoints(url, step):
             raise StateError(f"there is a checkpoint of step {step} in {url}, and overwrite=False")
@@ -174,7 +174,7 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """The keeper for this save. None without an agent, or if only some ranks save: a keeper waits for all."""
+        """Return the keeper for this save. None without an agent, or if only some ranks save: keepers wait for all."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:
@@ -194,7 +194,7 @@ class Writer(StorageWriter):
         return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
 
     def _heard(self, call: object) -> SaveCall:
-        """Return the SaveCall of this save. A cached plan brings an old call; the rank then works the step out."""
+        """Return the SaveCall of this save. A cached plan may bring an old one; the rank then finds the step itself."""
         if isinstance(call, SaveCall) and not call.taken:
             call.taken = True
             self._call = call
@@ -204,13 +204,13 @@ class Writer(StorageWriter):
         return self._call
 
     def _whole(self, planner: SavePlanner) -> Sequence[WriteItem]:
-        """Return all items of this rank, even those that others write; a cached plan has them from the first save."""
+        """Return all items of this rank, also those that others write. A cached plan uses the first save's items."""
         plan = self._local or planner.create_local_plan()
         return plan.items if plan.usable else planner.plan.items  # type: ignore[attr-defined]
 
     @property
     def _author(self) -> Author:
-        """The author of this save. Its ranks share a token from the store, because a cached plan may be out of date."""
+        """Return the author of this save. Ranks share a token from the store, as a cached plan may be out of date."""
         rank, world = rank_and_world()
         if self._call.world == 1:
             run = f"{_launch_token()}-{rank}-{self._run}" if world > 1 else self._run
@@ -223,8 +223,8 @@ class Writer(StorageWriter):
         return checkpoint_save.staging_folder(self._storage.url, self._call.step, self._author)
 
     def _results(self, layout: ImageLayout, things: Things) -> list[WriteResult]:
-        """Return a result with the EXTRA key that holds the save's folder, the same on all ranks, or "" if a keeper
-        writes the files; and after it the place of each record that this rank owns."""
+        """Return the save's folder under the EXTRA key ("" if a keeper writes the files), then the place of each record
+        that this rank owns. The folder must be the same on all ranks."""
         told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
         for item, at in layout.owned_items():
             index, length = index_of(item.spec), item.length

@@ -38,7 +38,7 @@ class RankFiles(NamedTuple):
 
 
 def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], preloaded: tuple[str, ...] = ()) -> None:
-    """Turn this process into the rank. Its parent is still the usher; `await_holder` waits for the holder."""
+    """Turn this process into the rank. The zygote's usher is still its parent; `await_holder` waits for the holder."""
     os.setsid()
     for fd, standard in zip(files[:3], (0, 1, 2), strict=True):
         os.dup2(fd, standard)

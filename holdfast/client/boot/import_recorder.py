@@ -35,7 +35,7 @@ class EnvironmentWatch:
         self._is_over = False
 
     def on_audit(self, event: str, _args: tuple[Any, ...]) -> None:
-        """Audit hook; Python cannot remove it. An exception raised here would make the script's own call fail."""
+        """Audit hook; it cannot be removed. If it raised an exception, the script's own call would fail."""
         if self._is_over or event not in ("os.putenv", "os.unsetenv"):
             return
         if _is_users_frame(sys._getframe(1)):
@@ -73,7 +73,7 @@ def _installed_roots() -> tuple[str, ...]:
 
 
 def library_roots() -> set[str]:
-    """Return the folders of installed packages, including those of the user site and of a base environment."""
+    """Return the folders of installed packages, including the user site and, in a virtual environment, its base."""
     paths = sysconfig.get_paths()
     folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]

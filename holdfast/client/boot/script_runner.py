@@ -138,7 +138,7 @@ def _without_us(tb: types.TracebackType | None) -> types.TracebackType | None:
 
 
 def _finish_interpreter() -> bool:
-    """Do what the interpreter does at exit, except its teardown; False if output was lost."""
+    """Do what the interpreter does at exit, except its teardown. Return False if output was lost."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
     except KeyboardInterrupt:

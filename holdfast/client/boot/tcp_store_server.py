@@ -1,10 +1,10 @@
-"""Runs the job's TCPStore servers in a separate process: a new server for each generation, as old keys break restarts.
+"""Runs the job's TCPStore servers in a separate process. Each generation gets a new server, as old keys break restarts.
 
     python -m holdfast.client.boot.tcp_store_server RUN_DIR LOST_S HOST
 
-Controllers send one line of JSON at a time to RUN_DIR/store.sock. The answer to {"open": generation} is {"port":
-port}; the answer to {"close": generation} or {"quit": true} is {}. Unlike a store in a rank, this process outlives
-ranks and controllers; it ends LOST_S seconds after the last controller has disconnected.
+Controllers send one line of JSON at a time to RUN_DIR/store.sock. The answer to {"open": generation} is {"port": port};
+the answer to {"close": generation} or {"quit": true} is {}. Unlike a store in a rank, this process outlives ranks and
+controllers; it ends LOST_S seconds after the last controller has disconnected.
 """
 
 import asyncio

@@ -175,7 +175,7 @@ def _try_import(name: str) -> bool:
 
 
 def _lasting_threads() -> int:
-    """Return how many threads are left after a trial fork: libraries such as OpenBLAS end their threads at a fork."""
+    """Return how many threads remain after a trial fork. Libraries such as OpenBLAS end their threads at a fork."""
     if process_attributes.count_threads() > 1:
         child = os.fork()
         if child == 0:

@@ -213,8 +213,8 @@ class Checkpointer:
             self._storing.release_path()
 
     def _check_path(self) -> RivalRun | None:
-        """Look for a rival run; raise StateError if checkpoints cannot be written, but only in the first generation.
-        In later ones, restore() raises the error if it finds no state, and the first save does without restore()."""
+        """Look for a rival run, and return it if there is a path. In the first generation, raise StateError if
+        checkpoints cannot be written. Later generations only print that; their first save may still raise it."""
         self._refused = ""
         if not self._storage or self._replay:
             return None
@@ -230,8 +230,8 @@ class Checkpointer:
         return rival
 
     def _check_line(self, step: int) -> None:
-        """Before a save without restore(), raise StateError if storage is not writable or has this step or a later one.
-        The next restore would take that checkpoint instead of ours."""
+        """Check the first save of a script that has not called restore(). Raise StateError if storage is not writable
+        or already has this step or a later one, because the next restore would take that checkpoint instead of ours."""
         if not self._unread or not self._storage:
             return
         if self._refused:
@@ -280,7 +280,7 @@ class Checkpointer:
         return snapshots.take_snapshot(name, things, packed)
 
     def _lay_out(self) -> bool:
-        """Plan the layout and memory of all snapshots; a collective. False if a rank cannot predict its state yet."""
+        """Plan layout and memory of all snapshots; a collective. Return False if a rank cannot foresee its state."""
         state = self._source.build_state()
         if not all(self._world.gather_all(state is not None)) or state is None:
             return False
@@ -401,7 +401,7 @@ class Checkpointer:
         return next(filter(None, self._world.gather_all(why)), "")
 
     def _check_alike(self, url: str, metadata: Metadata) -> None:
-        """Raise StateError on all ranks if the checkpoint is of another model; older checkpoints are not tried."""
+        """Raise StateError on all ranks if the checkpoint is of another model. The restore then tries no older one."""
         ours, trained = (
             dcp.decode_metadata(self._metadata) if self._metadata else None,
             isinstance(self._source, ModelState),

@@ -198,11 +198,11 @@ class ModelState:
 
     @property
     def is_followed(self) -> bool:
-        """Whether optimizers announce each change of guarded items before they make it; False without an optimizer."""
+        """Return whether optimizers announce each change of guarded items beforehand; False without an optimizer."""
         return bool(self._optimizers)
 
     def guarded_items(self) -> list[bool]:
-        """Return for each item whether only an optimizer step changes it; buffers may change in every forward pass."""
+        """Return for each item whether only optimizer steps change it. Buffers may change in every forward pass."""
         return [
             path[:2] == (OPTIMIZER, STATE)
             or (path[0] == MODEL and str(path[1]) in self._places and self._places[str(path[1])].trained)
@@ -210,7 +210,7 @@ class ModelState:
         ]
 
     def before_step(self, call: Callable[..., None]) -> None:
-        """Call `call` before every step of the optimizers; it replaces an earlier callback."""
+        """Call `call` before every step of the optimizers, in place of any earlier callback."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = [optimizer.register_step_pre_hook(call) for optimizer in self._optimizers]

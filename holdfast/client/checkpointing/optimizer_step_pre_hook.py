@@ -48,7 +48,7 @@ def announce_steps(optimizer: Any) -> StepAnnouncement:
 
 
 def list_optimizers(optimizer: Any) -> list[Any]:
-    """Return one optimizer, several or None as a list."""
+    """Return the argument as a list: it may be one optimizer, several or None."""
     if optimizer is None:
         return []
     return [optimizer] if hasattr(optimizer, "step") else list(optimizer)

@@ -1,4 +1,4 @@
-"""Another run that writes checkpoints to the same path: each of the two would remove the other's."""
+"""Looks for another run that writes checkpoints to the same path. The two would remove each other's checkpoints."""
 
 import os
 
@@ -10,7 +10,7 @@ _LOOKS = 2  # a path is taken with the first checkpoint; if both runs came to th
 
 
 class RivalRun:
-    """Another run on rank 0's host that writes to our path, if there is one; looking for it is a collective."""
+    """Another run on rank 0's host that writes to our path, if there is one. Looking for it is a collective."""
 
     def __init__(self, url: str, world: RankWorld, *, with_agent: bool) -> None:
         self._url = url
@@ -23,14 +23,14 @@ class RivalRun:
         return self._world.broadcast_first(find_rival(self._url, self._run_id) if self._world.rank == 0 else "")
 
     def check_save(self) -> None:
-        """Raise StateError if there is a rival that has not ended meanwhile."""
+        """Raise StateError if there is a rival and it has not ended since the last look."""
         if self.sentence:
             self.sentence = self._find()
         if self.sentence:
             raise StateError(f"cannot save: {self.sentence}")
 
     def check_due(self) -> None:
-        """Before the first checkpoints, look once more and raise StateError if there is a rival by now: a run that has
+        """Look again before each of the first checkpoints; raise StateError if there is a rival now. A run that had
         written nothing yet could not be seen when the Checkpointer was made."""
         if self._looks == _LOOKS:
             return

@@ -1,7 +1,7 @@
-"""Reads a checkpoint with all ranks of the job together: of ranks that need the same blocks, one reads each block and
-sends it to the others, while the next ones are being read.
+"""Reads a checkpoint with all ranks of the job together. Among ranks that need the same blocks, one rank reads each
+block and sends it to the others, while it already reads the next ones.
 
-N replicas that each read everything would ask N times as much of the storage, which is what a large job waits for.
+If N replicas each read everything, they would load the storage N times as much, and a large job waits for storage.
 """
 
 from collections import deque
@@ -28,11 +28,11 @@ _GARBLED = "a block came damaged from rank"
 
 
 def read_restored(world: RankWorld, url: str, pieces: Sequence[PartPiece], into: memoryview, why: str = "") -> None:
-    """Read what this rank needs of a checkpoint into memory; a collective. Raises StorageError on every rank, with the
-    same sentence, if any of them cannot read; `why` is what has kept this one from it already.
+    """Read into memory what this rank needs of a checkpoint; a collective. If any rank cannot read, every rank raises
+    StorageError with the same sentence. `why`, if not empty, says why this rank has failed already.
 
-    Blocks are shared where ranks send them faster than they read them: over NCCL, or if the storage is remote. Over
-    gloo two ranks of one host took 3.4 times as long together as each alone from a local disk.
+    Ranks share blocks if sending is faster than reading: over NCCL, or if the storage is remote. On one host, two ranks
+    took 3.4 times as long to share blocks over gloo as to read them separately from a local disk.
     """
     shares = world.size > 1 and ("nccl" in str(dist.get_backend()) or is_remote(url))
     if shares:
@@ -48,7 +48,7 @@ def read_restored(world: RankWorld, url: str, pieces: Sequence[PartPiece], into:
 
 
 def read_together(world: RankWorld, url: str, pieces: Sequence[PartPiece], into: memoryview, why: str = "") -> None:
-    """Read as `read_restored` does, each block once among the ranks that need the same ones."""
+    """Do what `read_restored` does, and always share blocks among the ranks that need the same ones."""
     read: SharedRead | None = None
     try:
         read = None if why else SharedRead(url, pieces, into)
@@ -67,7 +67,7 @@ def read_together(world: RankWorld, url: str, pieces: Sequence[PartPiece], into:
 
 
 class _SentBlock(NamedTuple):
-    """A block on its way; `error` is why this rank could not read it."""
+    """A block that is being sent; `error` says why this rank could not read it, "" if it could."""
 
     place: BlockPlace
     source: int
@@ -77,7 +77,7 @@ class _SentBlock(NamedTuple):
 
 
 class SharedRead:
-    """The blocks of a checkpoint that this rank needs. Raises StorageError."""
+    """The blocks of a checkpoint that this rank needs. Its methods raise StorageError."""
 
     def __init__(self, url: str, pieces: Sequence[PartPiece], into: memoryview) -> None:
         self._into = into
@@ -86,12 +86,12 @@ class SharedRead:
         self._blocks = sorted(self._cuts)
 
     def sign_blocks(self) -> bytes:
-        """Return a hash of the blocks; equal on ranks that need the same ones."""
+        """Return a hash of the list of blocks; it is equal on ranks that need the same ones."""
         return blake2b(repr(self._blocks).encode(), digest_size=16).digest()
 
     def exchange_blocks(self, world: RankWorld, alike: tuple[int, ...]) -> None:
-        """Read each block once among the ranks that need the same ones. Raises StorageError, after all blocks have
-        been sent: the others wait for them."""
+        """Read each block once among the ranks that need the same ones. A failure is raised as StorageError only after
+        all blocks were sent, because the other ranks wait for them."""
         wrong: list[str] = []
         under_way: deque[_SentBlock] = deque()
         with ExitStack() as stack:
@@ -117,7 +117,7 @@ class SharedRead:
     def _read_ahead(
         self, pool: ThreadPoolExecutor, readers: "SimpleQueue[PartReader]", places: Sequence[BlockPlace]
     ) -> Iterator[tuple[torch.Tensor, str]]:
-        """Yield the content of these blocks, and why it could not be read, while the next ones are being read."""
+        """Yield each block's content, and "" or why it could not be read. Threads read the next blocks meanwhile."""
         reading: deque[Future[tuple[torch.Tensor, str]]] = deque()
         for place in places:
             if len(reading) == _AHEAD:
@@ -138,7 +138,7 @@ class SharedRead:
         return torch.frombuffer(target, dtype=torch.uint8), error
 
     def _take_block(self, sent: _SentBlock, rank: int) -> list[str]:
-        """Wait until a block is there, and copy what this rank needs of it. Return what is wrong with it."""
+        """Wait until a block has arrived, and copy what this rank needs of it. Return a list of faults."""
         for work in sent.works:
             work.wait()
         if sent.error:

@@ -24,7 +24,7 @@ _NO_STATE = StateGrant(source="none")
 
 
 class PeekedState(NamedTuple):
-    """The state that `Checkpointer.restore` will find. `is_chosen`: the keeper chose it, and no other may be used."""
+    """The state that `Checkpointer.restore` will find. `is_chosen`: the keeper chose it, so no other may be used."""
 
     step: int = 0
     extra: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
 
 
 def _newest_whole(base: str, grant: StateGrant) -> str:
-    """Return the URL of the newest checkpoint that passes verification, which a restore will choose too; "" if none."""
+    """Return the URL of the newest checkpoint that passes verification, as a restore will; "" if there is none."""
     for one in apply_doubts(find_checkpoints(base), grant.run, grant.doubts):
         try:
             if one.ok and not checkpoint_load.verify_checkpoint(one.url):

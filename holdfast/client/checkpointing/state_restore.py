@@ -36,7 +36,7 @@ from holdfast.wire.rank_keeper_messages import StateGrant
 
 
 class RestorePieces(NamedTuple):
-    """The byte ranges of a checkpoint that a rank needs: of state that it alone holds, and of what it shares."""
+    """The byte ranges of a checkpoint that a rank needs: of the state that it alone holds, and of the shared state."""
 
     own: tuple[PartPiece, ...]
     shared: tuple[PartPiece, ...]
@@ -71,8 +71,8 @@ class StateRestore:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
     def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> str:
-        """Restore the whole state that this node or another rank has; a collective. Afterwards each rank has a snapshot
-        of it. A rank that got the state of another keeps its own random numbers. Return what is to be said, or ""."""
+        """Restore the whole state from this node or another rank; a collective. Each rank then has a snapshot of it. A
+        rank that got another rank's state keeps its own random numbers. Return a sentence for the user, or ""."""
         saved_by = self._from_whole(state, folder) if state.source != "replica" else 0
         told = world.gather_all((saved_by, sign_items(self._snapshots.layout)))
         source = next((rank for rank, (there, _) in enumerate(told) if there), None)
@@ -92,8 +92,7 @@ class StateRestore:
         return f"step {state.step} was saved by {told[source][0]} ranks: random numbers and extras are those of some"
 
     def _from_whole(self, state: StateGrant, folder: Path) -> int:
-        """Restore the whole state from any rank's snapshot on this node, even of another number of ranks; return that
-        number."""
+        """Restore the whole state from any rank's snapshot on this node, and return how many ranks saved it."""
         arena = Arena.open(state.arena)
         if arena.layout == self._snapshots.layout.digest:
             self.from_memory(state.arena, state.slot, state.step)
@@ -147,8 +146,8 @@ class StateRestore:
         return metadata, RestorePieces(own, shared) if own is not None and shared is not None else None
 
     def from_parts(self, world: RankWorld, url: str, made: SnapshotName, pieces: RestorePieces) -> None:
-        """Restore a checkpoint that was split the same way; a collective. It is read into a slot, and that slot is
-        sealed as a snapshot. Of what several ranks need each block is read by one of them."""
+        """Restore a checkpoint that was split the same way; a collective. This rank reads it into a slot and seals the
+        slot as a snapshot. Blocks that several ranks need are read by one of them."""
         slot, why = self._snapshots.arena.begin_slot(made.step, made.generation, STORED), ""
         image = self._snapshots.images[slot.index] if slot else None
         try:

@@ -1,4 +1,4 @@
-"""Snapshots of layers in memory: each worker keeps its own, and those of the worker before it in a ring."""
+"""Snapshots of layers in memory. Each worker keeps its own, and those of one other worker, along a ring."""
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ _STEPS = 2  # that are kept, as a worker may be lost while the newest is made
 
 
 class KeptSnapshots:
-    """The packed layers in this worker's memory."""
+    """The packed layers that are kept in this worker's memory."""
 
     def __init__(self) -> None:
         self._packed: dict[tuple[int, int], torch.Tensor] = {}  # by layer and step
@@ -23,8 +23,8 @@ class KeptSnapshots:
         return self._packed[layer, step]
 
     def take(self, step: int, units: dict[int, LayerUnit], traffic: RankTraffic, reach: int) -> None:
-        """Keep this worker's layers, send them to the worker `reach` further on, and keep those of the one that sends.
-        All workers call it at the same step."""
+        """Keep this worker's layers, send them to the worker `reach` ranks further on, and keep those that arrive from
+        `reach` ranks before. All workers call this at the same step."""
         mine = {layer: units[layer].pack() for layer in sorted(units)}
         world, rank = dist.get_world_size(), dist.get_rank()
         came: dict[int, torch.Tensor] = {}
@@ -35,13 +35,13 @@ class KeptSnapshots:
         self._packed = {key: one for key, one in self._packed.items() if key[1] in kept} | fresh
 
     def drop_after(self, step: int) -> None:
-        """Drop snapshots of steps that are to be made again."""
+        """Drop the snapshots of steps after this one, because the job will make these again."""
         self._packed = {key: one for key, one in self._packed.items() if key[1] <= step}
 
 
 def choose_reach(plan: RoutePlan, node_ranks: int) -> int:
-    """Return how many ranks further on each worker's snapshots are to be kept: if possible, by somebody who does not
-    hold the same layers anyway, and on another node. 0: there is nobody."""
+    """Return how many ranks further on each worker sends its snapshots; 0 if there is no other worker. Prefer workers
+    that do not hold the same layers anyway, then workers on other nodes."""
     world = len(plan.held)
     tried = {one % world for one in (1, node_ranks, node_ranks + 1, node_ranks - 1, 2 * node_ranks + 1)} - {0}
 

@@ -1,7 +1,7 @@
 """Layer units: a layer's weights and optimizer state, the smallest thing that moves between workers.
 
-A packed unit is one flat tensor of bytes: a header in JSON, which says what lies where, and the tensors. Nothing of it
-is code, so one that a peer or a disk hands over can do no more than be refused.
+A packed unit is one flat tensor of bytes: a header in JSON, which says where each tensor lies, and the tensors. It
+contains no code, so the worst that a bad unit from a peer or a disk can cause is an error.
 """
 
 import functools
@@ -21,11 +21,11 @@ _LENGTH = 8  # bytes of the header's length
 
 
 class UnitError(Exception):
-    """A packed layer that does not fit the one it is to become, or a layer that cannot be packed."""
+    """Raised if a packed layer does not fit the layer that reads it, or if a layer cannot be packed."""
 
 
 class PackedTensor(msgspec.Struct, frozen=True, array_like=True):
-    """Where a tensor lies in a packed unit."""
+    """Where one tensor lies in a packed unit."""
 
     name: str
     dtype: str
@@ -34,7 +34,7 @@ class PackedTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UnitHeader(msgspec.Struct, frozen=True):
-    """What a packed unit has besides its tensors."""
+    """The header of a packed unit: all that it has besides its tensors."""
 
     layer: int
     step: int  # the last whose update is in it
@@ -47,7 +47,7 @@ class LayerUnit:
     """A layer that this worker holds."""
 
     def __init__(self, number: int, make: MakeLayer, make_optimizer: MakeOptimizer, seed: int) -> None:
-        """Make the layer as every worker makes it: what it draws follows from the seed and its number alone."""
+        """Create the layer. Its random initial values depend only on seed and number, so all workers get the same."""
         self.number, self.step, self.whole = number, 0, True
         with torch.random.fork_rng():
             torch.manual_seed(draw_seed(seed, number))
@@ -62,8 +62,8 @@ class LayerUnit:
         self.gradient: torch.Tensor | None = None  # flat, of the step after `step`, once it is summed over all workers
 
     def apply(self, step: int, scale: float | None, rate: float | None) -> None:
-        """Make the optimizer's step from the gradient in hand, unless it is made. What interrupts it leaves the unit
-        torn: `whole` says so, and others do not take it for a state."""
+        """Make the optimizer's step from the gradient in hand; do nothing if that step was made already. If the step is
+        interrupted, `whole` stays False, and no worker uses the unit as a state."""
         if self.step >= step:
             return
         if self.optimizer is not None and self.gradient is not None:
@@ -83,7 +83,7 @@ class LayerUnit:
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
     def take_gradients(self) -> torch.Tensor:
-        """Return the gradients since the last call as one flat tensor, and leave none behind."""
+        """Return the gradients since the last call as one flat tensor, and clear them."""
         parts = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
@@ -95,11 +95,11 @@ class LayerUnit:
             parameter.grad = None
 
     def sum_squares(self) -> float:
-        """Return the sum of squares of the gradient in hand; equal in every bit wherever the gradient is."""
+        """Return the sum of squares of the gradient in hand. Workers with the same gradient get the same bits."""
         return float(self.gradient.double().square().sum()) if self.gradient is not None else 0.0
 
     def pack(self) -> torch.Tensor:
-        """Return the unit as bytes, in memory of its own."""
+        """Return the unit as bytes, in new memory."""
         numbers: dict[str, Any] = {}
         tensors: list[tuple[str, torch.Tensor]] = []
         for name, value in self._list_state():
@@ -212,7 +212,7 @@ def digest_packed(packed: torch.Tensor) -> str:
 
 
 def draw_seed(*of: int) -> int:
-    """Return a seed that follows from these numbers alone."""
+    """Return a random seed that depends on these numbers alone."""
     return int.from_bytes(blake2b(repr(of).encode(), digest_size=8).digest(), "big") >> 1
 
 

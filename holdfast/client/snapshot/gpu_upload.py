@@ -48,8 +48,8 @@ class GpuUpload:
 
     @contextmanager
     def from_file(self, path: str, first: int) -> Iterator[Callable[[int, torch.Tensor], None]]:
-        """Yield a function (offset, tensor) that queues a read from the image into the tensor; wait for all at exit.
-        The image begins at byte `first` of the file."""
+        """Yield a function (offset, tensor) that queues a read from the image into the tensor. The image begins at byte
+        `first` of the file. At the exit of the block, wait for all reads."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield lambda at, tensor: self._add_tensor(fd, first + at, tensor)

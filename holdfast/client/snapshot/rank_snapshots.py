@@ -43,8 +43,8 @@ class RankSnapshots:
     def use_gpu(
         self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None], *, followed: bool
     ) -> None:
-        """Let the GPU make all copies from now on. `guarded` items change only in announced steps; without `followed`,
-        the script announces them and is checked."""
+        """Let the GPU make all copies from now on. `guarded` says for each item whether only announced steps change it.
+        Without `followed`, the script itself must announce its steps, and this is checked."""
         GRAPH_WATCH.start()
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
@@ -58,12 +58,12 @@ class RankSnapshots:
         )  # fmt: skip
 
     def check_capture(self) -> None:
-        """Raise StateError while the script captures a CUDA graph: what it queues now runs at replays alone."""
+        """Raise StateError while the script captures a CUDA graph: a copy queued now would only run at replays."""
         if self.side and self.side.is_capturing():
             raise StateError("a CUDA graph is being captured: call save() between its replays, not inside of it")
 
     def on_restored(self) -> None:
-        """Free what only a restore needs, and register the arena with the GPU once the first step is launched."""
+        """Free what only a restore needs. Register the arena with the GPU once the first step has been launched."""
         if self.fetching:
             self.fetching.finish()
             self.fetching = None
@@ -71,7 +71,7 @@ class RankSnapshots:
             self._registered.register_later()
 
     def before_step(self, *_: object) -> None:
-        """Prepare for a change of the state that the GPU makes next: see the side stream's `before_step`."""
+        """Prepare for a change that the GPU is about to make to the state; see `SideStream.before_step`."""
         if self._registered:
             self._registered.start_registering()
         if self.side:

@@ -61,8 +61,8 @@ class RegisteredArena:
         self._start_thread()
 
     def register_later(self) -> None:
-        """Start registering when `start_registering` is called, or when the first step has had time to be launched.
-        Call it after a restore, which registering would slow down threefold."""
+        """Start registering once the first step has had time to be launched, or when `start_registering` is called. Use
+        this after a restore, which registering would slow down threefold."""
         self._start_thread()
 
     def _start_thread(self) -> None:

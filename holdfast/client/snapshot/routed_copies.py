@@ -103,14 +103,14 @@ class RoutedCopies:
         return flat
 
     def void_seals(self) -> None:
-        """Have snapshots that the GPU has not begun to copy stay unsealed; the fence calls this, and holds its lock."""
+        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this, locked."""
         for _, image in self._stages:
             image.memory[_WHOLE] = image.memory[_SEQ]
 
     # What the GPU does.
 
     def copy_early(self, things: Sequence[Any]) -> None:
-        """Copy the tensors that training may change before the optimizer's step; runs on the compute stream."""
+        """Queue the copies of tensors that training may change before the optimizer's step, on the compute stream."""
         loose = self.split.at_once
         _copy_tensors([self._shadows[index] for index in loose], [things[index] for index in loose])
 

@@ -1,9 +1,9 @@
-"""The fence against seals: once a rank is told to leave its generation, none of its snapshots becomes whole any more.
+"""The seal fence: once a rank is told to leave its generation, no snapshot of the rank is sealed any more.
 
-An abort ends a sum of gradients early, and the GPU goes on with what is queued behind it: the optimizer's step, on
-gradients that were never summed, and the copies of that state, which seal themselves. So the fence takes the word that
-seals from each queued snapshot before the abort. A snapshot whose copies have begun by then was not queued behind an
-unfinished sum; it is whole, and counts.
+An abort ends a sum of gradients early, and the GPU goes on with what is queued behind it: the optimizer's step, with
+wrong gradients, and the copies of the resulting state, which would seal themselves. So before the abort, the fence
+changes each queued header so that its copy does not seal the snapshot. A snapshot whose copies have begun by then was
+not queued behind an unfinished sum; it is valid and may be sealed.
 """
 
 import threading
@@ -12,10 +12,10 @@ from typing import Protocol
 
 
 class SealSource(Protocol):
-    """What holds the words by which queued snapshots are sealed."""
+    """An object that holds the headers by which queued snapshots would be sealed."""
 
     def void_seals(self) -> None:
-        """Have snapshots that no GPU has begun to copy stay unsealed."""
+        """Prevent the seals of snapshots that no GPU has begun to copy."""
 
 
 class SealFence:
@@ -27,11 +27,12 @@ class SealFence:
         self._sources: weakref.WeakSet[SealSource] = weakref.WeakSet()
 
     def make_pass(self) -> "SealPass":
-        """Return the pass of a writer of snapshots that begins now."""
+        """Return a pass for a writer that begins a snapshot now."""
         return SealPass(self, -1 if self._up else self._era)
 
     def add_source(self, source: SealSource) -> None:
-        """Have the next fence void what this source has queued; it must be whole, as any thread may raise the fence."""
+        """Let the next raise of the fence void this source's queued seals. Any thread may raise the fence, so the
+        source must be complete by now."""
         with self.lock:
             self._sources.add(source)
 
@@ -39,7 +40,7 @@ class SealFence:
         return not self._up and era == self._era
 
     def raise_fence(self) -> None:
-        """From now on nothing is sealed by writers that began before `lower`; any thread may call this."""
+        """From now on, refuse seals to all writers that began before the next `lower`. Any thread may call this."""
         with self.lock:
             self._up, self._era = True, self._era + 1
             for source in list(self._sources):
@@ -47,12 +48,12 @@ class SealFence:
             self._sources.clear()
 
     def lower(self) -> None:
-        """Let writers that begin from now on seal: the rank enters its next generation."""
+        """Allow seals by writers that begin from now on; the rank enters its next generation."""
         self._up = False
 
 
 class SealPass:
-    """The right of one writer to seal; it ends with the next fence."""
+    """The right of one writer to seal; it ends when the fence is raised next."""
 
     def __init__(self, fence: SealFence, era: int) -> None:
         self._fence, self._era = fence, era
@@ -63,7 +64,7 @@ class SealPass:
 
     @property
     def is_valid(self) -> bool:
-        """Whether a seal may be written now; to be asked with the lock held."""
+        """Return whether a seal may be written now. The caller must hold the lock."""
         return self._fence.is_open(self._era)
 
 

@@ -1,16 +1,15 @@
 """Takes snapshots of a GPU state on a side stream, while the next forward and backward passes run.
 
-The side stream also writes the slot's header, so all writes to a slot happen in stream order, however far ahead the
-CPU is. A slot that is not whole is never sealed, and a whole snapshot stays until the next one is sealed. Parameters
-and optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. State that
-may change earlier, such as buffers, is copied to a shadow on the GPU at once. The tail is the part that the bus
-cannot take within a step; it is also copied to a shadow, but during the forward pass.
+The side stream also writes the slot's header. So all writes to a slot happen in stream order, however far ahead the CPU
+is. A slot that is not whole is never sealed, and a whole snapshot stays until the next one is sealed. Parameters and
+optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. State that may
+change earlier, such as buffers, is copied to a shadow on the GPU at once. If the bus cannot take all of the state
+within a step, the rest, called the tail, is also copied to a shadow, but during the forward pass.
 
-Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for
-them. A script whose optimizers are not torch's may announce none. A step in a captured graph calls no hook, so each
-replay of a graph that has a step in it, or may have one, counts as an announcement. Announcements that only the script
-can make are checked: the snapshot is sealed when the next step is announced, and only if torch has counted no change
-of a tensor until then.
+Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for them.
+A script whose optimizers are not torch's may announce no steps. A step in a captured graph calls no hook, so a replay
+counts as an announcement if its graph makes a step, or may make one. Announcements that only the script can make are
+checked: a snapshot is sealed when the next step is announced, if torch has counted no change of a tensor until then.
 """
 
 import time
@@ -74,7 +73,7 @@ class OptimizerWait(NamedTuple):
 
 
 class UnprovenSnapshot(NamedTuple):
-    """The newest snapshot, if only the script announces changes: not sealed until its tensors prove to be unchanged."""
+    """The newest snapshot, when only the script announces changes; sealed once its tensors prove to be unchanged."""
 
     items: list[int]  # that are read while training goes on
     tensors: list[torch.Tensor]
@@ -99,8 +98,8 @@ class SideStream:
         say: Callable[[str], None],
         followed: bool = True,
     ) -> None:
-        """`reach` waits until the GPU can reach a slot's image up to a given byte. `say` tells the user a sentence.
-        Without `followed` only the script announces changes, and is checked."""
+        """`reach` waits until the GPU can reach a slot's image up to a given byte. `say` prints a sentence for the
+        user. Without `followed`, only the script announces changes, and its announcements are checked."""
         self._layout = layout
         self._arena = arena
         self._guarded = list(guarded)
@@ -188,7 +187,7 @@ class SideStream:
         self._let_change()
 
     def before_replay(self, steps: bool | None) -> None:
-        """Do what `before_step` does if a graph that is replayed now makes a step, or may make one."""
+        """Act as `before_step` if the graph to be replayed makes an optimizer's step, or may make one."""
         if self._hold or steps is False:
             return
         if steps:
@@ -210,7 +209,7 @@ class SideStream:
         self._streams.wait(compute, turn.free)
 
     def void_seals(self) -> None:
-        """Have snapshots that the GPU has not begun to copy stay unsealed; the fence calls this, and holds its lock."""
+        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this, locked."""
         self.ways.void_seals()
 
     def drain(self) -> None:
@@ -219,7 +218,7 @@ class SideStream:
         _drain_turns(self._turns, self._streams)
 
     def _prove_newest(self, *, announced: bool) -> None:
-        """Have the newest snapshot sealed if nothing changed while it was read; drop it if something may have."""
+        """Seal the newest snapshot if nothing changed while it was read; drop it if something may have changed."""
         unproven, self._unproven = self._unproven, None
         if unproven is None:
             return
@@ -233,7 +232,7 @@ class SideStream:
         self._say(f"a snapshot is dropped: {self._distrust(changed)}")
 
     def _distrust(self, changed: list[int]) -> str:
-        """Stop copying the changed items beside training; return a sentence that says why, and what happens instead."""
+        """Stop copying the changed items beside training. Return a sentence with the reason and the consequence."""
         if not changed:
             return "before_step() was not called between two saves, so its state may have changed meanwhile"
         key, more = self._layout.items[changed[0]].spec.key, len(changed) - 1

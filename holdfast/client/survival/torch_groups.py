@@ -25,8 +25,8 @@ _MULTIPLIED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def abort_groups() -> None:
-    """Break every collective of this process that is under way, even those in which other threads wait. gloo has no
-    abort. A receive that times out closes all connections of its group, which is what an abort would do."""
+    """Abort every collective of this process that is under way, also those in which other threads wait. gloo has no
+    abort, so a receive is made to time out, which closes all connections of its group."""
     groups = list(c10d._world.pg_map)
     for group in groups:
         _abort_gloo(group)
@@ -60,8 +60,8 @@ def _has_nccl(group: Any) -> bool:
 
 
 def await_gpus(model: torch.nn.Module | None, patience_s: float) -> str:
-    """Wait until this process's GPU, or those that its model is on, have done what is queued; return in words why they
-    do not, "" if they have."""
+    """Wait until the GPUs of this process's model, or its current GPU, have finished the queued work. Return "", or the
+    reason why they have not."""
     if not torch.cuda.is_initialized():
         return ""
     failed: list[str] = []
@@ -84,8 +84,8 @@ def await_gpus(model: torch.nn.Module | None, patience_s: float) -> str:
 
 
 def warm_gpu(model: torch.nn.Module | None) -> None:
-    """Have CUDA load what the first step and the first snapshot of a model on a GPU need, by a product of matrices,
-    its gradient and a little pinned memory. Takes no random numbers."""
+    """Make CUDA load what the first step and the first snapshot of a model on a GPU need: compute a product of matrices
+    and its gradient, and pin a little memory. Draws no random numbers."""
     first = next(iter(model.parameters()), None) if model is not None else None
     if first is None or first.device.type != "cuda" or first.dtype not in _MULTIPLIED:
         return
@@ -97,7 +97,7 @@ def warm_gpu(model: torch.nn.Module | None) -> None:
 
 @contextmanager
 def unsaved_buffers(model: torch.nn.Module | None) -> Iterator[None]:
-    """After this block, the model's buffers that are in no state dict are as they were before it."""
+    """At the end of this block, restore the model's buffers that are in no state dict."""
     saved = set(model.state_dict()) if model is not None else set[str]()
     named = dict(model.named_buffers()) if model is not None else {}
     before = {buffer: buffer.detach().clone() for name, buffer in named.items() if name not in saved}
@@ -108,7 +108,7 @@ def unsaved_buffers(model: torch.nn.Module | None) -> Iterator[None]:
 
 
 def forget_groups() -> None:
-    """Forget all groups after an abort. New ones then get the names of the old, in the same order."""
+    """Forget all groups after an abort. New groups then get the names of the old ones, in the same order."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -149,8 +149,8 @@ class GroupHolders:
 
 
 def find_holders(groups: list[Any]) -> GroupHolders:
-    """Return what holds these groups. A tuple cannot be changed, but may be the arguments of a call that another thread
-    is in: such holders are looked for again, for a moment."""
+    """Return the holders of these groups. A tuple cannot be changed, but it may be the arguments of a call that another
+    thread is making. So if tuples are found, wait a moment and look again."""
     holders = GroupHolders(groups)
     for _ in range(_LOOKS):
         if "builtins.tuple" not in holders.unknown:
@@ -179,7 +179,7 @@ def has_ddp(model: torch.nn.Module | None) -> bool:
 
 
 def is_fsdp(module: Any) -> bool:
-    """Whether FSDP2 shards this module; without importing FSDP2, which takes a second."""
+    """Return whether FSDP2 shards this module. Does not import FSDP2, which would take a second."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 

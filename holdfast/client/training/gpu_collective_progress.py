@@ -1,8 +1,8 @@
-"""How far a rank's GPU has come in the collectives that it has entered, from torch's flight recorder.
+"""Finds how far a rank's GPU has come in the collectives that the rank has entered, from torch's flight recorder.
 
-Under NCCL a process only queues a collective, and may be many of them ahead of its GPU. With
-TORCH_NCCL_ENABLE_TIMING=1 the recorder shows which of them have begun on the GPU. Other backends, and NCCL without
-timing, do not show this, and then the GPU's progress stays unknown.
+Under NCCL a process only queues collectives, and may be far ahead of its GPU. With TORCH_NCCL_ENABLE_TIMING=1 the
+recorder shows which collectives have begun on the GPU. Other backends, and NCCL without timing, do not show this; the
+GPU's progress is then unknown.
 """
 
 import sys
@@ -20,7 +20,7 @@ _ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter")  # in whose names; a 
 
 
 class UnbegunTime:
-    """How long operations were ready to begin on a GPU while it did other work."""
+    """Measures how long operations were ready to begin on a GPU while it did other work."""
 
     def __init__(self) -> None:
         self.ended_at = 0.0  # the newest that has ended
@@ -37,13 +37,13 @@ class UnbegunTime:
 
     def since(self, first: Entry | None, ended_at: float = 0.0) -> float:
         """Return when the next operation, `first`, became ready to begin on the GPU; 0 if `first` is None. `ended_at`
-        is when the newest operation of the other kind (collective or message) ended."""
+        is the end of the newest operation of the other kind (collective or message)."""
         return round(max(self.ended_at, ended_at, first["time_created_ns"] / 1e9), 3) if first else 0.0
 
 
 class GpuProgress:
-    """The GPU's progress in one process group. It keeps when the newest collective ended, and the longest wait before
-    one began, even after torch's flight recorder has dropped them."""
+    """The GPU's progress in one process group. Keeps two values after torch's flight recorder has dropped their
+    entries: when the newest collective ended, and the longest wait before one began."""
 
     def __init__(self) -> None:
         self.timed = False  # it is told when collectives begin
@@ -71,14 +71,14 @@ class GpuProgress:
 
 
 def tells_start(entries: list[Entry], status: PgStatus | None) -> bool:
-    """Return whether the recorder shows for any NCCL collective that it has begun on the GPU."""
+    """Return whether the recorder shows at least one NCCL collective as begun on the GPU."""
     if not all(map(is_of_nccl, entries)):
         return False
     return any(e.get("time_discovered_started_ns") for e in entries) or (status is not None and status[_STARTED] > 0)
 
 
 def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
-    """Return the number of the newest collective that has ended together with all before it."""
+    """Return the number of the newest collective that has ended, as have all collectives before it."""
     still = [e["collective_seq_id"] for e in entries if not has_ended(e)]
     numbers = [e["collective_seq_id"] for e in entries]
     if not still:

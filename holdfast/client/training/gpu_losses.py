@@ -52,7 +52,7 @@ class LossFetches:
         self._under_way.append(copy)
 
     def collect_arrived(self, slot: SlotWriter) -> None:
-        """Write the values that have arrived to the slot."""
+        """Write to the slot the values that have arrived."""
         while self._under_way and self._under_way[0].done.query():
             copy = self._under_way.popleft()
             slot.write_values(

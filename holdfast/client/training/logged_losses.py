@@ -1,7 +1,7 @@
 """Finds the loss of each step among the values that a script gives to its loggers.
 
-The first value with the name of a training loss decides where losses are read from; others are not mixed with it. A
-script that reports losses by `holdfast.step` needs none of this, and its own reports win.
+The first value that is named like a training loss decides where all losses are read from. If a script reports losses by
+`holdfast.step`, its reports are used and its loggers are not read.
 """
 
 import math
@@ -43,7 +43,7 @@ class LoggedLosses:
             self._report()
 
     def on_part(self, call: str, value: object) -> None:
-        """Add to the loss of the current step, which is the sum of all values added until the step is done."""
+        """Add a value to the current step's loss, which is the sum of the values added until the step is done."""
         if value is not None and self._is_source(f"{call}()"):
             self._parts = value if self._parts is None else self._parts + value  # type: ignore[operator]
 

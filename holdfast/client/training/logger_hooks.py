@@ -1,7 +1,7 @@
 """Hooks on the loggers of training scripts, which show holdfast the losses of a script that does not report them.
 
-A hook is installed when the script imports the logger's module, before the script can get the plain function. A
-script that uses none of these loggers pays for one look into a table per import. A hook never raises, and passes
+A hook is installed when the script imports the logger's module, before the script can get the plain function. For a
+script that uses none of these loggers, the cost is one table lookup per import. A hook never raises, and passes
 arguments and results on as they are.
 """
 
@@ -61,8 +61,8 @@ CALLS = (
 
 
 def follow_loggers(progress: RankProgress, *, is_rank: bool = True) -> None:
-    """Read this rank's losses from its loggers, those that are imported already and those that will be. In the rank's
-    own process W&B, MLflow and TensorBoard also get the job's figures."""
+    """Hook this rank's loggers, both those imported already and those imported later, and read its losses from them. In
+    the rank's own process, also give the job's figures to W&B, MLflow and TensorBoard."""
     if SLOT not in os.environ or is_replay():
         return
     progress.logged = LoggedLosses(progress.note_logged, _announce_source)
@@ -154,7 +154,7 @@ def _read_result(plain: Callable[..., Any], call: LoggerCall, losses: LoggedLoss
 
 
 def _announce_source(source: str) -> None:
-    """Tell the node where losses are read from, by a file beside the keeper's socket."""
+    """Write the source of the losses to a file beside the keeper's socket, where the node reads it."""
     keeper = os.environ.get(KEEPER)
     if keeper:
         place = os.path.join(os.path.dirname(keeper), LOSS_SOURCE)

@@ -33,14 +33,14 @@ class MessageCounts:
 
 
 def find_counts() -> MessageCounts | None:
-    """Return the counts of this process; None if nobody counts."""
+    """Return the counts of this process; None if it does not count messages."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     found = getattr(getattr(getattr(c10d, "ProcessGroup", None), "send", None), "holdfast_counts", None)
     return found if isinstance(found, MessageCounts) else None
 
 
 def count_messages() -> None:
-    """Start counting, if not yet done. All of torch's functions for messages go through the methods wrapped here."""
+    """Start counting, if not yet done. Wrap the methods through which all of torch's functions send messages."""
     from torch._C import _distributed_c10d as c10d
 
     if find_counts() is not None:

@@ -1,8 +1,7 @@
-"""How far a rank's messages have come: what its process has posted, and under NCCL what has begun and ended on its GPU.
+"""Finds how far a rank's messages have come: which its process has posted, and under NCCL which have begun and ended.
 
 NCCL's entries in torch's recorder show the state of each message, or of its batch, but have no number that both ends
-share. The number of the newest message is the count of all messages posted; older messages are numbered by counting
-back from it.
+share. The newest message's number is the count of all messages posted; older ones are numbered by counting back.
 """
 
 import re
@@ -44,8 +43,8 @@ class MessageProgress:
         return found
 
     def unbegun(self, ended_at: float) -> tuple[float, float]:
-        """Return since when the next message has been ready to begin on the GPU (0: none), and the longest such wait.
-        `ended_at` is when the newest collective ended."""
+        """Return since when the next message has been ready to begin on the GPU (0: none), and the longest wait of any
+        message. `ended_at` is when the newest collective ended."""
         if not self._unbegun.ended_at:  # none has told how long it took: nobody may tell when they begin
             return 0.0, 0.0
         return self._unbegun.since(self._next, ended_at), round(self._unbegun.longest_s, 3)
@@ -71,7 +70,7 @@ class MessageProgress:
 
 
 def find_groups_across(channels: list[ChannelState], members: Members, names: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of groups that contain both ends of some channel; in a pipeline these span several stages."""
+    """Return the names of groups that contain both ends of a channel. In a pipeline, these span several stages."""
     ends = [{source, target} for _, source, target, *_ in channels]
     return frozenset(
         names.get(group, group[:NAME_CHARS])

@@ -77,7 +77,7 @@ class StepCount:
 def _is_made_up(optimizer: Optimizer) -> bool:
     """Return whether torch makes this step only to create the optimizer's state, for a save or a restore.
 
-    Such a step has a learning rate of 0. So may the first step of a warm-up; the calling function tells them apart.
+    Such a step has a learning rate of 0. The first step of a warm-up may have one too; the caller tells them apart.
     """
     if any(_is_rate(group.get("lr")) for group in optimizer.param_groups):
         return False

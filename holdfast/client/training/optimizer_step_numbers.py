@@ -22,7 +22,7 @@ class StepNumbers:
 
     @property
     def made(self) -> int:
-        """How many steps the optimizer has made in all; -1 if unknown, or if the script reports other step numbers,
-        which may count epochs."""
+        """Return how many steps the optimizer has made; -1 if unknown, or if the script's step numbers differ from
+        it."""
         made = self._origin + self.counted if self._origin >= 0 else -1
         return made if self.told < 0 or made - 1 <= self.told <= made else -1

@@ -88,7 +88,7 @@ class RankProgress:
         return model
 
     def watch(self, optimizer: object, model: object = None) -> None:
-        """Report how large the updates of an Adam-like optimizer are; reads its state once at every step.
+        """Report how large the updates of an Adam-like optimizer are. This reads the optimizer's state at every step.
 
         With a DistributedDataParallel model, a communication hook also reports the norm of the rank's own gradient.
 
@@ -186,9 +186,9 @@ class RankProgress:
             slot.show_values()
 
     def goes_on_from(self, step: int, *, made_up: bool) -> None:
-        """Report how many steps the job had made before this rank's first counted step; -1 if unknown. A restored
-        state's own count wins. `made_up`: the optimizer's count is one higher. Ignored if another process of this rank
-        has already counted steps."""
+        """Report how many steps the job had made before this rank's first counted step; -1 if unknown. A count that
+        came with restored state takes precedence. `made_up`: the optimizer's count is one too high. This call has no
+        effect if another process of this rank has already counted steps."""
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
             slot.resume_from(self.numbers.go_on_from(step), made_up=made_up)

@@ -78,7 +78,7 @@ class FlightRecorder:
         self._answered = log.newest_question()
 
     def run(self) -> None:
-        """Record on whole seconds, so that ranks sample the same collectives, until another recorder is started."""
+        """Record at whole seconds, so that ranks sample the same collectives. Ends when another recorder starts."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due = time.time()
         try:
@@ -144,8 +144,8 @@ class FlightRecorder:
         self._log.write_flight(now, list(self._groups.values()), came, channels, waits)
 
     def _sort_entries(self, dumps: list[Dump], names: dict[str, str]) -> dict[str, list[Entry]]:
-        """Return the collectives by holdfast's name of their group. A group with both NCCL and gloo numbers their
-        collectives separately, so gloo's get a group name of their own."""
+        """Return the collectives by holdfast's name of their group. In a group with both NCCL and gloo, each backend
+        numbers its collectives separately, so the collectives of gloo get a group name of their own."""
         found: dict[str, list[Entry]] = {}
         entries = [e for dump in dumps for e in dump.get("entries", ()) if e["time_created_ns"] >= self._since_ns]
         self._on_gpus.update(str(e["process_group"][0]) for e in entries if is_of_nccl(e))
@@ -190,7 +190,7 @@ class FlightRecorder:
 def newest_collective(
     name: str, entries: list[Entry], status: PgStatus | None = None
 ) -> tuple[str, int, int, str, str, float, float]:
-    """Return a group's state: its newest collective, the newest ended with all before it, and the next timeout."""
+    """Return a group's state: its newest collective, the last completed one, and the next timeout."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     still = [e for e in entries if not has_ended(e)]
     expires_at = min((_expiry_of(e) for e in still), default=0.0)

@@ -196,7 +196,7 @@ def _write_note(seeded: bool) -> None:
 
 
 def _end_with_agent() -> None:
-    """Make this process die with its parent, the agent, so that a replay cannot run on beside the next training."""
+    """Make this process die with its parent, the agent, so that a replay cannot outlast it into the next training."""
     from holdfast.linux import process_attributes
 
     process_attributes.die_with_parent(os.getppid(), REFUSED)

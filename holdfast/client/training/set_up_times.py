@@ -41,8 +41,8 @@ class SetUpWatch:
             self._set_up_at, self._imported_at = now, now if imports else self._imported_at
 
     def close(self, *, trained: bool) -> tuple[float, float]:
-        """Stop sampling, at the first step. Return when the script was last seen importing, and when last seen setting
-        itself up. The second is 0 if the script may already have been training then: no loop of torch's was seen, and
-        no torch optimizer made the step (`trained`)."""
+        """Stop sampling, at the first step. Return two times: when the script was last seen importing, and when it was
+        last seen setting itself up. The second is 0 if the script may already have been training at that time: torch's
+        training loop was not seen, and no torch optimizer made the step (`trained`)."""
         self._is_over = True
         return self._imported_at, self._set_up_at if self._looped or trained else 0.0

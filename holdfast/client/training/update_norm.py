@@ -43,7 +43,7 @@ class UpdateWatch:
 
     @property
     def own_norm(self) -> torch.Tensor | None:
-        """The norm of this rank's own gradient in the last backward pass, or None; reading resets it."""
+        """Return the norm of this rank's own gradient in the last backward pass, or None; reading resets it."""
         own, self._own = self._own, []
         return torch.stack(own).sum().sqrt() if own else None
 

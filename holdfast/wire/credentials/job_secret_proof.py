@@ -1,8 +1,7 @@
 """The job's secret, which every host has: checks of its strength, and how both sides prove that they know it.
 
 The secret itself is never sent. First the controller proves that it knows the secret, with a code over both sides'
-random numbers and the certificate of this very link, which keeps out a man in the middle. Then the node proves the
-same.
+random numbers and the certificate of this link, which keeps out a man in the middle. Then the node does the same.
 """
 
 import hashlib

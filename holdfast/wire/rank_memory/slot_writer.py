@@ -45,8 +45,7 @@ REPLICATED = 131072  # each of several ranks has the whole state
 
 
 class SlotWriter:
-    """Writes one rank's slot in one generation, from one process only: the rank, or the child that makes its
-    steps."""
+    """Writes one rank's slot in one generation, from one process only: the rank, or a child that makes its steps."""
 
     def __init__(
         self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int, heir: bool = False
@@ -113,8 +112,8 @@ class SlotWriter:
         self._write_record()
 
     def remember_first_step(self, step: int, *, numbered: bool) -> None:
-        """Record a first step that holdfast counted, but not as the newest: the script may yet report a number for it.
-        With `numbered`, the count is the job's own step number, not one since the launch."""
+        """Record the first step that holdfast counted, but not as the newest step: the script may still report its own
+        number for it. With `numbered`, the count is the job's own step number, not one since the launch."""
         self._first_step, self._first_at = step, monotonic()
         self._flags |= COUNTED | NUMBERED * numbered
         self._pack_cold_part()
@@ -187,7 +186,7 @@ class SlotWriter:
 
     @property
     def is_loss_bad(self) -> bool:
-        """Whether the newest loss is not finite."""
+        """Return whether the newest loss is not finite."""
         return bool(self._flags & LOSS) and not isfinite(self._loss)
 
     def enter_phase(self, phase: str) -> None:
@@ -223,8 +222,8 @@ class SlotWriter:
             self._write_record()
 
     def note_set_up(self, imported_at: float, set_up_at: float) -> None:
-        """Record when the script was last seen importing and setting up, for the write of the first step. Imports after
-        the process groups were made count as time of the groups, unless the rank had begun to restore state by then."""
+        """Keep when the script was last seen setting up; the first step writes it to the slot. If the script imported
+        after its process groups were made, date the groups to its last import, unless restoring began first."""
         if self._grouped_at < imported_at and self._grouped_at and not 0 < self._restoring_at < imported_at:
             self._grouped_at = imported_at
         self._set_up_at = set_up_at
@@ -248,11 +247,11 @@ class SlotWriter:
         self._set_flag(RESIZES)
 
     def mark_replicated(self) -> None:
-        """Record that each of the job's several ranks has its whole state."""
+        """Record that every rank has the whole state of the job; the job has several ranks."""
         self._set_flag(REPLICATED)
 
     def mark_carries(self) -> None:
-        """Record that this rank keeps its state in its process, and brings it to others: none needs restoring."""
+        """Record that this rank keeps its state in its process and sends it to other ranks, so none needs a restore."""
         self._set_flag(CARRIES)
 
     def mark_returned(self) -> None:
@@ -271,8 +270,8 @@ class SlotWriter:
             self._write_record()
 
     def _is_ours(self, *, whoever: bool = False) -> bool:
-        """Return whether this process may write the slot: not if another live process of the rank has claimed it,
-        unless `whoever` is set. On True, continue from the record that another process left."""
+        """Return whether this process may write the slot. It may not if another live process of the rank has claimed
+        the slot, unless `whoever` is set. On True, continue from the record that an earlier process left."""
         body = newest_record(bytes(self._buf[self._at : self._at + RING_AT]))
         if body is None or COLD.unpack_from(body, HOT.size)[:3] == self._owner:
             return True
@@ -333,17 +332,17 @@ def record_owner(body: bytes) -> tuple[int, int, int]:
 
 
 def is_claimed(body: bytes) -> bool:
-    """Whether the writer of the record makes the rank's steps and is alive."""
+    """Return whether the writer of the record makes the rank's steps and is alive."""
     return was_claimed(body) and is_alive(record_owner(body)[2])
 
 
 def was_claimed(body: bytes) -> bool:
-    """Whether the writer of the record made the rank's steps, even if it has ended since."""
+    """Return whether the writer of the record made the rank's steps, even if it has ended since."""
     return bool(HOT.unpack_from(body)[1] & CLAIMED)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this pid exists and has not ended."""
+    """Return whether a process of this pid exists and has not ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")

@@ -35,7 +35,7 @@ class ReleaseFolder:
         return self.path / f"{name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
 
     def holds_release(self, release: Release) -> bool:
-        """Whether the folder has a complete copy. A copy from before the last boot may lack data and is removed."""
+        """Return whether the folder has a complete copy. Remove a copy made before the last boot: it may lack data."""
         self.path.mkdir(parents=True, exist_ok=True)
         at = self.copy_of(release.digest)
         if not at.is_dir():
@@ -69,7 +69,7 @@ class ReleaseFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait, for a limited time, while another process stores a copy here, so that the work is not done twice."""
+        """Wait for a limited time while another process stores a copy here, so that the work is done only once."""
         with (self.path / ".putting").open("ab") as file:
             until = time.monotonic() + _ALONE_S
             while not _try_lock(file.fileno()) and time.monotonic() < until:

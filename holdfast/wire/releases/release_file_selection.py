@@ -1,4 +1,4 @@
-"""Which files of a folder belong to a release of the user's code, and which are left out."""
+"""Decides which files of a folder belong to a release of the user's code and which are left out."""
 
 import os
 import subprocess
@@ -44,14 +44,13 @@ class ReleaseFiles(msgspec.Struct, frozen=True):
     tracked: frozenset[str] = frozenset()  # of those kept: what git has been told of, and so is somebody's work
 
     def possible_outputs(self) -> frozenset[str]:
-        """Return the release's files that a script may have written: untracked and not source, such as
-        `metrics.json`."""
+        """Return the release's files that a script may have written: those untracked by git that are not source."""
         return frozenset(path for path in self.kept if path not in self.tracked and not path.endswith(_SOURCE))
 
     def new_outputs(self, known: Collection[str]) -> frozenset[str]:
-        """Return the release's files that are untracked, not in `known` (an earlier release), and may be a job's
-        output: all that are not source, and source files below a folder that holds such files or left-out ones but no
-        Python file."""
+        """Return the release's files that may be a job's output. They are not tracked by git and not in `known`, which
+        is an earlier release. A file that is not source qualifies. A source file does if a folder above it holds such a
+        file or a left-out one, but no Python file of the release."""
         came = {path for path in self.kept if path not in known and path not in self.tracked}
         odd = {path for path in came if not path.endswith(_SOURCE)}
         places = {folder for path in (*odd, *self.left_out) for folder in _parent_folders(path)}
@@ -119,7 +118,7 @@ def _is_state(root: Path, path: str) -> bool:
 
 
 def _is_link_out(root: Path, path: str) -> bool:
-    """Whether a path is a link that leads out of the tree; such links are left out like ignored files."""
+    """Return whether a path is a link that leads out of the tree; such links are left out like ignored files."""
     whole = os.path.join(root, path)
     if not os.path.islink(whole):
         return False
@@ -127,7 +126,7 @@ def _is_link_out(root: Path, path: str) -> bool:
 
 
 def is_target_outside(path: str, target: str) -> bool:
-    """Whether a link at this path with this target leads out of the root."""
+    """Return whether a link at this path with this target leads out of the root."""
     to = os.path.normpath(os.path.join(os.path.dirname(path), target))
     return os.path.isabs(target) or to == ".." or to.startswith("../")
 

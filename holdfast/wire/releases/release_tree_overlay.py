@@ -26,7 +26,7 @@ Stamp = tuple[int, int, int, int]
 
 
 class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """RELEASES/NAME.files: the files of a release copy, and stamps of those user's files that equal their copies."""
+    """The file RELEASES/NAME.files: a release copy's files, and stamps of the user's files that equal the copy's."""
 
     root: str  # the tree that it was taken from
     home: str  # the job's own tree, in which its work is kept
@@ -74,8 +74,7 @@ def lock_trees(folder: Path) -> Iterator[None]:
 
 
 def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
-    """Return the user's files that differ from the release, and a new index. Files with unchanged stamps are not
-    read."""
+    """Return the user's files that differ from the release, and a new index. Reads no file with an unchanged stamp."""
     equal: dict[str, Stamp] = {}
     differ = []
     for path, word in index.files.items():
@@ -140,8 +139,7 @@ def _link_folder(source: Path, at: Path, folder: str) -> None:
 
 
 class GatheredFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The files that ranks made in a release copy: those moved to the user's tree, and those that could not be
-    moved."""
+    """The files that ranks made in a release copy: those moved to the user's tree, and those that could not be."""
 
     moved: tuple[str, ...] = ()
     both: tuple[str, ...] = ()  # of those moved: something newer has the name, and each is kept
@@ -212,7 +210,7 @@ def _parent_folders(path: str) -> Iterator[str]:
 
 
 def leads_home(path: Path, index: TreeIndex) -> bool:
-    """Whether the path is a link into the user's tree; the link's target may be gone."""
+    """Return whether the path is a link into the user's tree; the link's target may be gone."""
     if not path.is_symlink():
         return False
     to = os.readlink(path)
@@ -220,7 +218,7 @@ def leads_home(path: Path, index: TreeIndex) -> bool:
 
 
 def same(ours: Path, theirs: Path) -> bool:
-    """Whether the user's tree already has the file: the same inode, or a file of equal size and time."""
+    """Return whether the user's tree already has the file: the same inode, or a file of equal size and time."""
     try:
         here, there = os.lstat(ours), os.lstat(theirs)
     except OSError:
@@ -233,8 +231,8 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
-    """Replace a folder of the copy with a link to the user's folder if that has all its content; ranks then delete
-    files there."""
+    """If a folder of the copy holds only links into the user's tree, replace it with one link to the user's folder. A
+    rank that deletes a file there then deletes the user's file."""
     with os.scandir(ours) as entries:
         paths = [Path(entry.path) for entry in entries]
     if not theirs.is_dir() or not all(leads_home(path, index) for path in paths):
@@ -261,8 +259,8 @@ def destination(ours: Path, theirs: Path, name: str) -> Path:
 
 
 def _move_file(ours: Path, theirs: Path, name: str) -> Path | None:
-    """Move a file: by rename, so that a rank can go on writing it, or by copy to another disk. None if a folder needs a
-    copy."""
+    """Move a file and return its new path; None if it is a folder that must be copied. A rename keeps the file open for
+    the rank that writes it; a move to another disk copies it."""
     if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
         raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)

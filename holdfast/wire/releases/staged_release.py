@@ -30,7 +30,7 @@ def is_within(path: str, root: str) -> bool:
 
 
 def staged_entry(entry: EntryPoint, release: Release, staged: StagedRelease) -> EntryPoint:
-    """Return the entry point of a release's ranks; if the release has no arguments, the host's own are used."""
+    """Return the entry point of a release's ranks. A release without arguments uses the host's own."""
     if not release.digest:
         return entry
     argv = release.argv or entry.argv
