@@ -25,7 +25,7 @@ from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.core.membership.host_blocking import BlockLimits
 from holdfast.core.record.hook_notices import FORMATS, HookLimits
 from holdfast.core.replay.regrouped_replay import ReplayLimits
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.memory_grant import SnapshotLimits, parse_cap
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.model.event import Limits

@@ -37,10 +37,19 @@ from holdfast.core.agent_state_machine import (
     SendPost,
 )
 from holdfast.core.detect.job_progress import LEAD, made_steps
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
+from holdfast.model.node_errands import (
+    Errand,
+    LaunchHere,
+    Leave,
+    PairTestHere,
+    ProbeHere,
+    ReplayHere,
+    StageHere,
+    StopHere,
+)
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Loss, Mark
-from holdfast.model.release import Release
 from holdfast.model.state_copy import Address
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
 from holdfast.core.decoding import from_json
-from holdfast.model.errand import Done, Leave
+from holdfast.model.node_errands import Done, Leave
 from holdfast.model.observation import Beat, Departure
 from holdfast.wire import run_and_node_specs
 

@@ -34,7 +34,7 @@ from holdfast.core.log_analysis import megatron_progress
 from holdfast.core.log_analysis.megatron_progress import MegatronProgress
 from holdfast.core.record.gpu_peak import peak_of_ranks
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Gauge, Line, LinkTraffic, StepValues, Strain
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank, RankKey

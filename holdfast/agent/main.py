@@ -33,7 +33,7 @@ from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import preimported_fork
 from holdfast.linux.process_attributes import write_no_core
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import NodeSpec

@@ -24,7 +24,7 @@ from holdfast.chaos.injection_scene import InjectionScene
 from holdfast.chaos.job_observer import JobObserver
 from holdfast.chaos.scenario import Scenario
 from holdfast.chaos.undo_guard import UndoGuard
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.incident_record import Change, Record
 
 NAME = "chaos.jsonl"

@@ -24,7 +24,7 @@ from holdfast.checkpoint.peer_transport import (
     receive_chunk,
     send_chunk,
 )
-from holdfast.checkpoint.tls_relay_link import most_relays, relayed_link
+from holdfast.checkpoint.tls_relay_process import most_relays, relayed_link
 from holdfast.checkpoint.tls_relay_tickets import RelayTickets
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer

@@ -26,7 +26,7 @@ import msgspec
 import xxhash
 
 from holdfast.checkpoint.peer_admission import PeerGuard
-from holdfast.checkpoint.tls_relay_link import REVOKED, relayed_link, spares_a_core
+from holdfast.checkpoint.tls_relay_process import REVOKED, relayed_link, spares_a_core
 from holdfast.checkpoint.tls_relay_tickets import Ticket, show_ticket
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer

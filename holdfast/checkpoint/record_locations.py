@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.checkpoint.arena_header import PAGE_BYTES
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout, is_empty_chunk, name_of
-from holdfast.checkpoint.part_blocks import PartPiece
+from holdfast.checkpoint.verified_block_reads import PartPiece
 
 _FILE = re.compile(r"__(\d+)_0\.distcp")
 

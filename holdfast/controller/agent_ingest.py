@@ -21,9 +21,9 @@ from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.rebooted_node import RebootDetector
 from holdfast.core.detect.vanished_ranks import MissingRanksDetector
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
-from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.errand import Done, Leave, StopHere
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import Ended, MeshReport, Phase, Ready
+from holdfast.model.node_errands import Done, Leave, StopHere
 from holdfast.model.observation import Beat, Reach
 from holdfast.model.rank_traces import Trace
 from holdfast.wire import agent_messages

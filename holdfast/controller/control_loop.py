@@ -27,7 +27,8 @@ from holdfast.core.detect.silence import departure_alarm
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory
 from holdfast.model.action import Action, Launch, Say, Stop
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -43,7 +44,6 @@ from holdfast.model.event import (
     Tick,
 )
 from holdfast.model.job_and_seats import Job
-from holdfast.model.release import Release
 from holdfast.wire.agent_messages import Hello
 
 TICK_S = 0.25

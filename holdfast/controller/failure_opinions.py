@@ -15,12 +15,12 @@ from holdfast.config import Settings
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import describe_cause
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
-from holdfast.core.record.failure_questions import FailureOutcome, FailureQuestions, JudgedIncident
+from holdfast.core.record.opinion_requests import FailureOutcome, FailureQuestions, JudgedIncident
 from holdfast.logs import opinion_process
 from holdfast.logs.opinion_action_limit import TEST, limit_action
 from holdfast.logs.opinion_process import OpinionReply, OpinionRequest, OutcomeRequest
 from holdfast.logs.user_rows import past_cases_path
-from holdfast.model.alarm import OPINION, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import OPINION, Alarm, Kind, Stance
 from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.event import Entry
 

@@ -6,8 +6,8 @@ from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller_interfaces import Fleet
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import gone_alarm
-from holdfast.model.alarm import Alarm
-from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
+from holdfast.model.detector_alarm import Alarm
+from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
 
 _FORGOTTEN = FleetNode(state=FleetState.UNKNOWN, reason="the fleet does not know it any more")
 _log = logging.getLogger("holdfast.controller")

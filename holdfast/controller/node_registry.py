@@ -6,9 +6,9 @@ from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
 from holdfast.core.snapshots.checkpoint_reports import StorageWatch
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Done
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.node_errands import Done
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Address, Copy
 from holdfast.wire.agent_messages import Hello

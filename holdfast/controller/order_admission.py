@@ -7,9 +7,9 @@ from typing import Annotated, NamedTuple, get_args
 import msgspec
 
 from holdfast.core.decide.job_view import JobView
+from holdfast.model.code_release import Release
 from holdfast.model.event import Order, OrderVerb, Phase
 from holdfast.model.message_bounds import Name, Number
-from holdfast.model.release import Release
 
 VERBS: tuple[OrderVerb, ...] = get_args(OrderVerb)
 NO_SUCH_ORDER = f"there is no such order; the orders are {', '.join(VERBS)}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.dash.page_source import PageSource, SourceError
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases.tree_archive import ArchiveError, archive_contents, archive_files
 
 _FILES, _LINES, _LINE_CHARS = 50, 600, 400

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
-from holdfast.core.log_analysis.telling_lines import WHOLE, LineSieve, sift_log
+from holdfast.core.log_analysis.log_sieve import WHOLE, LineSieve, sift_log
 
 _CHUNK = 4 << 20
 _LINE = 16 << 20  # a line longer than this is cut

@@ -4,8 +4,9 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import HostIdentity, Seat
-from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.loss_response import Ease, Skip
 from holdfast.model.state_copy import Doubt
 
 

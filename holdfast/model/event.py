@@ -6,12 +6,12 @@ from typing import Literal
 import msgspec
 
 from holdfast.model.action import Action
-from holdfast.model.alarm import Alarm
-from holdfast.model.fleet_report import FleetReport
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
+from holdfast.model.fleet_node_states import FleetReport
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_and_seats import Dims, HostIdentity, Job
 from holdfast.model.message_bounds import Number
-from holdfast.model.release import Release
 from holdfast.model.state_copy import MissedCheckpoint
 
 

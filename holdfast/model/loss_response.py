@@ -1,4 +1,4 @@
-"""The user's chosen response to a loss that stands out, and its text form, which alarms carry."""
+"""The user's chosen response to a loss that stands out, in the form that alarms carry, and the steps it changes."""
 
 from enum import StrEnum
 
@@ -26,6 +26,21 @@ class LossResponse(msgspec.Struct, frozen=True, kw_only=True):
         """Return the text that an alarm carries: "skip-batches:K", "rewind-and-skip:K" or "lower-lr:FACTOR:K"."""
         factor = f"{self.factor!r}:" if self.policy is LossPolicy.LOWER else ""
         return f"{self.policy}:{factor}{self.steps}"
+
+
+class Skip(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of steps whose batches the script leaves out."""
+
+    first: int
+    last: int
+
+
+class Ease(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of steps made at a fraction of the learning rate."""
+
+    first: int
+    last: int
+    factor: float
 
 
 _MOST_STEPS = 1_000_000

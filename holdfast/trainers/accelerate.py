@@ -13,12 +13,12 @@ from accelerate import Accelerator, DistributedType
 
 import holdfast
 from holdfast.checkpoint.foreign_file_faults import first_fault
-from holdfast.checkpoint.image_metadata import GeneratorStates
+from holdfast.checkpoint.snapshot_record import GeneratorStates
 from holdfast.checkpoint.state_image import StateError, bytes_of
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.core.decoding import from_msgpack
-from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint, list_newest_first
+from holdfast.trainers.newest_trainer_checkpoint import OwnCheckpoint, find_own_checkpoint, list_newest_first
 
 _NAME = r"checkpoint_(\d+)"  # as `automatic_checkpoint_naming` gives it
 _SAVED = frozenset({".safetensors", ".bin", ".pkl", ".json"})

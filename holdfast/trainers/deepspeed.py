@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 
 import holdfast
 from holdfast.checkpoint.foreign_file_faults import first_fault
-from holdfast.checkpoint.image_metadata import GeneratorStates
+from holdfast.checkpoint.snapshot_record import GeneratorStates
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.training.stderr_sentence import say
 from holdfast.core.decoding import from_msgpack
+from holdfast.trainers.newest_trainer_checkpoint import find_own_checkpoint
 from holdfast.trainers.optimizer_shards import PlainFields, ShardCheckpointer
-from holdfast.trainers.own_checkpoints import find_own_checkpoint
 
 _TAG = r"global_step(\d+)"  # as the engine names a checkpoint that is given no tag
 _COUNTS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")

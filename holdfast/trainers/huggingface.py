@@ -26,7 +26,7 @@ from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.state_preview import PeekedState, peek_state
 from holdfast.trainers.accelerate import refusal_of
-from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint
+from holdfast.trainers.newest_trainer_checkpoint import OwnCheckpoint, find_own_checkpoint
 
 _STATE = "trainer_state.json"
 _HISTORY_BYTES = 64 << 10  # of what was logged, the newest: a snapshot has room for so much

@@ -14,15 +14,15 @@ from lightning.pytorch.utilities import rank_zero_info
 
 import holdfast
 from holdfast.checkpoint.foreign_file_faults import first_fault
-from holdfast.checkpoint.image_metadata import GeneratorStates
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
-from holdfast.checkpoint.retention import find_checkpoints
+from holdfast.checkpoint.snapshot_record import GeneratorStates
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.checkpointer_args import storage_of
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.core.decoding import from_msgpack
-from holdfast.trainers.own_checkpoints import say_left_out
+from holdfast.trainers.newest_trainer_checkpoint import say_left_out
 from holdfast.wire.rank_keeper_messages import StateRequest
 
 _BATCHES = "epoch_loop.batch_progress"  # where the loops keep how many batches were made

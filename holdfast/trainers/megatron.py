@@ -20,8 +20,8 @@ import holdfast
 from holdfast.checkpoint.foreign_file_faults import distcp_fault, first_fault
 from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.trainers.newest_trainer_checkpoint import OwnCheckpoint, find_own_checkpoint
 from holdfast.trainers.optimizer_shards import ShardCheckpointer
-from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint
 
 _NAME = r"iter_(\d+)"  # as Megatron-LM names its checkpoints
 Extras = dict[str, Any]

@@ -14,7 +14,7 @@ from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.state_preview import peek_state
 from holdfast.client.training.stderr_sentence import say
-from holdfast.trainers.own_checkpoints import find_own_checkpoint, list_newest_first
+from holdfast.trainers.newest_trainer_checkpoint import find_own_checkpoint, list_newest_first
 
 _NAME = r"step-(\d+)"
 Extras = dict[str, Any]

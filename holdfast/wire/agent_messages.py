@@ -8,13 +8,13 @@ import msgspec
 
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decoding import make_decoder
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Errand
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.model.message_bounds import MOST_S, Name, Number
+from holdfast.model.node_errands import Errand
 from holdfast.model.observation import Beat, LinkTraffic, Mark, Reach
 from holdfast.model.rank_traces import Trace
-from holdfast.model.release import Release
 from holdfast.model.state_copy import Address, Aim, Copy
 
 MAX_BYTES = 1 << 20  # of one message

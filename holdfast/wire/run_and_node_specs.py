@@ -8,8 +8,8 @@ import msgspec
 
 from holdfast.config import Settings
 from holdfast.core.decoding import from_json
+from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import HostIdentity, Job
-from holdfast.model.release import Release
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # where torch.compile keeps what it has compiled
 COMPILED_ARCHIVES = "compiled"  # folder of its archives, among those of releases; no other host writes there

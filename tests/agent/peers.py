@@ -16,12 +16,12 @@ from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, MakeArena
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.lineage import Line
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.restore_choice import choose_known_restore
-from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.state_copy import Aim, Copy, Half, Restore
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node

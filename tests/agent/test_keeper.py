@@ -18,13 +18,13 @@ from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
 from holdfast.agent.snapshots.keeper_sockets import KeeperSockets
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
+from holdfast.checkpoint import checkpoint_load, checkpoint_save, stored_checkpoints
 from holdfast.checkpoint.arena import DUE, STORED, Arena
 from holdfast.checkpoint.manifest import Author, PartFailedError
 from holdfast.checkpoint.write_lane import WriteOutcome
 from holdfast.core.decoding import from_json
-from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.state_copy import LaunchOrigin, Restore, Source
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.holder_messages import KeptArena
@@ -286,7 +286,7 @@ async def test_the_next_agent_knows_what_was_kept(bench: Bench) -> None:
 
 
 def published(url: str, step: int) -> bool:
-    return any(found.step == step for found in retention.find_checkpoints(url))
+    return any(found.step == step for found in stored_checkpoints.find_checkpoints(url))
 
 
 async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> None:
@@ -300,8 +300,8 @@ async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> Non
         if step % 2 == 0:
             await until(partial(published, storage.url, step))
             await until(lambda: not bench.keeper._persisting.under_way)  # or the next would be left out
-    await until(lambda: len(retention.find_checkpoints(storage.url)) == 1)  # older ones go after the new one is there
-    [found] = retention.find_checkpoints(storage.url)
+    await until(lambda: len(stored_checkpoints.find_checkpoints(storage.url)) == 1)  # older ones go a bit later
+    [found] = stored_checkpoints.find_checkpoints(storage.url)
     assert found.step == 4 and checkpoint_load.verify_checkpoint(found.url) == ()
     into = bytearray(IMAGE_BYTES)
     checkpoint_load.read_part(found.url, 0, memoryview(into))
@@ -332,7 +332,7 @@ async def test_a_step_that_is_forced_becomes_a_checkpoint_too(bench: Bench, tmp_
     snapshot(arena, 6)
     snapshot(arena, 7, flags=DUE)
     await until(partial(published, storage.url, 7))
-    assert [found.step for found in retention.find_checkpoints(storage.url)] == [7]
+    assert [found.step for found in stored_checkpoints.find_checkpoints(storage.url)] == [7]
 
 
 async def test_what_another_release_goes_on_with_becomes_a_checkpoint(bench: Bench, tmp_path: Path) -> None:

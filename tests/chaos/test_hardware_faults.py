@@ -13,7 +13,7 @@ from holdfast.config import Settings
 from holdfast.core.detect.health import HealthDetector
 from holdfast.core.detect.lines import LineDetector, MachineUse
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Stance
+from holdfast.model.detector_alarm import Stance
 from holdfast.model.observation import Gauge, Line
 from tests.agent import fake_nvml
 

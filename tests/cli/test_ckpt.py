@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
-from holdfast.checkpoint.local_disk_state import DiskNote
+from holdfast.checkpoint.disk_state_record import DiskNote
 from holdfast.checkpoint.manifest import Author, Manifest, encode_manifest
-from holdfast.checkpoint.retention import find_checkpoints, mark_doubts
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints, mark_doubts
 from holdfast.cli import main
 from holdfast.cli.commands import ckpt
 from holdfast.model.state_copy import Doubt

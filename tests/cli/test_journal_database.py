@@ -8,9 +8,9 @@ import pytest
 from holdfast.cli import main
 from holdfast.cli.run_dirs import run_directory
 from holdfast.model.action import Launch
+from holdfast.model.code_release import Release
 from holdfast.model.event import Decision, Entry, Phase, Progress, Tick
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.release import Release
 
 TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 

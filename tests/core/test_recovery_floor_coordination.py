@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from holdfast.core.snapshots.disk_floor import DiskFloor, DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat

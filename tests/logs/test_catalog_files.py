@@ -12,7 +12,7 @@ from holdfast.core.detect.user_log_rules import Rule, RuleLimits
 from holdfast.core.incident.first_cause import ECHOES
 from holdfast.logs import catalog_files
 from holdfast.logs.regex_safety import BAD_PATTERN, EXPLOSIVE, NESTED
-from holdfast.model.alarm import Stance
+from holdfast.model.detector_alarm import Stance
 
 CATALOG = catalog_files.load_failures()
 LINE = """

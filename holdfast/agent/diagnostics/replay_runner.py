@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.model.errand import ReplayHere
+from holdfast.model.node_errands import ReplayHere
 from holdfast.model.replay_task import ReplayResult
 from holdfast.wire import replay_environment
 from holdfast.wire.rank_memory import slot_reader

@@ -26,7 +26,7 @@ from holdfast.core.detect.crash import FailureCatalog, alarm_of, alarm_without_w
 from holdfast.linux import preimported_fork, process_attributes
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages, run_and_node_specs
 

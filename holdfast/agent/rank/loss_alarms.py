@@ -10,10 +10,10 @@ from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector, SpikeRule, alarm_of, policy_hindrance
 from holdfast.core.detect.redone_losses import RedoneLosses
 from holdfast.core.incident.alarm_rate_limit import cap_stance
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import LaunchHere
+from holdfast.model.detector_alarm import Alarm
+from holdfast.model.loss_response import Ease
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import Loss, Mark, StepValues
-from holdfast.model.release import Ease
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 _READERS = 1 << 10  # of ranks, dead ones among them

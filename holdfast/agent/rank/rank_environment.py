@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from holdfast.model.errand import LaunchHere
+from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import marked_run_id
-from holdfast.model.release import Release
+from holdfast.model.node_errands import LaunchHere
 from holdfast.wire import progress_environment
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from holdfast.wire.rank_memory import flight_log_writer

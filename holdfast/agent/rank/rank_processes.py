@@ -22,8 +22,8 @@ from holdfast.agent.rank.survivors import Survivors
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.linux import process_attributes
-from holdfast.model.errand import LaunchHere
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
+from holdfast.model.node_errands import LaunchHere
 from holdfast.wire import (
     holder_messages,
     progress_environment,

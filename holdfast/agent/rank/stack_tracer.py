@@ -52,7 +52,7 @@ _OURS = (
     "<frozen runpy>",
 )  # below every script
 _RECORDER = "/holdfast/client/training/rank_flight_recorder.py"
-_WRAPPERS = "/holdfast/client/training/message_counts.py"  # of torch's own functions, between the script and torch
+_WRAPPERS = "/holdfast/client/training/p2p_counts.py"  # of torch's own functions, between the script and torch
 TOO_LARGE = "the stacks are too large to send"
 _FORBIDDEN = ("permission denied", "operation not permitted")
 

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases.staged_release import StagedRelease, staged_entry
 from holdfast.wire.run_and_node_specs import EntryPoint
 

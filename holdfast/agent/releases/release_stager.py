@@ -15,8 +15,8 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.releases import import_check_runner
 from holdfast.agent.releases.output_return import Homecoming
-from holdfast.model.errand import StageHere
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
+from holdfast.model.node_errands import StageHere
 from holdfast.wire.releases import release_tree_overlay, tree_archive
 from holdfast.wire.releases.host_release_copies import NAME, ReleaseFolder
 from holdfast.wire.releases.staged_release import StagedRelease, staged_environment

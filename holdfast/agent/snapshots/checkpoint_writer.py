@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
-from holdfast.checkpoint import checkpoint_save, retention, storage_owner
+from holdfast.checkpoint import checkpoint_save, retention, storage_owner, stored_checkpoints
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
 from holdfast.checkpoint.manifest import Author, PartFailedError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time
@@ -87,7 +87,7 @@ class CheckpointWriter:
 
         def look() -> str:
             with suppress(StorageError):
-                found = retention.find_checkpoints(url, step)
+                found = stored_checkpoints.find_checkpoints(url, step)
                 return str(any(one.ok and one.author == author for one in found))
             return ""
 
@@ -309,7 +309,7 @@ class PartWrite:
             base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse
         )
         try:
-            retention.mark_doubts(base, self.author.run, self._doubts)  # if that has failed so far
+            stored_checkpoints.mark_doubts(base, self.author.run, self._doubts)  # if that has failed so far
             retention.retain_checkpoints(base, want.storage.keep, want.storage.keep_every, newest=self.step)
             retention.clean_unpublished(base, self.author)
         except StorageError as e:
@@ -320,7 +320,7 @@ class PartWrite:
 def _mark_doubts(url: str, run: str, doubts: tuple[Doubt, ...]) -> str:
     """Mark checkpoints in doubt; return a sentence about those that are newly marked, or about the failure."""
     try:
-        steps = retention.mark_doubts(url, run, doubts)
+        steps = stored_checkpoints.mark_doubts(url, run, doubts)
     except StorageError as e:
         return f"checkpoints in doubt cannot be marked: {e}"
     named = ", ".join(map(str, steps))

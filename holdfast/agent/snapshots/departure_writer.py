@@ -11,7 +11,7 @@ from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, StateDisk
 from holdfast.checkpoint.arena import STORED
 from holdfast.checkpoint.write_lane import WriteOutcome
-from holdfast.model.errand import FinalState, Leave
+from holdfast.model.node_errands import FinalState, Leave
 
 _LOOK_S = 0.02
 _PUBLISHED_S = 0.2

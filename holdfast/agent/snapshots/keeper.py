@@ -48,11 +48,11 @@ from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.peer_transport import LinkError, TransportError
 from holdfast.core.decoding import from_json
 from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
-from holdfast.model.errand import LaunchHere, Leave
+from holdfast.model.node_errands import LaunchHere, Leave
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Address, Aim, Copy, Source
 from holdfast.wire import rank_keeper_messages

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.checkpoint.local_disk_state import DiskState
+from holdfast.checkpoint.disk_state_record import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.model.observation import Mark
 from holdfast.model.state_copy import Address, Aim, Copy

@@ -20,14 +20,14 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
 from holdfast.agent.snapshots.keeper_interfaces import IsWanted, KeeperNotes, KeeperPorts, any_generation
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention, storage_owner
+from holdfast.checkpoint.disk_state_record import DiskNote, DiskState
 from holdfast.checkpoint.image_layout import ImageLayout
-from holdfast.checkpoint.local_disk_state import DiskNote, DiskState
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import Author, CorruptError, StorageError, step_of
 from holdfast.checkpoint.writable_check import look_in_time, try_write
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.decoding import from_msgpack
-from holdfast.core.snapshots.disk_floor import DiskLimits, list_stored_ranks
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.linux import process_attributes
 from holdfast.model.state_copy import Aim, Copy

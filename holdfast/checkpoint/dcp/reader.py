@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from holdfast.checkpoint import checkpoint_load, image_metadata, storage_opener
+from holdfast.checkpoint import checkpoint_load, snapshot_record, storage_opener
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.dcp.checkpoint_ids import locate_checkpoint, same_place, step_under
 from holdfast.checkpoint.dcp.plan_layout import rank_and_world, unpad_value
@@ -21,9 +21,9 @@ from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, single_image
 from holdfast.checkpoint.image_layout import ALIGN_BYTES, ImageLayout
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.manifest import MANIFEST, METADATA
-from holdfast.checkpoint.part_blocks import PartPiece
 from holdfast.checkpoint.record_locations import rank_of
 from holdfast.checkpoint.state_image import KNOWN_RECORDS, StateError, StateImage, decode_value, record_frame
+from holdfast.checkpoint.verified_block_reads import PartPiece
 from holdfast.core.decoding import from_msgpack
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
 
@@ -72,7 +72,7 @@ class Reader(StorageReader):
         if state.arena and (not named or step_under(self._id, self._url) == state.step):
             image = Arena.open(state.arena).slot_image(state.slot)
             self._image = StateImage(
-                layout := from_msgpack(image_metadata.find_metadata(image).layout, ImageLayout), image
+                layout := from_msgpack(snapshot_record.find_metadata(image).layout, ImageLayout), image
             )
             return single_image_metadata(layout)
         self._place = locate_checkpoint(self._url, self._id) if named or not state.url else state.url

@@ -36,9 +36,10 @@ from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, 
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.memory_copy import MemoryCopier
 from holdfast.checkpoint.record_locations import file_of
-from holdfast.checkpoint.retention import find_checkpoints, retain_checkpoints
+from holdfast.checkpoint.retention import retain_checkpoints
 from holdfast.checkpoint.state_image import StateError, StateImage, local_tensor
 from holdfast.checkpoint.storage_owner import take_ownership
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy, StateRequest
 from holdfast.wire.replay_environment import redirect_path
 

@@ -10,8 +10,9 @@ import msgspec
 
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.manifest import MANIFEST, StorageError
-from holdfast.checkpoint.retention import StoredCheckpoint, clean_unpublished, find_checkpoints
+from holdfast.checkpoint.retention import clean_unpublished
 from holdfast.checkpoint.storage_opener import open_storage
+from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_checkpoints
 from holdfast.checkpoint.trainer_checkpoints import (
     TrainerCheckpoint,
     find_trainer_checkpoints,

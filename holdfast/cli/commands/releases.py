@@ -24,8 +24,8 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory, ReleaseOverview, new_and_redone
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.journal_errors import JournalError
+from holdfast.model.code_release import Fate
 from holdfast.model.event import Phase
-from holdfast.model.release import Fate
 from holdfast.wire.controller_request import ControllerNotRunning
 
 PATH = "/api/v1/releases"

@@ -18,9 +18,9 @@ from holdfast.config import Settings
 from holdfast.controller import composition, order_admission
 from holdfast.controller_interfaces import ControllerPorts, Socket
 from holdfast.logs import catalog_files
+from holdfast.model.code_release import Release
 from holdfast.model.event import Order
 from holdfast.model.job_and_seats import HostIdentity, Job
-from holdfast.model.release import Release
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.dst_world import RealParts
 from holdfast.sim.dst.real_program_protocols import DstAgent, DstController

@@ -21,7 +21,7 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.cli.terminal.rank_console import find_console_files
 from holdfast.core.record.release_history import ReleaseChapter
-from holdfast.model.release import Fate, Release
+from holdfast.model.code_release import Fate, Release
 from holdfast.wire.releases import release_signature, tree_archive
 from holdfast.wire.releases.release_signature import SigningError
 from holdfast.wire.releases.staged_release import is_within

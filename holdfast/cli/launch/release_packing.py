@@ -15,7 +15,7 @@ from holdfast.cli.run_flags.run_arguments import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.config import Settings
 from holdfast.controller.access.user_tokens import read_tokens
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases import holdfast_secrets, release_tree_overlay, tree_archive
 from holdfast.wire.releases.host_release_copies import ReleaseFolder
 from holdfast.wire.releases.release_file_selection import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint import retention
+from holdfast.checkpoint import retention, stored_checkpoints
 from holdfast.checkpoint.manifest import StorageError, step_of
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.cli.run_dirs import run_directory, run_liveness
@@ -170,7 +170,7 @@ def _lasting_reason(run: RunSpec, folder: Path, urls: list[str]) -> str:
     if newest < 0:
         return "no state in it is whole"
     try:
-        found = [one for url in urls for one in retention.find_checkpoints(url)]
+        found = [one for url in urls for one in stored_checkpoints.find_checkpoints(url)]
     except StorageError:
         return "storage cannot be read, so nobody knows whether it has them"
     stored = max((one.step for one in found if one.ok and one.author.run == run.job.marked_id), default=-1)
@@ -192,7 +192,7 @@ def _kept_items(run_dir: Path, log_dir: Path, ended: bool, urls: list[str]) -> I
             yield Kept(str(folder.relative_to(run_dir)), _size(folder), "holdfast run --resume uses it")
     with contextlib.suppress(StorageError):
         for url in urls:
-            if found := retention.find_checkpoints(url):
+            if found := stored_checkpoints.find_checkpoints(url):
                 total = sum(one.bytes for one in found)
                 yield Kept(f"{counted_noun(len(found), 'checkpoint')} in {url}", total, "training goes on from them")
 

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any, NamedTuple, cast
 
-from holdfast.client.boot import staged_imports
+from holdfast.client.boot import release_import_paths
 from holdfast.linux import process_attributes
 from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.releases.staged_release import StagedRelease
@@ -48,7 +48,7 @@ def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], pr
     os.environ.update(coerced | request.env)
     process_attributes.reset_signals()
     if request.root:
-        staged_imports.move_imports(StagedRelease(root=request.root, at=request.staged), preloaded)
+        release_import_paths.move_imports(StagedRelease(root=request.root, at=request.staged), preloaded)
     _forget_the_zygote()
     python = [sys.executable, "-u", *(["-m"] if request.module else [])]
     process_attributes.set_command_line(

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.client.boot import import_recorder, staged_imports
+from holdfast.client.boot import import_recorder, release_import_paths
 from holdfast.client.boot.forked_rank import RankFiles, await_holder, become_rank
 from holdfast.client.boot.script_runner import run_script
 from holdfast.client.training.logger_hooks import follow_loggers
@@ -89,7 +89,7 @@ def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the holder's to answer
     if opened := process_attributes.find_open_file("/dev/nvidia"):
         sys.exit(f"holdfast: a preloaded module touched a GPU ({opened}); ranks cannot be forked from here")
-    strays = staged_imports.find_strays()
+    strays = release_import_paths.find_strays()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -2,8 +2,8 @@
 
 import os
 
-from holdfast.checkpoint.retention import find_rival
 from holdfast.checkpoint.state_image import StateError
+from holdfast.checkpoint.stored_checkpoints import find_rival
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 
 _LOOKS = 2  # a path is taken with the first checkpoint; if both runs came to theirs at once, the second one shows it

@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from holdfast.checkpoint import checkpoint_load, dcp
 from holdfast.checkpoint.arena import STORED, Arena, SnapshotName
 from holdfast.checkpoint.image_layout import EXTRA, ImageItem, ImageLayout
-from holdfast.checkpoint.image_metadata import unpack_metadata
 from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.part_blocks import PartPiece
 from holdfast.checkpoint.record_locations import locate_pieces
+from holdfast.checkpoint.snapshot_record import unpack_metadata
 from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
+from holdfast.checkpoint.verified_block_reads import PartPiece
 from holdfast.client.checkpointing.extra_state import ExtraState
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.rank_collectives import RankWorld

@@ -8,7 +8,7 @@ import torch
 
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
-from holdfast.client.elastic.layer_units import LayerUnit, MakeLayer, MakeOptimizer
+from holdfast.client.elastic.layer_state import LayerUnit, MakeLayer, MakeOptimizer
 from holdfast.client.elastic.recovery_settlement import RankReport
 from holdfast.client.elastic.shadow_layers import add_shadows
 from holdfast.core.elastic.layer_owners import Held

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from holdfast.client.elastic.layer_units import LayerUnit
+from holdfast.client.elastic.layer_state import LayerUnit
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.model.pipeline_routes import RoutePlan
 

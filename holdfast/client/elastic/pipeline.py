@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.held_layers import HeldLayers
-from holdfast.client.elastic.layer_units import MakeLayer, MakeOptimizer
+from holdfast.client.elastic.layer_state import MakeLayer, MakeOptimizer
 from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.routed_passes import (
@@ -28,7 +28,7 @@ from holdfast.client.elastic.step_totals import (
     mean_loss,
 )
 from holdfast.client.elastic.task_order import order_tasks
-from holdfast.core.elastic.departure_policy import MIGRATE, SAVE
+from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.model.pipeline_routes import PipelineJob, Semantics
 

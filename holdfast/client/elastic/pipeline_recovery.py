@@ -13,7 +13,7 @@ import msgspec
 import torch.distributed as dist
 
 from holdfast.client.elastic.held_layers import HeldLayers
-from holdfast.client.elastic.layer_units import find_shared
+from holdfast.client.elastic.layer_state import find_shared
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.recovery_settlement import (
     RankReport,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.client.elastic.layer_units import LayerUnit, draw_seed
+from holdfast.client.elastic.layer_state import LayerUnit, draw_seed
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.task_order import Task
 from holdfast.model.pipeline_routes import RoutePlan, RouteSegment

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots
 from holdfast.client.elastic.layer_files import LayerFiles
-from holdfast.client.elastic.layer_units import LayerUnit, digest_packed
+from holdfast.client.elastic.layer_state import LayerUnit, digest_packed
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.model.pipeline_routes import RoutePlan
 

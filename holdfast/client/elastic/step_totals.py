@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from holdfast.client.elastic.layer_units import LayerUnit
+from holdfast.client.elastic.layer_state import LayerUnit
 from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
 
 

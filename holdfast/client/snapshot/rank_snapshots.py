@@ -14,7 +14,7 @@ from holdfast.client.snapshot.cuda_streams import CudaStreams
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
 from holdfast.client.snapshot.registered_arena import RegisteredArena
-from holdfast.client.snapshot.seal_fence import SEAL_FENCE
+from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 from holdfast.client.snapshot.side_stream import SideStream
 
 

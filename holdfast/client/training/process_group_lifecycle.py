@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.client.training import message_counts
+from holdfast.client.training import p2p_counts
 
 
 def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], None]) -> None:
@@ -17,7 +17,7 @@ def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], Non
 
     from holdfast.client.training.group_creation_calls import GROUP_CALLS
 
-    message_counts.count_messages()
+    p2p_counts.count_messages()
     made, ended, more = c10d.init_process_group, c10d.destroy_process_group, c10d.new_group
     if getattr(made, "tells_holdfast", False):
         return

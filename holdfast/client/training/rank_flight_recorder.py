@@ -26,8 +26,8 @@ from holdfast.client.training.gpu_collective_progress import (
     last_completed,
     operation_name,
 )
-from holdfast.client.training.message_counts import find_counts
-from holdfast.client.training.message_progress import MessageProgress, find_groups_across, leave_batches_out
+from holdfast.client.training.p2p_counts import find_counts
+from holdfast.client.training.p2p_progress import MessageProgress, find_groups_across, leave_batches_out
 from holdfast.client.training.set_up_times import SetUpWatch
 from holdfast.linux import process_attributes
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState, FlightLog, GroupArrival, GroupState

@@ -44,9 +44,9 @@ from holdfast.model.action import (
     Stage,
     Stop,
 )
-from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat, world_size
+from holdfast.model.node_errands import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.state_copy import Doubt, LaunchOrigin, Restore
 
 _TRIES = 2

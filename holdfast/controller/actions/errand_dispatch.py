@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
-from holdfast.model.errand import Done, Errand, LaunchHere, StopHere
+from holdfast.model.node_errands import Done, Errand, LaunchHere, StopHere
 
 _AT_ONCE = 64
 

@@ -2,8 +2,8 @@
 
 from holdfast.controller.actions.node_probing import Ask
 from holdfast.model.action import Stage
-from holdfast.model.errand import StageHere
 from holdfast.model.event import Outcome
+from holdfast.model.node_errands import StageHere
 
 NO_ANSWER = "it did not answer"
 _STAGE_S = 600.0  # for the slowest node

@@ -16,10 +16,10 @@ from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import UnfitError
 from holdfast.core.replay.regrouped_replay import ReplayLimits, ReplayRuling, RulingKind
 from holdfast.core.replay.regrouped_session import GroupLaunch, GroupSession, ReplayRequest
-from holdfast.core.replay.two_halves_session import TwinSession
+from holdfast.core.replay.twin_replay_session import TwinSession
 from holdfast.model.action import Replay
-from holdfast.model.errand import Done, Errand, LaunchHere, ReplayHere
 from holdfast.model.event import Outcome
+from holdfast.model.node_errands import Done, Errand, LaunchHere, ReplayHere
 from holdfast.model.replay_task import ReplayResult
 
 _IDS, _GROUPS = 10**14, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action

@@ -4,7 +4,7 @@ from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.decide.job_state import JobState
 from holdfast.model.action import Say
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Lost, Phase, Successor
 
 _UNDER_WAY = (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING)

@@ -10,12 +10,12 @@ from types import MappingProxyType
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.node_roles import NodeRole, assign_roles
 from holdfast.core.decide.status_text import tell_present
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.code_release import Fate, Release
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Limits, Phase, Progress, Ready
-from holdfast.model.fleet_report import FleetNode
+from holdfast.model.fleet_node_states import FleetNode
 from holdfast.model.incident_record import Verdict
 from holdfast.model.job_and_seats import Dims, Job, Seat
-from holdfast.model.release import Fate, Release
 
 
 class JobView:

@@ -15,11 +15,11 @@ from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.core.rank_ranges import format_nodes, format_ranks
 from holdfast.model.action import Action, Finish, Say, Stop
-from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
+from holdfast.model.code_release import Fate
+from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat, world_size
-from holdfast.model.release import Fate
 
 STILL_CUT_OFF = "still without a link after the wait"
 _STANDING = (Phase.WAITING, Phase.HELD)  # no generation is on, nor is one being ended

@@ -4,7 +4,7 @@ from collections.abc import Set
 from enum import StrEnum
 
 from holdfast.core.decide.job_state import JobState
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 
 _TOLD = 16  # of the nodes that have left, the newest are told
 

@@ -1,12 +1,13 @@
 """The conditions for the next resume: which states are in doubt, and which steps to skip or ease."""
 
-from holdfast.core.decide.doubtful_states import DoubtfulStates
+from holdfast.core.decide.distrusted_saved_states import DoubtfulStates
 from holdfast.core.incident import incident_text
 from holdfast.model.action import Launch, Say
+from holdfast.model.code_release import Release
 from holdfast.model.event import Progress
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.loss_response import Ease, Skip
 from holdfast.model.state_copy import Doubt
 
 _KEPT = 64  # skips, and eases

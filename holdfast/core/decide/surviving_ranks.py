@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.model.action import Stop
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy
 
 _FAILED_SURVIVALS = 2

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.core.detect.health import HealthLimits, driver_deadline_s
 from holdfast.core.detect.slow import LostPace, SlowLimits
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, cap_stance
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat, Strain, StrainKind
 

@@ -8,10 +8,10 @@ from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog as FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
-from holdfast.core.log_analysis.telling_lines import sift_log
+from holdfast.core.log_analysis.log_sieve import sift_log
 from holdfast.core.log_analysis.tracebacks import ExceptionChain, parse_tracebacks
 from holdfast.core.terminal_sanitizer import CUT, cut_words
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.observation import Exit
 

@@ -42,7 +42,7 @@ from holdfast.core.diagnose.suspectless_hang_timeout import (
 )
 from holdfast.core.incident.incident_case import CODE
 from holdfast.core.incident.incident_text import count_steps
-from holdfast.model.alarm import GPU_HANG, UNNAMED, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import GPU_HANG, UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Frame, Trace
 

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
 from holdfast.core.incident.incident_text import advice_clause
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Gauge, Strain, StrainKind
 
 _DRIVER_S = 10.0  # a driver answers within milliseconds

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
 from holdfast.core.incident.incident_text import advice_clause
 from holdfast.core.log_analysis.regex_line_budget import CHARS, allowed_chars
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Line
 
 _EVIDENCE_CHARS = 300

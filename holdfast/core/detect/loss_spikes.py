@@ -17,10 +17,9 @@ from math import isfinite, sqrt
 
 import msgspec
 
-from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.loss_response import LossPolicy, LossResponse
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
+from holdfast.model.loss_response import Ease, LossPolicy, LossResponse
 from holdfast.model.observation import StepValues
-from holdfast.model.release import Ease
 
 _LEAST = 16  # values before anything is judged
 _NORMAL = 1.4826  # makes the median deviation of a normal spread its standard deviation

@@ -6,7 +6,7 @@ from math import isfinite
 
 import msgspec
 
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Loss
 
 BAD_LOSS = "nan_divergence"  # the class of such alarms

@@ -8,7 +8,7 @@ own. If several nodes are cut off, what lies between them and the rest is down, 
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Reach
 
 MISSES = 2  # in a row: one may be a busy machine

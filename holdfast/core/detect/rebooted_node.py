@@ -4,7 +4,7 @@ Its machine restarted without an alarm: it was back too soon to count as silent,
 gone, and no process is left to report their end. The detector does not judge before the launch is over.
 """
 
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.observation import Beat
 
 

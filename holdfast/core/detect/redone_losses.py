@@ -16,8 +16,8 @@ import msgspec
 
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.core.incident.alarm_rate_limit import cap_stance
-from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.errand import LaunchHere
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import StepValues
 
 SIGNATURE = "redone loss"

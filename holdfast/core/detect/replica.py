@@ -9,7 +9,7 @@ all replicas share: a gradient that is wrong before the sum makes all of them eq
 import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import cap_stance
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Mark
 
 _STEPS = 64  # of a stream that are waited for at once

@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from holdfast.model.alarm import LEFT, MACHINE_LOST, Alarm, Kind
-from holdfast.model.fleet_report import FleetNode
+from holdfast.model.detector_alarm import LEFT, MACHINE_LOST, Alarm, Kind
+from holdfast.model.fleet_node_states import FleetNode
 from holdfast.model.observation import Departure
 
 

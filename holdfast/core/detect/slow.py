@@ -24,7 +24,7 @@ import msgspec
 
 from holdfast.core.diagnose.collective_lateness import CollectiveLateness
 from holdfast.core.diagnose.lateness_map import LatenessMap
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Arrival
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_motion
 from holdfast.core.diagnose.suspectless_hang_timeout import SETTLED_S
-from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.rank_traces import Trace
 
 

@@ -6,7 +6,7 @@ its own times. So losses count as simultaneous if they were first read within li
 reading of a link as down counts here, although an alarm takes two.
 """
 
-from holdfast.model.alarm import SWITCH, Alarm, Kind
+from holdfast.model.detector_alarm import SWITCH, Alarm, Kind
 from holdfast.model.observation import Beat, Strain, StrainKind
 
 _APART = 1.5  # times the time between two readings

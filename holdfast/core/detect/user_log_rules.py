@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.core.log_analysis.regex_line_budget import allowed_chars
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Line
 
 _KINDS = {"hang": Kind.HANG, "slow": Kind.SLOW, "loss": Kind.LOSS}

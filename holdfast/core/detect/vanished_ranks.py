@@ -4,7 +4,7 @@ The ranks ended without a report, or the report was lost. The detector does not 
 ignores nodes whose ranks have ended well. It waits a moment in case the report is still on its way.
 """
 
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.observation import Beat
 
 _NEWS_S = 10.0  # an end is told within this, or by nobody

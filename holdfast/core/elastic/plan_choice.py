@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from holdfast.core.elastic.departure_policy import MIGRATE, SAVE, propose_migration, propose_save
+from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE, propose_migration, propose_save
 from holdfast.core.elastic.drop_policy import DROP, propose_drop
+from holdfast.core.elastic.drop_then_replace_policy import HYBRID, propose_hybrid
 from holdfast.core.elastic.first_plan import first_plan
-from holdfast.core.elastic.hybrid_policy import HYBRID, propose_hybrid
 from holdfast.core.elastic.layer_owners import missing_layers, owners_by_layer
 from holdfast.core.elastic.plan_faults import plan_faults
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
@@ -20,8 +20,8 @@ from holdfast.core.elastic.rollback_policy import (
     propose_memory_rollback,
 )
 from holdfast.core.elastic.shadow_policy import REDUNDANT, propose_redundant
+from holdfast.core.elastic.stochastic_wiring_policy import STOCHASTIC, propose_stochastic
 from holdfast.core.elastic.template_policy import RETEMPLATE, propose_retemplate
-from holdfast.core.elastic.wiring_policy import STOCHASTIC, propose_stochastic
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation
 
 __all__ = ["POLICIES", "ElasticChoice", "WeighedProposal", "choose_plan", "cost_of", "first_plan"]

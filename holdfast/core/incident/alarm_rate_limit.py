@@ -5,7 +5,7 @@ from collections.abc import Hashable
 
 import msgspec
 
-from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.detector_alarm import Alarm, Stance
 
 _LOUDNESS = (Stance.OBSERVE, Stance.NOTIFY, Stance.ACT)
 # Longer than the ladder's window, so that a machine which cannot be replaced does not stop its job again and again.

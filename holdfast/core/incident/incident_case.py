@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof, is_switch_loss
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
-from holdfast.model.alarm import GPU_HANG, MACHINE_LOST, UNNAMED, Alarm, Kind
+from holdfast.model.detector_alarm import GPU_HANG, MACHINE_LOST, UNNAMED, Alarm, Kind
 
 SURE = 0.9  # confidence of last words that stands as proof against a node
 TOLD = 0.7  # and that explains a failure; an exit code alone does not

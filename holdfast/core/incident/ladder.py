@@ -28,9 +28,9 @@ from holdfast.core.incident import incident_text, loss_remedy
 from holdfast.core.incident.first_cause import NOT_STARTED, is_echo
 from holdfast.core.incident.incident_case import EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
 from holdfast.core.snapshots.node_eviction_bonds import may_leave
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from holdfast.model.incident_record import Remedy, Verdict
-from holdfast.model.release import Skip
+from holdfast.model.loss_response import Skip
 
 GAVE_UP = 93  # exit code: the same job would fail again; do not requeue
 NO_REPLAY = "no replay: "  # how the result of a replay begins that was not made

@@ -1,7 +1,6 @@
 """Remedies for a loss that stands out: skip batches, or lower the learning rate for some steps."""
 
-from holdfast.model.loss_response import LossPolicy, LossResponse
-from holdfast.model.release import Ease, Skip
+from holdfast.model.loss_response import Ease, LossPolicy, LossResponse, Skip
 
 
 def apply_response(

@@ -18,7 +18,7 @@ from holdfast.core.log_analysis.holdfast_console_log import (
 )
 from holdfast.core.log_analysis.launcher_summary import LauncherSummary, normalize_code, summarize_lines
 from holdfast.core.log_analysis.line_prefixes import LogLine, fill_times
-from holdfast.core.log_analysis.loss_series import find_divergence
+from holdfast.core.log_analysis.loss_divergence import find_divergence
 from holdfast.core.log_analysis.lost_peer import find_peer
 from holdfast.core.log_analysis.root_cause import CauseFinding, best_hint, find_root, rival_causes
 from holdfast.model.diagnosis import Diagnosis

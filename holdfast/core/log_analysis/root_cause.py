@@ -10,7 +10,7 @@ from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.core.log_analysis.gpu_fault_order import discount_followers
 from holdfast.core.log_analysis.launcher_summary import LauncherSummary
 from holdfast.core.log_analysis.line_prefixes import LogLine
-from holdfast.core.log_analysis.nccl_last_error import discount_wrappers
+from holdfast.core.log_analysis.nccl_closed_peers import discount_wrappers
 from holdfast.core.log_analysis.survived_errors import discount_survived
 
 _NEAR = 1.5  # weights this close say as much: then the first one counts

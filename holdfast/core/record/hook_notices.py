@@ -9,10 +9,10 @@ import msgspec
 from holdfast.core.incident.incident_text import describe_cause
 from holdfast.core.record.job_ending import describe_end
 from holdfast.model.action import Finish
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.code_release import Fate, Release
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import Entry, Order, Outcome, Phase
 from holdfast.model.incident_record import Record, Remedy
-from holdfast.model.release import Fate, Release
 
 FORMATS = ("json", "slack")
 _CALL = re.compile(r"@(?=(?:all|channel|here)\b)", re.IGNORECASE)  # what calls a whole channel

@@ -5,8 +5,8 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.record.alarm_notices import AlarmNotice
 from holdfast.core.record.release_pace import ReleasePace
+from holdfast.core.record.report_only_alarms import AlarmNotice
 from holdfast.model.event import Phase, StorageReport
 from holdfast.model.incident_record import Change, Record, Remedy
 

@@ -6,17 +6,17 @@ from itertools import pairwise
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.record.alarm_notices import AlarmNotices
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_ending import describe_end, read_storage
 from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
+from holdfast.core.record.report_only_alarms import AlarmNotices
 from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, book_stall, find_first_cut, split_end
 from holdfast.model.action import Finish, Launch, Say
-from holdfast.model.alarm import LEFT, OPINION, Alarm
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
 from holdfast.model.incident_record import Change, Record, is_given_up
-from holdfast.model.release import Release
 
 _USES = {
     Phase.WAITING: TimeUse.WAIT,

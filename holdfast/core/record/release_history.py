@@ -6,8 +6,8 @@ import msgspec
 
 from holdfast.core.record.job_account import ReleaseRun
 from holdfast.model.action import Launch, Stage
+from holdfast.model.code_release import Fate, Release
 from holdfast.model.event import Begin, Entry
-from holdfast.model.release import Fate, Release
 
 
 class ReleaseChapter(msgspec.Struct, frozen=True, kw_only=True):

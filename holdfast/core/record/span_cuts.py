@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core.record.job_account import Span, TimeUse
-from holdfast.model.alarm import NO_STEP, Alarm, Kind
+from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind
 from holdfast.model.event import Event, Progress
 
 TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase

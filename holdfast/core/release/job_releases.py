@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from holdfast.model.action import Action, Say, Stage
+from holdfast.model.code_release import Fate, Release
 from holdfast.model.event import Order, Outcome, Progress
-from holdfast.model.release import Fate, Release
 
 _SUSPECT_S = 86400.0  # a release that ran for a day is no longer the newest thing that changed
 

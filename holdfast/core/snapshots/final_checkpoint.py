@@ -6,7 +6,7 @@ no restart uses it and no good checkpoint is replaced.
 
 from collections.abc import Collection, Mapping
 
-from holdfast.model.errand import FinalState
+from holdfast.model.node_errands import FinalState
 from holdfast.model.state_copy import Copy
 
 _LEAST = 0.5  # of the time is for storage, however long ranks took to end

@@ -3,8 +3,8 @@
 import msgspec
 
 from holdfast.core.snapshots.lineage import Line, is_of_line
-from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import marked_run_id
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.state_copy import Restore, Source
 
 

@@ -10,7 +10,7 @@ from math import ceil, isfinite
 
 import msgspec
 
-from holdfast.core.snapshots.disk_floor import DiskFloor
+from holdfast.core.snapshots.disk_floor_coordination import DiskFloor
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.peer_placement import choose_peers
 from holdfast.model.job_and_seats import Dims, Seat

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from holdfast.core.detect.crash import FailureCatalog, alarm_of
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.sim.dst.controller_process import ControllerProcess
 from holdfast.sim.dst.failpoints import FaultChances

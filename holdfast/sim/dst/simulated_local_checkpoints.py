@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
-from holdfast.checkpoint.local_disk_state import DiskNote, DiskState
+from holdfast.checkpoint.disk_state_record import DiskNote, DiskState
 from holdfast.checkpoint.manifest import Author
-from holdfast.core.snapshots.disk_floor import DiskLimits, list_stored_ranks
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.model.state_copy import Aim, Copy
 from holdfast.sim.dst.agent_process import AgentProcess

@@ -5,12 +5,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.checkpoint.local_disk_state import DiskState
+from holdfast.checkpoint.disk_state_record import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.core.agent_state_machine import OWN
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
-from holdfast.model.errand import LaunchHere
+from holdfast.model.node_errands import LaunchHere
 from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_holder_memory import HolderMemory
 from holdfast.sim.dst.simulated_link import SimLink

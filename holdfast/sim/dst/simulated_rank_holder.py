@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
-from holdfast.model.errand import LaunchHere
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import Mark, StepValues
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.simulated_machine import SimMachine, SimRank

@@ -8,7 +8,7 @@ from holdfast.core.detect.crash import FailureCatalog, alarm_of
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.slow import EARLY, HABIT, SlowLimits
-from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Exit
 from holdfast.sim.scale.failure_mixes import FailureMode
 from holdfast.sim.scale.node_defects import NodeDefect, draw_wide_lot

@@ -7,10 +7,10 @@ from holdfast.core.membership.standby_sizing import binomial_quantile
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.action import Finish, Launch, Stage
-from holdfast.model.alarm import Alarm
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, OrderVerb, Phase, Ready, Tick
 from holdfast.model.job_and_seats import Job
-from holdfast.model.release import Release
 from holdfast.sim.scale import node_defects, node_neighbours
 from holdfast.sim.scale.elastic_recovery import ElasticRecovery
 from holdfast.sim.scale.failure_mixes import BlastFailure, FailureMix, FailureMode

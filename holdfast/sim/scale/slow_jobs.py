@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.sim.scale.failure_mixes import FailureMode
 from holdfast.sim.scale.node_defects import NodeDefect
 from holdfast.sim.scale.scale_state import ScaleState

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases import release_tree_overlay, tree_archive
 from holdfast.wire.releases.tree_archive import MIB, ArchiveError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 
 _SPACE = "holdfast-release"  # so that a signature for something else is none for this
 _WAIT_S = 10.0

@@ -5,7 +5,8 @@ import sys
 
 import msgspec
 
-from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.code_release import Release
+from holdfast.model.loss_response import Ease, Skip
 from holdfast.wire.rank_environment_defaults import with_whole_paths
 from holdfast.wire.run_and_node_specs import EntryPoint
 from holdfast.wire.skip_ease_environment import EASE, SKIP

@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.detect.coincidence import CoincidenceDetector
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.slow import LostPace, SlowLimits
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat, Strain, StrainKind
 

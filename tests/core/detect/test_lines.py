@@ -8,7 +8,7 @@ import pytest
 from holdfast.core.detect import lines
 from holdfast.core.detect.lines import LineDetector, LineLimits, MachineUse
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Line
 
 CATALOG = catalog_files.load_lines()

@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.core.incident.incident_case import PastFailure
 from holdfast.core.incident.ladder import find_verdict
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy
 from tests.core.diagnose.test_ladder import case
 

@@ -6,7 +6,7 @@ from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import UnfitError
 from holdfast.core.replay.regrouped_replay import ReplayLimits, ReplayRuling, RulingKind
 from holdfast.core.replay.regrouped_session import GroupLaunch, ReplayRequest
-from holdfast.core.replay.two_halves_session import TwinSession
+from holdfast.core.replay.twin_replay_session import TwinSession
 from holdfast.model.job_and_seats import Dims, Seat
 
 LIMITS = ReplayLimits(steps=4, most=8)

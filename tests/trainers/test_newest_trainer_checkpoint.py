@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as torch_dcp
 from safetensors.torch import save_file
 
 from holdfast.checkpoint.foreign_file_faults import distcp_fault, first_fault
-from holdfast.trainers import own_checkpoints
-from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint
+from holdfast.trainers import newest_trainer_checkpoint
+from holdfast.trainers.newest_trainer_checkpoint import OwnCheckpoint, find_own_checkpoint
 from tests.trainers.played_ranks import PlayedRanks
 
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
@@ -103,10 +103,10 @@ def test_every_node_must_find_it_whole(
     """Ranks 0 and 2 are the first of two nodes; the second does not see step 12 yet, and cannot read 11."""
     for step in (9, 10, 11, 12):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    ranks, read, listed = PlayedRanks(4), list[tuple[int, str]](), own_checkpoints.list_newest_first
-    monkeypatch.setattr(own_checkpoints, "RankWorld", lambda: ranks)
-    monkeypatch.setattr(own_checkpoints, "os", SimpleNamespace(environ=LocalRank(ranks)))
-    monkeypatch.setattr(own_checkpoints, "list_newest_first", lambda *args: listed(*args)[ranks.rank == 2 :])
+    ranks, read, listed = PlayedRanks(4), list[tuple[int, str]](), newest_trainer_checkpoint.list_newest_first
+    monkeypatch.setattr(newest_trainer_checkpoint, "RankWorld", lambda: ranks)
+    monkeypatch.setattr(newest_trainer_checkpoint, "os", SimpleNamespace(environ=LocalRank(ranks)))
+    monkeypatch.setattr(newest_trainer_checkpoint, "list_newest_first", lambda *args: listed(*args)[ranks.rank == 2 :])
 
     def fault_of_eleven(folder: Path) -> str:
         read.append((ranks.rank, folder.name))
@@ -194,5 +194,5 @@ def test_the_plans_that_megatron_keeps_beside_the_rest_do_not_matter(tmp_path: P
 
 def test_what_is_left_out_is_told_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """An index of a checkpoint may name any file as missing."""
-    own_checkpoints.say_left_out("ckpt/checkpoint-7", "x\x1b[2J\nholdfast: all is well is missing")
+    newest_trainer_checkpoint.say_left_out("ckpt/checkpoint-7", "x\x1b[2J\nholdfast: all is well is missing")
     assert capsys.readouterr().err == ("holdfast: ckpt/checkpoint-7 is left out: x holdfast: all is well is missing\n")

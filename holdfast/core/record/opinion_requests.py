@@ -4,7 +4,7 @@ from collections import deque
 
 import msgspec
 
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Entry
 from holdfast.model.incident_record import Record, Remedy, Verdict
 

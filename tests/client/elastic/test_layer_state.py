@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.client.elastic.layer_units import LayerUnit, UnitError, digest_packed, find_shared
+from holdfast.client.elastic.layer_state import LayerUnit, UnitError, digest_packed, find_shared
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "adamw": functools.partial(torch.optim.AdamW, lr=1e-2),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.client.training.gpu_collective_progress import Entry, UnbegunTime, has_begun, has_ended
-from holdfast.client.training.message_counts import ChannelKey
+from holdfast.client.training.p2p_counts import ChannelKey
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState
 
 _MESSAGE = re.compile(r"nccl:(send|recv) \d+(?:->|<-)(\d+)")  # ranks in the group

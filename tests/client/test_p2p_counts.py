@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.training.message_counts import MessageCounts
-from holdfast.client.training.message_progress import MessageProgress
+from holdfast.client.training.p2p_counts import MessageCounts
+from holdfast.client.training.p2p_progress import MessageProgress
 from tests.client.conftest import Zygote
 
 MEMBERS = {"0": {0: 4, 1: 5}}
@@ -17,9 +17,9 @@ TO, FROM = ("0", 1, True), ("0", 1, False)
 
 PAIR = """
 import json, os, sys, torch, torch.distributed as dist
-from holdfast.client.training import message_counts
-message_counts.count_messages()
-message_counts.count_messages()
+from holdfast.client.training import p2p_counts
+p2p_counts.count_messages()
+p2p_counts.count_messages()
 rank = int(os.fork() == 0)  # one import of torch for both
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
 x = torch.ones(4)
@@ -28,7 +28,7 @@ for step in range(3):
 call = dist.irecv if rank == 0 else dist.isend
 for work in dist.batch_isend_irecv([dist.P2POp(call, x, 1 - rank), dist.P2POp(call, x, 1 - rank)]):
     work.wait()
-counts = message_counts.find_counts()
+counts = p2p_counts.find_counts()
 whole = counts.complete
 dist.send_object_list([1], 1) if rank == 0 else dist.recv_object_list([None], 0)
 told = [sorted(counts.posted.items()), whole, sorted(counts.waiting)]

@@ -1,6 +1,6 @@
 """Which states are given up after a loss that is not finite."""
 
-from holdfast.core.decide.doubtful_states import DoubtfulStates
+from holdfast.core.decide.distrusted_saved_states import DoubtfulStates
 from holdfast.model.event import Progress
 from holdfast.model.state_copy import Doubt
 

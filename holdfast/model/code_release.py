@@ -1,4 +1,4 @@
-"""A release of the user's code, its fate in a job, and steps to skip or ease."""
+"""A release of the user's code, and its fate in a job."""
 
 from enum import StrEnum
 
@@ -35,18 +35,3 @@ class Fate(StrEnum):
     ROLLED_BACK = "rolled back"
     ENDED = "ended"  # it ran when the job ended
     LEFT = "left"  # it ran when the controller and its front went away
-
-
-class Skip(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of steps whose batches the script leaves out."""
-
-    first: int
-    last: int
-
-
-class Ease(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of steps made at a fraction of the learning rate."""
-
-    first: int
-    last: int
-    factor: float

@@ -1,6 +1,6 @@
 """Which floors go to the disks of all nodes, and which of them are kept."""
 
-from holdfast.core.snapshots.disk_floor import DiskFloor, DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimits
 from holdfast.model.observation import Beat
 
 LIMITS = DiskLimits(path="/disk", every_s=60.0, keep=2)

@@ -3,7 +3,7 @@
 from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.model.action import Say
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import LinksDown, LinksUp, Phase
 
 

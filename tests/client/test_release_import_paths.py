@@ -110,7 +110,7 @@ sys.meta_path.append(_EditableFinder)
 MOVE = """
 import sys
 import finder
-from holdfast.client.boot.staged_imports import move_imports, find_strays
+from holdfast.client.boot.release_import_paths import move_imports, find_strays
 from holdfast.wire.releases.staged_release import StagedRelease
 move_imports(StagedRelease(root=sys.argv[1], at=sys.argv[2]), find_strays())
 import lib.deep

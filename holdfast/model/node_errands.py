@@ -2,10 +2,11 @@
 
 import msgspec
 
+from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.loss_response import Ease, Skip
 from holdfast.model.message_bounds import Instant, Number
 from holdfast.model.probe import Finding, PairMeeting
-from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.replay_task import ReplayResult, ReplayTask
 from holdfast.model.state_copy import Aim, Copy, Doubt, LaunchOrigin, MissedCheckpoint, Restore
 

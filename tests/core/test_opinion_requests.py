@@ -1,7 +1,7 @@
 """Which incidents are worth a question: those with last words that the rules are unsure of, and not too many."""
 
-from holdfast.core.record.failure_questions import MOST, WITHIN_S, FailureOutcome, FailureQuestions, JudgedIncident
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.core.record.opinion_requests import MOST, WITHIN_S, FailureOutcome, FailureQuestions, JudgedIncident
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Decision, Entry, Tick
 from holdfast.model.incident_record import Record, Remedy, Verdict
 

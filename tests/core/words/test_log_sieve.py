@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import parse_lines
-from holdfast.core.log_analysis.telling_lines import WHOLE, LineSieve, sift_log
+from holdfast.core.log_analysis.log_sieve import WHOLE, LineSieve, sift_log
 from tests.core.words.knowing import CATALOG
 from tests.core.words.test_failure_classifier import BOOM, ECHO, marked
 
