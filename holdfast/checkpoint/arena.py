@@ -78,7 +78,8 @@ class SnapshotName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot promised to copies queued on a GPU, which then seals it by setting its seq to `seq` + 1."""
+    """A slot promised to copies that are queued on a GPU. The last copy seals the slot: it sets the slot's seq to `seq`
+    + 1."""
 
     slot: int
     seq: int
@@ -183,7 +184,8 @@ class Arena:
     # What the one writer does.
 
     def begin_slot(self, step: int, generation: int, flags: int = 0) -> "SnapshotSlot | None":
-        """Start a snapshot in a slot that nobody reads. None if no slot is free or a claim is not sealed yet."""
+        """Start a snapshot in a slot that nobody reads. Return None if there is no such slot, or while a slot that is
+        promised to queued GPU copies is not sealed yet."""
         for slot in self._writable_slots() if self.is_settled() else ():
             head = self._heads[slot]
             before = head.seq
@@ -222,7 +224,7 @@ class Arena:
                 self.drop(sealed.slot)
 
     def is_settled(self) -> bool:
-        """Return whether all claimed slots are sealed."""
+        """Return whether every slot that was promised to queued GPU copies is sealed."""
         while self._claims and self._heads[self._claims[0].slot].seq > self._claims[0].seq:
             self._claims.popleft()
         return not self._claims

@@ -64,7 +64,7 @@ def run_in_threads(count: int, threads: int, work: Callable[[Iterator[int]], Non
 
 
 def spare_block() -> memoryview:
-    """Return page-aligned memory for one block, for data that cannot be read or written in place."""
+    """Return page-aligned memory for one block. Callers use it for blocks that they cannot read or write in place."""
     return memoryview(mmap.mmap(-1, BLOCK_BYTES))
 
 

@@ -59,12 +59,14 @@ class KeeperClient:
 
     @classmethod
     def for_this_rank(cls) -> "KeeperClient | None":
-        """Return the client of this node's keeper; None without an agent, and in a replay, which saves nothing."""
+        """Return a client of this node's keeper. Return None if there is no agent, or in a replay, because a replay
+        saves nothing."""
         path = os.environ.get(KEEPER)
         return cls(path) if path and not replay_environment.is_replay() else None
 
     def request_arena(self, want: rank_keeper_messages.ArenaRequest, layout: ImageLayout) -> str:
-        """Return the path of the arena for these snapshots. Write the layout to a file, which keepers exchange."""
+        """Ask the keeper for an arena; return the arena's path. Before that, put the layout into the keeper's folder as
+        a file, which keepers send to one another."""
         self.put_file(rank_keeper_messages.layout_file_name(want.rank, want.layout), msgspec.msgpack.encode(layout))
         match self._send_request(want):
             case rank_keeper_messages.ArenaGrant(path=path):

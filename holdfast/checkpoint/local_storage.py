@@ -96,7 +96,8 @@ class LocalStorage:
             _put_file(self.url(name), content)
 
     def put_mark(self, name: str, content: bytes) -> None:
-        """Write a small file even on a full disk: overwrite the file if there is one, else leave an empty file."""
+        """Write a small file. If that fails, as on a full disk, overwrite an existing file in place, or else make an
+        empty file."""
         try:
             self.put_file(name, content)
         except StorageError:

@@ -64,7 +64,8 @@ class ParityLayout(msgspec.Struct, frozen=True):
 
 
 def make_parity_layout(first: ImageLayout, second: ImageLayout) -> ParityLayout:
-    """Lay out the parity of the first half of one rank's share and the second half of another's."""
+    """Return the layout of a parity: the first half of one rank's share, XORed with the second half of another rank's
+    share. A share is the part of a rank's image that this rank backs up for all replicas."""
     halves = [half_of(_share_cuts(layout), half) for half, layout in enumerate((first, second))]
     chunks = [tuple(chunk for part in half for chunk in cut_range(*part)) for half in halves]
     starts = [tuple(accumulate((end - start for start, end in half), initial=0)) for half in chunks]

@@ -1,4 +1,4 @@
-"""Decides by their certificates which nodes of other hosts may have our state."""
+"""Decides which nodes of other hosts may have this node's state, by the certificates of those nodes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -55,7 +55,8 @@ class PushTarget(msgspec.Struct):
 
     @contextmanager
     def admit_chunk(self, link: socket.socket) -> Iterator[None]:
-        """Context manager around the receipt of one chunk into `views`. Raises TransportError after `give_up`."""
+        """Return a context in which the caller receives one chunk. Raises TransportError if this copy has been given
+        up."""
         with self.gate:
             if self.given_up:
                 raise TransportError("this copy was given up for another one")
@@ -168,9 +169,10 @@ class PeerServer:
                 self._forget_link()
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
-        """Return whether a new unauthenticated connection may stay. If its host has too many, drop one of these. If
-        there are too many in all, drop one, preferably of a host that has never authenticated. Prefer the oldest that
-        has sent nothing, else the oldest. There must be a limit, as connections are cheap to open."""
+        """Admit a new unauthenticated connection; return False if there is no room for it. To make room, drop another
+        unauthenticated connection: one from the same host if that host has too many, or any one if there are too many
+        in total. The first choice is the oldest connection that has sent nothing. In the second case, hosts that have
+        authenticated before are spared. A limit is needed because connections are cheap to open."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
@@ -192,7 +194,8 @@ class PeerServer:
             socket.socket.shutdown(one.link, socket.SHUT_RDWR)  # not as TLS does it: that is its thread's alone
 
     def _leave_strangers(self, one: UnprovenLink) -> bool:
-        """Remove a connection from the unauthenticated ones; return False if it has been dropped meanwhile."""
+        """Record that a connection is authenticated, so that it is no longer dropped to make room. Return False if it
+        has already been dropped."""
         with self._lock:
             self._strangers.pop(one, None)
             return not one.unwanted

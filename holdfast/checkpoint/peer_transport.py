@@ -219,7 +219,8 @@ class _PartTransfer:
         self._failed: list[TransportError] = []
 
     def run_threads(self) -> int:
-        """Transfer all parts and return the bytes moved. The first part goes alone, so a refusal comes only once."""
+        """Transfer all parts and return the number of bytes moved. The first part is transferred alone, so that a
+        keeper that refuses is asked only once."""
         with _connect_keeper(self._keeper) as link:
             self._moved.append(self._carry(link, self._left.popleft()))
             others = self._start_links([self._own_link] * (self._keeper.links - 1))
@@ -237,7 +238,8 @@ class _PartTransfer:
         return self.run_links([partial(_relay_link, self._keeper)] * self._keeper.links)
 
     def run_links(self, openers: Sequence[OpenLink]) -> int:
-        """Transfer the remaining parts over these connections, those left over by one more; return the bytes moved."""
+        """Transfer the remaining parts over new connections, one per opener; return the number of bytes moved. If some
+        of these connections fail, one more connection transfers the parts that they have left."""
         for link in self._start_links(openers):
             link.join()
         if self._left:

@@ -1,7 +1,7 @@
 """Reads the plain values of a pickle, such as torch's, and creates no other objects.
 
-Every class and function that the pickle names becomes a Blank, and so does every tensor; its bytes are not read. So
-this needs no torch, runs no code of the file, and shows which numbers, texts, lists and dicts the file holds.
+Each class, function or tensor that the pickle names is replaced by a Blank, and the bytes of tensors are not read. So
+reading needs no torch and runs no code from the file. It shows which numbers, texts, lists and dicts the file holds.
 """
 
 import io
@@ -26,7 +26,7 @@ class OutlineError(Exception):
 
 
 class Blank:
-    """Stands for an object of any class. `state` is the state that the pickle sets on the object, if that is a dict."""
+    """Stands for an object of any class. The pickle may set a dict as the state of the object; that dict is `state`."""
 
     state: dict[str, Any]
 

@@ -26,9 +26,9 @@ class UnfinishedWrite(msgspec.Struct, frozen=True):
 def retain_checkpoints(base: str, keep: int, every: int = 0, *, newest: int | None = None) -> tuple[str, ...]:
     """Remove checkpoints older than the last `keep` good ones, except every `every`-th step; return the removed URLs.
 
-    keep=0 removes none. `newest` is the step published last. After training went back, later steps belong to an
-    abandoned lineage; until training has passed them, they are neither counted nor removed. Checkpoints in doubt do not
-    count as good, so that older ones stay that may have to replace them.
+    keep=0 removes none. `newest` is the step published last. If training went back to an earlier step, checkpoints of
+    later steps may still exist; they are neither counted nor removed until training has passed their steps. Checkpoints
+    in doubt do not count as good, so older checkpoints stay to replace them.
     """
     if keep <= 0:
         return ()

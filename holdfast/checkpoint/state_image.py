@@ -73,7 +73,8 @@ def flatten_state(state: State, holders: Holders) -> FlatState:
 
 
 def extra_spec(size: int, rank: int, world: int) -> RecordSpec:
-    """Return the record spec for the extra bytes of a rank, which have the same size on every rank."""
+    """Return the spec of a rank's extra record: bytes that a snapshot stores beside tensors, of equal size on every
+    rank."""
     return RecordSpec(
         key=EXTRA,
         path=(EXTRA,),
@@ -93,7 +94,8 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bare_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor, without detaching it: that would create an object at every step."""
+    """Return this rank's part of a tensor. The part is not detached, because detaching would create an object at every
+    step."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -129,7 +131,7 @@ def _array_kinds() -> list[Any]:
 
 
 def record_sizes(spec: RecordSpec) -> tuple[int, int]:
-    """Return the size of a record before its payload, and of the whole record."""
+    """Return two sizes of a record: the bytes before its payload, and all bytes."""
     record = _frame_spec(spec)
     return len(record.head), len(record.head) + spec.bytes + len(record.tail)
 
@@ -151,7 +153,8 @@ class StateImage:
         self._finish: Callable[[], None] | None = None
 
     def use_reach(self, reach: Callable[[int], None]) -> None:
-        """Set a function that the image calls before a GPU reads it, to wait until the GPU can access its memory."""
+        """Set a function that waits until the GPU can access this memory up to an offset. The image calls it before the
+        GPU copies a tensor back."""
         self._reach = reach
 
     @contextlib.contextmanager
@@ -310,7 +313,7 @@ def _make_spec(write: WriteItem, path: Path, thing: object, held: TensorHolders)
 
 
 def check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor; raise StateError if its values cannot be copied from its memory."""
+    """Raise StateError if a tensor's values cannot be copied from its memory; otherwise pass the tensor through."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise StateError(f"{key} is a tensor of a kind that cannot be saved: {tensor.layout}, {tensor.dtype}")
     thing: object = tensor

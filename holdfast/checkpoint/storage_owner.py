@@ -27,8 +27,9 @@ class StorageOwner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def take_ownership(url: str, author: Author) -> None:
-    """Make this author the only one that may publish here. Call it once per generation, before any write. Raises
-    TakenOverError if the owner is a later generation of the same run, or another run that is certainly alive."""
+    """Make this author the only one that may publish checkpoints in a storage. Call it once per generation, before any
+    write. Raises TakenOverError if the owner is a later generation of the same run, or another run that is certainly
+    alive."""
     storage = open_storage(url)
     holder = read_owner(storage)
     if holder and holder.run == author.run and holder.generation > author.generation:
@@ -65,7 +66,8 @@ def _read_inode(storage: Storage) -> int:
 
 
 class OwnedStorages:
-    """The storages that this process owns, with the author and the folder's identity, to notice a replaced folder."""
+    """The storages that this process owns. For each, it remembers who took it and which folder it was, to notice if the
+    folder is replaced."""
 
     def __init__(self) -> None:
         self._taken: dict[str, tuple[Author, tuple[int, int] | None]] = {}

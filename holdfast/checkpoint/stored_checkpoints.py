@@ -48,7 +48,8 @@ def find_checkpoints(base: str, step: int | None = None) -> tuple[StoredCheckpoi
 
 
 def find_rival(url: str, run_id: str) -> str:
-    """Return one sentence if another run of this host writes to this storage now; empty if not, or if not known."""
+    """Return one sentence if another run of this host writes to this storage now. Return "" if none does, or if that
+    cannot be found out."""
 
     def look() -> str:
         storage = open_storage(url)

@@ -1,7 +1,8 @@
 """Finds and verifies checkpoints that trainers write by themselves: DeepSpeed, Megatron, TorchTitan and other DCP.
 
-A look checks quickly whether all files are there and complete, by their sizes and ends. A verification reads every byte
-that has a checksum: files of torch.save are archives with a CRC-32 of each record. Neither needs torch or the trainer.
+There are two checks. The quick one tests whether all files are there and complete, from the sizes and last bytes of the
+files. The thorough one reads every byte that has a checksum: files of torch.save are archives with a CRC-32 of each
+record. Neither check needs torch or the trainer.
 """
 
 import os
@@ -100,7 +101,8 @@ def _may_be_one(folder: Path) -> bool:
 
 
 def _look_apart(folder: Path) -> TrainerCheckpoint | None:
-    """Look at a folder in a child process, so that damaged files there cannot crash this process."""
+    """Return the checkpoint in a folder, None if there is none. A child process reads the folder, so that damaged files
+    cannot crash this process."""
     try:
         told = call_in_child(lambda: msgspec.json.encode(_look_at(folder)), _MOST_MEMORY_BYTES)
     except ChildEndedError as e:
@@ -121,7 +123,8 @@ def _kind_of(folder: Path) -> _Kind | None:
 
 
 def _look_at(folder: Path) -> list[TrainerCheckpoint]:
-    """Return a list with the checkpoint in this folder, without its address; empty if there is none."""
+    """Return the checkpoint in this folder as a list of one, with an empty `url`; return an empty list if there is
+    none."""
     try:
         kind = _kind_of(folder)
         if kind is None:

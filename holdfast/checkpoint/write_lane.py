@@ -65,7 +65,7 @@ class WriteLane:
 
     @property
     def is_held_up(self) -> bool:
-        """Return whether the last write still runs, even if given up; no other write can start before it ends."""
+        """Return whether the last write still runs, be it given up or not. No other write can start until it ends."""
         return self._last is not None and self._last[1].is_alive()
 
     def give_up(self) -> None:

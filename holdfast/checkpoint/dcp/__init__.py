@@ -1,4 +1,5 @@
-"""Connects checkpoints to torch.distributed.checkpoint: their metadata, and storage for its `save` and `load`."""
+"""Connects holdfast's checkpoints to torch.distributed.checkpoint (DCP): translates metadata, and provides a writer for
+`dcp.save` and a reader for `dcp.load`."""
 
 from holdfast.checkpoint.dcp.reader import Planner, Reader
 from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, encode_metadata

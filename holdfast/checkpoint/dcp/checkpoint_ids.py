@@ -30,9 +30,10 @@ def step_under(checkpoint_id: str, url: str) -> int | None:
 
 
 def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
-    """Return the URL of the checkpoint with this id; without an id, `url` if it is a checkpoint, else the newest there.
+    """Return the URL of the checkpoint with this id.
 
-    Raises StorageError if no checkpoint has this id, or if it is not known which checkpoints are in doubt.
+    Without an id, return `url` itself if it is a checkpoint, else the URL of the newest good checkpoint in the folder
+    `url`. Raises StorageError if no checkpoint has this id, or if it is not known which checkpoints are in doubt.
     """
     if not checkpoint_id or same_place(checkpoint_id, url):
         if storage_opener.open_storage(url).read(MANIFEST):

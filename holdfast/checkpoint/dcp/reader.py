@@ -34,9 +34,9 @@ _AT_ONCE_BYTES = 256 << 20
 class Reader(StorageReader):
     """Reads for `dcp.load(state, storage_reader=Reader(url))`: from memory if the agent has it, else from storage.
 
-    `url` is a checkpoint or a folder of checkpoints. From a folder, the step in the checkpoint id is read, or the
-    newest without an id. Every byte of our checkpoints is verified; torch's own have no checksums, so they are read
-    unverified.
+    `url` is a checkpoint or a folder of checkpoints. In a folder, the checkpoint id names the step to read; without an
+    id, the newest checkpoint is read. Every byte of holdfast's checkpoints is verified. Torch's own checkpoints have no
+    checksums, so they are read unverified.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from holdfast.checkpoint.dcp import Reader, Writer

@@ -104,7 +104,8 @@ def _names_of(item: ImageItem, named: dict[tuple[str, Ranks], str]) -> Iterator[
 def _enter_record(
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata], name: str, item: ImageItem
 ) -> MetadataIndex | None:
-    """Add a record to the metadata of its tensor and return its index; None if the record is an empty chunk."""
+    """Add a record to the metadata of the tensor `name`. Return the index under which the metadata lists the record, or
+    None for an empty chunk, which is not listed."""
     spec = item.spec
     if not spec.dtype:
         tensors[name] = BytesStorageMetadata()

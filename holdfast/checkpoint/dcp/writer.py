@@ -58,10 +58,10 @@ class SaveCall(msgspec.Struct):
 class Writer(StorageWriter):
     """Writes for `dcp.save(state, checkpoint_id="step-10", storage_writer=writer)`; each rank uses one for all saves.
 
-    The step is the number at the end of the id; without an id it is the newest step plus one. With an agent the whole
-    state is copied into the node's memory, and the keeper does the rest. Without one, or if only some ranks of the
-    job save, this rank's part is written to `url` before save returns. `overwrite=False` refuses an existing step; a
-    step that another writer of the same launch has saved is refused in any case.
+    The step is the number at the end of the id. Without an id, it is the newest step plus one. If there is an agent and
+    all ranks of the job save, the whole state is copied into the node's memory, and the keeper writes it to storage.
+    Otherwise this rank's part is written to `url` before save returns. With `overwrite=False`, save refuses a step that
+    exists. Save always refuses a step that another writer of the same launch has saved.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from holdfast.checkpoint.dcp import Writer
@@ -195,7 +195,8 @@ class Writer(StorageWriter):
         return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
 
     def _heard(self, call: object) -> SaveCall:
-        """Return the SaveCall of this save. A cached plan may bring an old one; the rank then finds the step itself."""
+        """Return the SaveCall of this save. In a cached plan, `call` may be that of an earlier save; a rank that is not
+        the coordinator then works out the step itself."""
         if isinstance(call, SaveCall) and not call.taken:
             call.taken = True
             self._call = call
@@ -205,7 +206,8 @@ class Writer(StorageWriter):
         return self._call
 
     def _whole(self, planner: SavePlanner) -> Sequence[WriteItem]:
-        """Return all items of this rank, also those that others write. A cached plan uses the first save's items."""
+        """Return all items of this rank's state, including those that other ranks write to storage. If torch reuses a
+        cached plan, the items are those of the first save."""
         plan = self._local or planner.create_local_plan()
         return plan.items if plan.usable else planner.plan.items  # type: ignore[attr-defined]
 

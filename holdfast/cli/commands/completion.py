@@ -1,4 +1,5 @@
-"""`holdfast completion`: prints a shell's completion script, which calls it again for the words to suggest."""
+"""`holdfast completion`: prints a completion script for a shell. The script calls this command again to get
+suggestions."""
 
 from typing import Any
 

@@ -184,7 +184,8 @@ def _action_text(found: Diagnosis) -> str:
 
 
 def _class_text(found: Diagnosis) -> str:
-    """Return the failure class as text, with the confidence unless the run itself gave the verdict."""
+    """Return the failure class as text. If the class was guessed from logs, and is not the run's own verdict, add how
+    sure the guess is."""
     if found.verdict and found.klass == UNKNOWN:
         return "nobody said why"
     return f"{found.title}: {found.klass}" if found.verdict else f"{found.klass}, {found.confidence:.0%} sure"

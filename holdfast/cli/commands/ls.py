@@ -1,4 +1,5 @@
-"""`holdfast ls`: lists this user's runs on this host, or those of a database or a cluster, with the state of each."""
+"""`holdfast ls`: lists runs with their states: this user's runs on this host, or the runs of a database or a
+cluster."""
 
 import argparse
 import contextlib

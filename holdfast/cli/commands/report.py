@@ -325,12 +325,13 @@ def _by_cause(bill: Bill) -> Text:
 
 
 def _start_text(bill: Bill, cause: str) -> str:
-    """Return, for the cause "start and end", its seconds by use of time in brackets; "" for any other cause."""
+    """If the cause is "start and end", return in brackets how many seconds went into each use of time; else ""."""
     return f" ({_row_text(bill.others[cause])})" if cause == START_AND_END else ""
 
 
 def _row_text(row: Row, record: Record | Change | None = None) -> str:
-    """Return a row's seconds by use of time as text. With `record`, stopping and starting up are split into phases."""
+    """Return a row of the report as text: the seconds that went into each use of time. With `record`, the text also
+    splits the seconds of stopping and of starting up into phases."""
     parts = {TimeUse.STOP: stop_phases_s(record), TimeUse.START_UP: start_up_s(record)} if record else {}
     hidden = (TimeUse.REDO, TimeUse.PROBE) if row.get(TimeUse.PROBE) == 0.0 else (TimeUse.REDO,)
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}

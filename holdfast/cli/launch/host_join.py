@@ -226,7 +226,7 @@ class HostJoin:
         self, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...] = STOP_SIGNALS
     ) -> int | None:
         """Run this host's node while another host runs the controller; return the exit code. Return None as soon as
-        `is_free` says that this host may run it. A signal in `stops` makes the node leave the job."""
+        `is_free` says that this host may run the controller. A signal in `stops` makes the node leave the job."""
         code: int | None = 1
         try:
             if not self.has_node and not self._join_as_node(is_free, stops):

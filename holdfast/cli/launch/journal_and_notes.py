@@ -37,7 +37,8 @@ class RunRecord(NamedTuple):
     handover: "HandoverNotes | None"  # None: the next controller is on the same host
 
     async def hand_over(self) -> None:
-        """Keep updating the notes for another host until cancelled; return at once if no other host can take over."""
+        """Copy what a controller on another host would need to the journal's database, until cancelled. Return at once
+        if no other host can take over."""
         if self.handover:
             await self.handover.run()
 

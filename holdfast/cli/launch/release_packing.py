@@ -172,7 +172,7 @@ def _commit_text(root: Path) -> str:
 
 
 class PackedUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree that was packed for an update."""
+    """The user's code, packed into an archive for an update."""
 
     digest: str
     root: str

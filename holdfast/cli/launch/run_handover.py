@@ -1,4 +1,5 @@
-"""What a controller on another host needs besides the journal, in notes in Postgres: keys and releases."""
+"""Copies keys and releases to notes in Postgres. A controller on another host needs them, besides the journal, to take
+over a run."""
 
 import asyncio
 import contextlib
@@ -86,8 +87,9 @@ def fetch_run(lease: ControllerLease, run_dir: Path, secret: str) -> Begin | Non
 
 
 def restore_run(journal: PostgresJournal, run_dir: Path, secret: str, least: int = 0) -> Begin | None:
-    """Write the run's keys and releases to this host's run directory; return its Begin event, None if it never began.
-    Raises JournalDamagedError if the journal has fewer entries than `least`, which it is known to have had."""
+    """Write the run's keys and releases from Postgres to this host's run directory. Return the run's Begin event, or
+    None if the run never began. Raises JournalDamagedError if the journal has fewer than `least` entries, the number
+    that it once had."""
     journal.prove()
     if journal.seq < least:
         lost = f"had {least} entries, and has {journal.seq} now"

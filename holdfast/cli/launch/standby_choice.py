@@ -49,7 +49,7 @@ def _with_run(seen: NodeLosses, run_dir: Path, fleet: str, until: float) -> Node
 
 
 def _stop_at(until: float, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Yield the entries; TimeoutError once reading takes too long."""
+    """Yield `entries` unchanged. Raise TimeoutError if an entry is read later than `until`, a monotonic time."""
     for entry in entries:
         if time.monotonic() > until:
             raise TimeoutError

@@ -297,7 +297,8 @@ class Supervisor:
 
 
 def _end_store(run_dir: Path) -> None:
-    """Tell the store process to quit, in case the controller did not; else it would wait for another controller."""
+    """Tell the store process to quit if it still runs. A store whose controller crashed would wait for another
+    controller."""
     try:
         with unix_sockets.connect(run_dir / "store.sock") as store:
             store.sendall(b'{"quit": true}\n')

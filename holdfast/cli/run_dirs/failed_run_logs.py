@@ -68,8 +68,8 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
 
 
 def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:
-    """Return the record of the closed incident that ended this generation; None if there is none.
-    A record covers as many generations as its incident had failures."""
+    """Return the record of the closed incident that ended this generation; None if there is none. If an incident had
+    several failures, it ended several generations."""
     closed = [entry.decision.closed for entry in entries if entry.decision.closed]
     return next((one for one in reversed(closed) if 0 <= generation - one.generation < max(1, one.failures)), None)
 
@@ -83,7 +83,8 @@ def _newest_record(entries: Sequence[Entry]) -> Record | None:
 
 
 def _write_console(entries: Sequence[Entry]) -> str:
-    """Return the console sentences about incidents: the summary of each closed one, the first line of an open one."""
+    """Return what the console showed about incidents: a summary of each closed incident, and the first line of an open
+    one."""
     lines: list[str] = []
     opened, phase = "", Phase.NEW
     for entry in entries:
@@ -104,7 +105,7 @@ def _read_entries(run_dir: Path) -> list[Entry]:
 
 
 def _is_oom_killed(events: Sequence[object], last: Sequence[Alarm]) -> bool:
-    """Return whether the kernel reported that it killed these ranks for lack of memory."""
+    """Return whether the kernel reported that it killed ranks of the alarms `last` for lack of memory."""
     since, ranks = min(alarm.at for alarm in last) - _BEFORE_S, {rank for alarm in last for rank in alarm.ranks}
     kills = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and not e.pressed)
     return any(kill.at >= since and ranks & set(kill.ranks) for kill in kills if not is_guessed_kill(kill))

@@ -33,7 +33,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Files of a run that are not removed, and why."""
+    """Something that a run leaves on purpose, such as its journal or its checkpoints, and why it is not removed."""
 
     what: str
     bytes: int

@@ -25,7 +25,8 @@ class NoSuchRun(UsageError):
 
 
 def add_run_argument(parser: argparse.ArgumentParser, *, order: bool = False) -> None:
-    """Add a positional argument RUN and `--run RUN`; call this after the command's other positional arguments."""
+    """Add a positional argument RUN and `--run RUN`. Call this after the command's other positional arguments. With
+    `order`, the help says that a command without RUN acts on the only live run, not on the newest."""
     parser.add_argument("run", nargs="?", metavar="RUN", help=_HELP_ORDER if order else _HELP)
     parser.add_argument("--run", dest="named", metavar="RUN", help="the same as RUN alone")
 
@@ -105,8 +106,8 @@ def run_to_read(args: argparse.Namespace) -> Path:
 
 
 def run_to_change(args: argparse.Namespace) -> Path:
-    """Return the run to change: the named one, else the only live one. Raise UsageError if it has ended or several
-    live."""
+    """Return the run to change: the named one, else the only live one. Raise UsageError if the run has ended, or if no
+    run is named and several are alive."""
     if (name := named_run(args)) is not None:
         run_dir = find(name)
         if since := _ended_since(run_dir):

@@ -178,7 +178,7 @@ def parse_settings(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_memory(given: GivenFlags, name: str) -> str | None:
-    """Return a size or a percentage, as written; None when the flag is absent."""
+    """Return the text of a flag that gives memory as a size or a percentage; None if the flag is absent."""
     word = given.words.get(name)
     if word is None:
         return None
@@ -202,7 +202,8 @@ def parse_mesh(given: GivenFlags, name: str) -> Dims:
 
 
 def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
-    """Check that --min-nodes nodes hold a whole number of data-parallel replicas; a job shrinks only by whole ones."""
+    """Raise UsageError unless --min-nodes nodes hold a whole number of data-parallel replicas. A job can shrink only by
+    whole replicas."""
     if not any(dim in DATA_PARALLEL for dim, _ in mesh):
         raise UsageError(f"--min-nodes {least}: --mesh has one replica, which needs all nodes; drop one of these flags")
     ranks = prod(size for dim, size in mesh if dim not in DATA_PARALLEL)

@@ -94,7 +94,8 @@ _shown: FooterLine | None = None  # a process has one terminal
 
 
 def make_room() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which lines can be written to the terminal above the footer, if there is one."""
+    """Return a context in which the caller can write lines to the terminal. If a footer is shown, the lines go above
+    it."""
     return _shown.lifted() if _shown else contextlib.nullcontext()
 
 
@@ -154,7 +155,9 @@ class JobMeter:
         self._steps: deque[tuple[float, int]] = deque()
 
     def describe_job(self, now: float, status: dict[str, Any]) -> tuple[str, str]:
-        """Return the phase, and then step, step rate, ETTR and incidents; `status` is empty without a controller."""
+        """Return two texts: the phase of the job, and details. In training, these are step, step rate, ETTR and
+        incidents; in any other phase, what the job waits for comes first. `status` is empty if no controller
+        answers."""
         phase = "starting" if not self._phase else "no controller"
         if status:
             phase = phase_said(status)

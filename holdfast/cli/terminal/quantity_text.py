@@ -26,7 +26,8 @@ START_S = 60.0  # ranks that have run for less may not have come to their first 
 
 
 def no_step_said(run_s: float, *, over: bool) -> str:
-    """Say that no step was seen; "" if no rank has run. Once ranks have run for START_S or ended, also say why."""
+    """Return a sentence that says that the job has made no step; "" if no rank has run. If the job is over, or if ranks
+    have run for START_S seconds, the sentence also says why."""
     if over or run_s >= START_S:
         return NO_STEP if run_s else ""
     return f"no step was seen yet: the ranks have run for {duration_text(run_s)}" if run_s else ""

@@ -157,7 +157,7 @@ class Console:
                 self._follow_file(file)
 
     def _end_generations(self, up_to: int) -> None:
-        """Show all that ranks of these generations have printed. They have ended, so nothing is waited for."""
+        """Show all remaining output of the generations up to this number, which have ended."""
         for path, file in self._files.items():
             if self._file_generation(path) <= up_to:
                 self._finish_file(file)

@@ -1,6 +1,6 @@
-"""Folds tracebacks on a console that many ranks share: the first cause is shown whole, later ones in one line. When a
-rank fails, every other rank prints a traceback, or torch's threads print a C++ report, which only says that a peer is
-gone. Reports with the same text become one line, which names the logs that have the full text."""
+"""Folds tracebacks on a console that many ranks share. The first cause is shown whole, and each later traceback in one
+line: when a rank fails, every other rank prints a traceback, or a C++ report of torch's threads, that only says that a
+peer is gone. Reports with the same text become one line, which names the logs that have the full text."""
 
 import re
 import time
@@ -57,7 +57,8 @@ class PrintedTraceback:
 
     @property
     def speaks(self) -> bool:
-        """Whether a C++ report has not reached its stack yet, so that any further line may belong to its message."""
+        """Return whether a C++ report is still in its message. Any further line may belong to the message until the
+        stack begins."""
         told = next((line for line in reversed(self.lines) if line.strip()), b"")
         return not _FRAME.match(told)
 
@@ -159,9 +160,9 @@ class TracebackFolding:
         same.line = b"%s (%s; %s)" % (held.last[:_LINE_BYTES], alone, _where(same.paths[path], path))
 
     def take_same(self, over: int = 0) -> list[tuple[Path | None, bytes]]:
-        """Return one line for each complete set of equal tracebacks, with a log's path if only one rank printed it. A
-        set is complete if no rank has joined it for a while, or if its generation has ended (its number is at most
-        `over`)."""
+        """Return one line for each complete set of equal tracebacks, with the path of the log if only one rank printed
+        the traceback, else None. A set is complete once no rank has joined it for a while, or once its generation has
+        ended: generations up to the number `over` have."""
         now = time.monotonic()
         found: list[tuple[Path | None, bytes]] = []
         for (generation, key), same in list(self._same.items()):
