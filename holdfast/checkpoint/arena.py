@@ -197,8 +197,9 @@ class Arena:
         return None
 
     def claim(self, name: SnapshotName, *, spare_newest: bool = False) -> SlotClaim | None:
-        """Promise a slot to queued copies; None if none is free. The copies must run in the order of their claims. With
-        `spare_newest`, keep the newest whole snapshot while other claims are open, since those may never be sealed."""
+        """Promise a slot to queued copies; None if no slot is free. The copies must run in the order of their claims.
+        With `spare_newest`, keep the newest whole snapshot while a slot claimed earlier is unsealed, as it may never be
+        sealed."""
         spared = {one.slot for one in self.list_sealed()[:1]} if not self.is_settled() and spare_newest else set[int]()
         for slot in self._writable_slots():
             if slot in spared:
@@ -218,7 +219,7 @@ class Arena:
         self._set_seq(slot, self._next_seq())
 
     def drop_after(self, step: int) -> None:
-        """Invalidate all snapshots after this step: they belong to an abandoned lineage."""
+        """Invalidate all snapshots of later steps, because training goes back to this step and makes them anew."""
         for sealed in self.list_sealed():
             if sealed.step > step:
                 self.drop(sealed.slot)
@@ -232,8 +233,9 @@ class Arena:
     def _writable_slots(self) -> list[int]:
         """List the slots that may be overwritten, least valuable first.
 
-        The slot of the newest whole snapshot is excluded, with one exception: every other slot is pinned, and one of
-        them is whole. Then it is better to overwrite the newest than to take no snapshots until a reader unpins.
+        The list leaves out the newest snapshot's slot: the slot promised last to queued copies, else the newest whole
+        one. One exception: if readers have pinned all other slots, and another snapshot is whole, the newest may be
+        overwritten. Otherwise there would be no more snapshots until a reader unpins its slot.
         """
         whole = [sealed for sealed in self.list_sealed() if not sealed.flags & POISONED]
         ahead = {claim.slot: claim.seq for claim in self._claims}
@@ -312,7 +314,8 @@ class Arena:
         self._heads[slot].flags |= flag
 
     def write_checksums(self, slot: int) -> tuple[int, ...]:
-        """Compute a snapshot's checksums and store them with it; () if it is not whole or changed meanwhile."""
+        """Compute a snapshot's checksums, store them with the snapshot and return them. Return () if the snapshot is
+        not whole, or if it was overwritten meanwhile."""
         head = self._heads[slot]
         seq = head.seq
         if seq % 2 or not seq:

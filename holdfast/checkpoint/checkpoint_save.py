@@ -178,8 +178,8 @@ def withdraw_write(folder: str, world: int, why: str) -> None:
 
 
 def has_failed(folder: str) -> bool:
-    """Return whether this folder will never be published (again): rank 0 has given it up, or it is gone. A folder is
-    also gone once its checkpoint is published."""
+    """Return whether rank 0 has given up this folder, or the folder does not exist. A folder that has become a
+    checkpoint does not exist under its old name."""
     first = _read_part(open_storage(folder), 0)
     return first is None or bool(first.why)
 

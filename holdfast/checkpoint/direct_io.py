@@ -39,7 +39,8 @@ class SharedTurns:
 
 
 def run_in_threads(count: int, threads: int, work: Callable[[Iterator[int]], None]) -> None:
-    """Run `work` in several threads that share the numbers of range(count). The first error ends all and is raised."""
+    """Run `work` in several threads that share the numbers of range(count). After the first error, the threads get no
+    more numbers, and the error is raised."""
     turns = SharedTurns(count)
     ended: list[bool] = []
 
@@ -223,7 +224,8 @@ class InputFile:
         return self._read_at(offset, into, False) or 0
 
     def _read_at(self, offset: int, into: memoryview, direct: bool) -> int | None:
-        """Return the number of bytes read; None if direct I/O does not accept this memory."""
+        """Read from the file until `into` is full or the file ends. Return the number of bytes read, or None if direct
+        I/O does not accept this memory."""
         filled = 0
         while filled < len(into):
             try:

@@ -73,7 +73,7 @@ def first_fault(paths: Iterable[Path]) -> str:
 
 
 def distcp_fault(folder: Path) -> str:
-    """Return what is wrong with a checkpoint of torch.distributed.checkpoint; its `.metadata` is written last."""
+    """Return what is wrong with a checkpoint of torch.distributed.checkpoint; "" if all its records are there."""
     try:
         for place in sorted(read_places(folder)):
             if fault := _record_fault(folder, place):

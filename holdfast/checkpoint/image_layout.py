@@ -126,7 +126,8 @@ def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]
 
 
 def name_of(key: str, group: Ranks) -> str:
-    """Return `key@rank`, with the group's first rank: the tensor's name if another group has the plain key."""
+    """Return `key@rank`, where `rank` is the first of the group. A tensor has this name if another group has one under
+    `key`."""
     return f"{key}@{group[0]}"
 
 

@@ -45,7 +45,8 @@ class KeeperError(Exception):
 
 
 class StateFetchError(KeeperError):
-    """Says why the keeper could not fetch a state from the nodes that hold it. Its name is read in last words."""
+    """Says why the keeper could not fetch a state from the nodes that hold it. The failure catalog finds this class by
+    its name in a traceback."""
 
 
 class KeeperClient:

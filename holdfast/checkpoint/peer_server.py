@@ -77,7 +77,7 @@ class PushTarget(msgspec.Struct):
                     socket.socket.shutdown(link, socket.SHUT_RDWR)  # TLS's own would let its reader go on unencrypted
 
     def is_quiet(self, timeout_s: float) -> bool:
-        """Wait until no chunk is coming in; return False if one still is after `timeout_s`."""
+        """Wait until no chunk is being received. Return False if that takes longer than `timeout_s`."""
         with self.gate:
             return self.gate.wait_for(lambda: not self.receiving, timeout_s)
 

@@ -1,11 +1,12 @@
 """Transfers state between keepers: memory ranges in checksummed chunks, paced, and resumed after a broken connection.
 
 On one host the connection is a unix socket, and the kernel tells which user is at the other end. Between hosts it is
-TLS, and both sides show a certificate of the job. A connection carries one request after the other: a line of JSON
-each way, then chunks, each followed by its xxh3. The sender paces itself. The receiver writes straight into the final
-memory and, when asked again, answers which chunks it has. Between hosts a large copy goes in parts over several
-connections at once, because decryption binds each connection to one core. A keeper that pushes asks for tickets first
-(tls_relay_tickets.py), one per connection.
+TLS, and both sides show a certificate of the job. A connection carries one request after the other: a line of JSON each
+way, then chunks, each followed by its xxh3. The sender paces itself. The receiver writes straight into the final
+memory. If the sender repeats a request, the receiver answers which chunks have already arrived.
+
+Between hosts, a large copy is divided among several connections, because one core decrypts each connection. Before
+a push, the keeper asks for one ticket per connection (tls_relay_tickets.py).
 """
 
 import os

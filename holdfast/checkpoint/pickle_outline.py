@@ -66,8 +66,8 @@ class _Outliner(pickle.Unpickler):
 
 
 def outline_pickle(content: bytes) -> Any:
-    """Return the pickle's content, with blanks in place of all but plain values. Raises OutlineError if it is not
-    whole.
+    """Return the plain values of a pickle, with a Blank in place of every other object. Raises OutlineError if the
+    pickle is not complete.
 
     A hostile pickle can still use up all memory, or crash the interpreter with deeply nested tuples. If a stranger may
     have written the pickle, call this in a `limited_child`.

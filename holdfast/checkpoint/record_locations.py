@@ -60,7 +60,8 @@ def _locate_item(
 
 
 def _is_adjacent(last: PartPiece, piece: PartPiece) -> bool:
-    """Return whether two records lie equally far apart in the part and in the image, so that one read gets both."""
+    """Return whether two pieces of one rank's part are as far apart in the target memory as in the part. One read then
+    gets both."""
     return last.rank == piece.rank and 0 <= piece.to - last.to == piece.start - last.start
 
 

@@ -49,7 +49,8 @@ def find_surplus(
     *,
     newest: int | None = None,
 ) -> tuple[StoredCheckpoint, ...]:
-    """Return the checkpoints that retention removes; `found` is ordered newest first, and so is the result."""
+    """Return the checkpoints that `retain_checkpoints` removes if it gets these arguments. Both `found` and the result
+    are ordered newest first."""
     line = [one for one in found if newest is None or one.step <= newest]
     good: list[int] = []  # distinct steps, newest first
     removed: list[StoredCheckpoint] = []
@@ -66,8 +67,9 @@ def find_surplus(
 def clean_unpublished(base: str, author: Author | None, *, before: int = -1, force: bool = False) -> tuple[str, ...]:
     """Remove unpublished writes that will certainly never be published; return their URLs. With `force`, remove all.
 
-    Such a write belongs to a process that has ended, or to this run. In this run, it is of an earlier generation, or of
-    a step before the newest that the author has published or is now beginning (`before`).
+    A write of the author's own run cannot succeed if it is of an earlier generation, or of an earlier step than the
+    newest that the author has published or is beginning to write (`before`). A write of another run cannot succeed if
+    the processes that wrote it have ended.
     """
     storage = open_storage(base)
     last = max((before, *(one.step for one in find_published(storage) if one.author == author)))

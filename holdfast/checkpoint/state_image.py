@@ -1,4 +1,5 @@
-"""Converts a state of tensors and values to and from an image: flattened once, then copied at every snapshot."""
+"""Converts a state of tensors and values to an image and back. The state is flattened once; each snapshot then copies
+only tensors and values."""
 
 import contextlib
 import ctypes
@@ -122,7 +123,7 @@ def decode_value(content: bytes | memoryview) -> object:
 
 
 def _array_kinds() -> list[Any]:
-    """Return the classes that numpy arrays and scalars are unpickled from; empty if numpy is not imported."""
+    """Return the functions and classes that a pickled numpy array or scalar names; empty if numpy is not imported."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return []
@@ -159,8 +160,8 @@ class StateImage:
 
     @contextlib.contextmanager
     def fetched_by(self, fetch: Callable[[int, torch.Tensor], None], finish: Callable[[], None]) -> Iterator[None]:
-        """Within this block, fill GPU tensors by `fetch`, which is faster than copying from the image. `settle` calls
-        `finish`, which waits for these tensors."""
+        """Return a context in which `fetch` fills GPU tensors faster than a copy from the image would. `settle` calls
+        `finish`, which waits until these tensors are filled."""
         self._fetch, self._finish = fetch, finish
         try:
             yield
@@ -196,7 +197,8 @@ class StateImage:
         return None
 
     def get_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy an item back into a tensor, or return the memory move that the caller must make instead."""
+        """Copy an item back into a tensor and return None. If the tensor is contiguous in CPU memory, copy nothing, and
+        return the memory move that the caller must make."""
         if tensor.is_cpu and tensor.is_contiguous():
             start, size = self._ways[index]
             return tensor.data_ptr(), start, size
@@ -246,7 +248,8 @@ def shape_payload(flat: torch.Tensor, spec: RecordSpec, at: int) -> torch.Tensor
 
 
 def item_slices(layout: ImageLayout) -> list[tuple[slice, ...] | None]:
-    """For every item return the slice of this rank's tensor that it covers; None if it covers the whole tensor."""
+    """Return one entry for each item: the slices that select the item in this rank's tensor, or None for the whole
+    tensor."""
     first: dict[str, tuple[int, ...]] = {}
     count: dict[str, int] = {}
     for item in layout.items:
@@ -336,7 +339,8 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _value_room(key: str, value: object) -> int:
-    """Return the room for a value, twice its present size. Raises StateError if the value cannot be decoded again."""
+    """Return the number of bytes to reserve for a value: twice its present size. Raises StateError if the value cannot
+    be decoded again."""
     try:
         content = encode_value(value)
         decode_value(content)

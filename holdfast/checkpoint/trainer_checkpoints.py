@@ -256,7 +256,8 @@ def _look_at_megatron(folder: Path) -> str:
 
 
 def _uneven_fault(folder: Path) -> str:
-    """Return a sentence about the first rank's folder that lacks its file, or "". The file has the same name in all."""
+    """Return a sentence about the first of the ranks' folders that has no file _OLD_FILE; "" if every folder has
+    one."""
     ranks = sorted(path for path in folder.glob("mp_rank_*") if path.is_dir())
     lacking = (path.name for path in ranks if not (path / _OLD_FILE).is_file())
     return next((f"{rank}/{_OLD_FILE} is missing" for rank in lacking), "")

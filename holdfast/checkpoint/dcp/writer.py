@@ -175,7 +175,8 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """Return the keeper for this save. None without an agent, or if only some ranks save: keepers wait for all."""
+        """Return the keeper for this save. Return None without an agent. Return None also if only some ranks save,
+        because a keeper waits for the snapshots of all ranks."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:
@@ -213,7 +214,8 @@ class Writer(StorageWriter):
 
     @property
     def _author(self) -> Author:
-        """Return the author of this save. Ranks share a token from the store, as a cached plan may be out of date."""
+        """Return the author of this save. Ranks that save together have the same author. Its name contains a token from
+        torch's store and not from the plan, because a cached plan may be old."""
         rank, world = rank_and_world()
         if self._call.world == 1:
             run = f"{_launch_token()}-{rank}-{self._run}" if world > 1 else self._run

@@ -19,7 +19,8 @@ _RANK_FOLDER = re.compile(r"rank-(\d+)")
 
 
 def find_states(folder: str) -> list[StoredCheckpoint]:
-    """Return the states that a run's ranks left in its folder below `disk.path`, rank by rank."""
+    """Return the states that ranks left on this host's disk, rank by rank. `folder` is the folder of the run below
+    `disk.path`."""
     storage = open_storage(folder)
     ranks = [name for name in storage.list_names() if _RANK_FOLDER.fullmatch(name)]
     return [one for name in ranks for one in find_checkpoints(storage.url(name))]

@@ -1,4 +1,5 @@
-"""`holdfast catalog`: shows, checks and extends the catalog of patterns in last words."""
+"""`holdfast catalog`: shows, checks and extends the catalog of patterns, which recognize failures in what ranks print
+last."""
 
 import argparse
 import sys

@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
 
 
 def find_stopped(found: JobStacks) -> BlockingRanks | None:
-    """Name the stopped ranks as the ones that block the job. Return None if no rank is stopped."""
+    """Return the stopped ranks as the ranks that block the job. Return None if no rank is stopped."""
     stopped = {p.rank: p.node for p in training_processes(found.traces).values() if p.state in STOPPED}
     if found.naming.how == "stopped" or not stopped:
         return found.naming if found.naming.how == "stopped" else None

@@ -68,7 +68,7 @@ class StopSignals:
     """Collects stop signals: the first stops the job with a grace period, the second at once, the third by force."""
 
     def __init__(self, stops: tuple[int, ...] = STOP_SIGNALS, once: tuple[int, ...] = ()) -> None:
-        """Count each signal of `stops` that arrives; a repeated signal of `once` counts as one."""
+        """Count every signal of `stops` that arrives, but a signal that is also in `once` only the first time."""
         self.numbers: list[int] = []
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # The terminal is gone, not the wish to train. It is not ignored, as programs would inherit that.
@@ -307,7 +307,8 @@ def _end_store(run_dir: Path) -> None:
 
 
 def _gather_outputs(releases: Path) -> None:
-    """Bring files that ranks made in staged trees to the user's tree, if their nodes had no time to do so."""
+    """Move files that ranks made in their copies of a release to the user's tree. A node does this itself unless it
+    dies."""
     try:
         for index, gathered in release_tree_overlay.gather_all(releases):
             say(release_tree_overlay.describe_gathered(index, gathered))

@@ -29,9 +29,9 @@ def find_file_or_run(name: str) -> Path:
 
 
 def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
-    """Return the logs of the newest generation in which a rank crashed, and how its ranks ended. If the run knows which
-    rank failed first, only that rank's log is returned. If the newest incident is no crash but, say, a hang, holdfast's
-    console sentences are returned instead."""
+    """Return the ranks' logs of the newest generation in which a rank crashed, and how its ranks ended. If the run
+    knows which rank failed first, return only the log of that rank. If the logs cannot show the cause, for example
+    because the newest incident was a hang, return holdfast's console sentences about incidents instead."""
     entries = _read_entries(run_dir)
     events = [entry.event for entry in entries]
     crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]

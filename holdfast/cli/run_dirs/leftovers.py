@@ -41,7 +41,8 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class RunLeftovers(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a run is alive, what it left behind, and what is kept; only leftovers of a dead run are ever removed."""
+    """What a run left behind, and what of it is kept. `state` says whether the run is alive. Leftovers are removed only
+    if the run is dead."""
 
     run: str
     state: str  # "alive", "dead", "unknown"
@@ -76,7 +77,8 @@ def _node_folders(run_dir: Path) -> list[Path]:
 
 
 def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
-    """Take all locks of a run into `locks` and return ""; if a process of the run is alive, say which instead."""
+    """Return which process of a run is alive, in words; "" if none is. In the latter case, `locks` holds all locks of
+    the run."""
     if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
         return "this command was started by one of its ranks"
     if not _take_lock(run_dir, locks):

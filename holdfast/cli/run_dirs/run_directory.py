@@ -267,7 +267,7 @@ def people_path() -> Path:
 
 
 def block_list_path(wanted: str) -> Path:
-    """Return the path of the block list: `wanted`, or if that is empty the list that all runs of this user share."""
+    """Return the path of the block list. If `wanted` is empty, it is the list that all runs of this user share."""
     return Path(wanted) if wanted else holdfast_home() / "blocked.json"
 
 

@@ -39,8 +39,8 @@ def named_run(args: argparse.Namespace) -> str | None:
 
 
 def find(name: str | None) -> Path:
-    """Return a run by its directory, its id, or a unique beginning or end of its id; None means the newest.
-    Only a name with a slash is a path: else a folder that somebody else made here could pass for the user's run."""
+    """Return a run by its directory, its id, or a unique beginning or end of its id; None means the newest. Only a name
+    with a slash is a path. Without a slash, somebody else's folder here could pass for the user's run."""
     if name is None:
         return run_directory.find_newest()
     if "/" in name or name in (".", ".."):

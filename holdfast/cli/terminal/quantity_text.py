@@ -55,8 +55,9 @@ def hour_ettr_of(ettr: float | None, at_most: str = "") -> str:
 
 
 def step_said(step: int, since: str = "") -> str:
-    """Return the newest step as text, or the number of steps since `since`; -1 means that no step was seen. With
-    FROM_START it is a step's number. It is not the number of steps made, because a restart makes steps again."""
+    """Return a number of steps as text; -1 means that no step was seen. Without `since`, the number is that of the
+    newest step. With `since`, it counts the steps made since then. With FROM_START it is again the number of a step,
+    because a job that restarts makes some steps more than once."""
     if step < 0:
         return "no step seen"
     if since == FROM_START:

@@ -135,8 +135,9 @@ class Console:
         self._follow_file(self._said)
 
     def _follow_all(self, now: float) -> None:
-        """Show new output, in the order of events if that is known. A rank's last words come before our sentence about
-        its end. A new generation's output comes after our sentence about the restart."""
+        """Show new output of ranks and new sentences of holdfast. What a rank prints last is shown before the sentence
+        about its end. What a new generation prints is shown after the sentence about the restart, or without it if it
+        comes late."""
         self._end_generations(self._newest - 1)
         if self._told_of >= self._newest:
             self._follow_ranks(self._newest)
@@ -164,8 +165,8 @@ class Console:
         self._show_folded(up_to)
 
     def _show_sentence(self, line: bytes) -> None:
-        """Show one of our sentences in its place. One about the end of ranks comes after all that these ranks have
-        printed. One about a start comes before anything that the new ranks print."""
+        """Show one of holdfast's sentences in its place among the output of ranks. A sentence about the end of ranks
+        comes after their output. A sentence about a restart comes before the output of the new ranks."""
         opens, closes = _OPENING.match(line), _CLOSING.match(line)
         if _LAST.match(line):
             self._find_files()

@@ -143,8 +143,8 @@ class TracebackFolding:
         return [*(_fold_frames(held.lines, path) if held.native else held.lines), *held.message]
 
     def _says_of_another(self, held: PrintedTraceback) -> bool:
-        """Return whether this traceback only says that another rank failed; cached by text, as many ranks print the
-        same."""
+        """Return whether this traceback only says that another rank failed. Many ranks print the same text, so the
+        answer for each text is kept."""
         told = [line for line in held.lines if not _FRAME.match(line)] if held.native else [held.last]
         key = _NUMBERS.sub(b"N", b"\n".join(told))
         if key not in self._echoes:
