@@ -135,7 +135,7 @@ def _write_blocks(file: "_OutputFile", source: MemoryRanges, threads: int, pulse
 
 
 def open_regular(path: str) -> int:
-    """Open a file for reading; raise OSError if it is no regular file, such as a pipe, which might wait for ever."""
+    """Open a file for reading. Raise OSError for a pipe or another special file, because it might block for ever."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -180,7 +180,7 @@ class _OutputFile:
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _write_at(self, offset: int, block: memoryview, direct: bool) -> bool:
-        """Write the whole block; False if direct I/O does not accept this memory."""
+        """Write the whole block and return True. Return False if direct I/O does not accept this memory."""
         while block:
             try:
                 count = os.pwrite(self._fd, block, offset)

@@ -221,7 +221,8 @@ def _sync_folder(path: str) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Remove a folder with its content, or a link but not its target; another process may remove it as well."""
+    """Remove a folder with its content. If the path is a link, remove only the link. Another process may be removing
+    the same folder."""
 
     def pass_on(call: object, at: str, why: tuple[type[BaseException], BaseException, object]) -> None:
         if not isinstance(why[1], FileNotFoundError):

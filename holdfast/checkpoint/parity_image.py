@@ -54,7 +54,7 @@ class ParityLayout(msgspec.Struct, frozen=True):
         return self.bytes + SUM_BYTES * sum(map(len, self.chunks[:half]))
 
     def other_cuts(self, half: int, start: int, end: int) -> list[Cut]:
-        """Return the ranges of the other rank's image that this range of the parity was XORed with."""
+        """Return which ranges of the other rank's image are XORed into this range of the parity."""
         found = []
         for (low, high), at in zip(self.chunks[1 - half], self.starts[1 - half], strict=False):
             a, b = max(start, at), min(end, at + high - low)

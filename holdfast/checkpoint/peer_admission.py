@@ -27,5 +27,5 @@ class PeerGuard(NamedTuple):
         return ours and bool(node) and not self.is_gone(node) and self.is_peer(mutual_tls.certificate_serial(shown))
 
     def accepts_caller(self, shown: dict[str, Any] | None) -> bool:
-        """Return whether a node with this certificate may send requests; False also for a node that is leaving."""
+        """Return whether a node with this certificate may send requests. A node that is leaving the job may not."""
         return self.accepts_certificate(shown) and not self.is_leaving(mutual_tls.certificate_node(shown))

@@ -93,7 +93,8 @@ class PushTarget(msgspec.Struct):
             return min(self.done, count)
 
     def finish_once(self) -> None:
-        """Call `finish` once, on the first connection that finds all chunks here; other connections wait for it."""
+        """Call `finish`, but only once, although several connections may find that all chunks have arrived. The first
+        of them calls it, and the others wait until it returns."""
         with self.lock:
             if not self.finished:
                 self.finish()

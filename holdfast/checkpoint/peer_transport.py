@@ -140,8 +140,9 @@ class BytePacer:
 
 
 def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
-    """Send state to a keeper that will hold it; return the number of bytes sent. It uses one connection unless the
-    keeper grants tickets: without relays, one core there decrypts all connections."""
+    """Send state to a keeper that will hold it; return the number of bytes sent. If the keeper grants tickets for its
+    relays, use one connection per ticket, otherwise a single connection. Without relays, one core of the keeper
+    decrypts everything, so more connections are no faster."""
     all = cut_chunks(views)
     slow = 0 < pacer.bytes_s < _ONE_LINK_BYTES_S
     links = 0 if slow or not _is_relayed(keeper, all) else keeper.links
@@ -210,7 +211,8 @@ def _cut_parts(all: Sequence[memoryview]) -> list[tuple[int, int]]:
 
 
 class _PartTransfer:
-    """One copy over one or more connections. Each takes the next free part; if one breaks, its part is redone."""
+    """Transfers one copy over one or more connections. Each connection takes the next part that is left. If a
+    connection breaks, another one transfers its part again."""
 
     def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
         self._keeper, self._carry = keeper, carry

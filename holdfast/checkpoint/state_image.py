@@ -187,7 +187,8 @@ class StateImage:
         self._known.clear()
 
     def put_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy a tensor into the image, or return the memory move that the caller must make instead."""
+        """Copy a tensor into the image and return None. If the tensor is contiguous in CPU memory, copy nothing, and
+        return the memory move that the caller must make."""
         to, size = self._ways[index]
         if tensor.nbytes != size:  # its memory was exchanged; what is copied blindly must fit
             raise StateError(f"{self.layout.items[index].spec.key} has another size than before")

@@ -73,8 +73,9 @@ class OwnedStorages:
         self._taken: dict[str, tuple[Author, tuple[int, int] | None]] = {}
 
     def take(self, url: str, author: Author, step: int, notes: list[str]) -> bool:
-        """Take a storage before this step is written; return False if this author already has it.
-        If its folder was replaced, take it again and say so in `notes`. Raises what `take_ownership` raises."""
+        """Become the owner of a storage before this step is written; return False if this author already owns it. If
+        the storage's folder was replaced, own the new folder and add a sentence to `notes`. Raises TakenOverError as
+        `take_ownership` does."""
         storage = open_storage(url)
         held, folder = self._taken.get(url, (None, None))
         there, (holder, damaged) = storage.read_identity(), _read_fence(storage)

@@ -285,7 +285,8 @@ def _is_distcp(folder: Path) -> bool:
 
 
 def _look_at_records(folder: Path) -> str:
-    """Return a sentence about a file that `.metadata` names, if it is missing or shorter than its records; else ""."""
+    """Return a sentence if `.metadata` cannot be read, or if a file that it names is missing or too short for its
+    records; else ""."""
     try:
         ends: Counter[str] = Counter()
         for place in read_places(folder):

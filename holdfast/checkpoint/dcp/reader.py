@@ -153,7 +153,8 @@ class Reader(StorageReader):
         return int(self._places[item.storage_index].length)
 
     def _room(self, item: ReadItem) -> int:
-        """Return how many bytes to reserve for a record. They keep the next one aligned, as torch's complex needs."""
+        """Return how many bytes to reserve for a record: its length, rounded up to keep the next record aligned. Torch
+        needs this for complex numbers."""
         return -(-self._length(item) // ALIGN_BYTES) * ALIGN_BYTES
 
 

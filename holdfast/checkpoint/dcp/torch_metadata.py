@@ -61,7 +61,8 @@ def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
 
 
 def _list_entries(layouts: Sequence[ImageLayout]) -> Iterator[tuple[str, Path, ImageItem, _StorageInfo]]:
-    """Yield name, path, record and location in the rank's file for each record that a rank owns, once per name."""
+    """Yield one entry for each name of each record that a rank owns. An entry has the name, the path in the state dict,
+    the record, and the record's place in the rank's data file."""
     named = name_tensors(layouts)
     for layout in layouts:
         for item, at in layout.owned_items():

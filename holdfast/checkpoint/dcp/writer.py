@@ -228,8 +228,8 @@ class Writer(StorageWriter):
         return checkpoint_save.staging_folder(self._storage.url, self._call.step, self._author)
 
     def _results(self, layout: ImageLayout, things: Things) -> list[WriteResult]:
-        """Return the save's folder under the EXTRA key ("" if a keeper writes the files), then the place of each record
-        that this rank owns. The folder must be the same on all ranks."""
+        """Return the place of each record that this rank owns. Before these, the list has the save's folder, under the
+        EXTRA key, to check that all ranks use the same folder. The folder is "" if a keeper writes the files."""
         told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
         for item, at in layout.owned_items():
             index, length = index_of(item.spec), item.length

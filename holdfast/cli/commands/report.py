@@ -253,8 +253,8 @@ def _part_text(report: Report) -> str:
 
 
 def _step_text(report: Report) -> str:
-    """Return the newest step in the journal as text. For a live job add its time, since newer steps may have been
-    made."""
+    """Return the newest step in the journal as text. If the job is training, add the time of that step, since newer
+    steps may have been made."""
     said = step_said(report.step, report.since)
     newer = report.step_at and report.phase == Phase.TRAINING and not report.absence
     return f"{said}, as of {clock_text(report.step_at)}" if newer else said
@@ -431,7 +431,7 @@ def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
 
 
 def _redone_text(redone: int | None, lost: int | None, took: str) -> str:
-    """Return how many steps were redone. If that is not all lost steps, also return how many were lost."""
+    """Return how many steps were redone, as text. If more steps were lost than redone, also say how many were lost."""
     if redone is None or lost is None:
         return f", steps redone{took}" if took else ""
     of = f" of {lost}" if redone < lost else ""

@@ -149,8 +149,8 @@ def _size_standbys(args: RunArgs) -> tuple[RunArgs, str]:
 
 
 def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -> ForkServer | None:
-    """Start the fork server early, so that it can import torch meanwhile. Return None with --detach, as this process
-    exits."""
+    """Start the fork server early, so that it imports torch while the rest of the run is prepared. Return None with
+    --detach, because a detached run outlives this process."""
     if args.detach:
         return None
     run_directory.save_environment(run_dir)

@@ -173,7 +173,7 @@ def _watch_release(
     run_dir: Path, release: Release, before: tuple[ReleaseChapter, ...], now: bool, window_s: float
 ) -> int:
     """Wait until the release is staged or, with `now`, has made a step; return the exit code. If the job has never
-    reported a step, running for STEPLESS_S counts as one."""
+    reported a step, it is enough that the release has run for STEPLESS_S seconds."""
     began, said = time.monotonic(), ""
     stepless = not any(chapter.steps + chapter.redone for chapter in before)
     while True:

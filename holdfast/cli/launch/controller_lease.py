@@ -32,8 +32,8 @@ class ControllerLease:
         return run_lease.claim_run(self._link, self.run_id, self.holder, "", START_S, ended=self._goes_on)
 
     def is_free(self) -> bool:
-        """Return whether the run goes on and has no controller. Asks the database at most once a second; False if
-        called sooner, or if the database does not answer."""
+        """Return whether the run goes on and has no controller. Return False if the database does not answer, or was
+        asked less than a second ago."""
         if time.monotonic() < self._looked_at + _LOOK_S:
             return False
         self._looked_at = time.monotonic()

@@ -123,7 +123,8 @@ def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]
 
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
-    """Run the controller; on Kubernetes without a database, wait for the run's lease first and keep renewing it."""
+    """Run the controller until the run ends. On Kubernetes, a run without a database first waits for the run's lease,
+    and renews the lease all the time."""
     run = run_directory.read_spec(run_dir)
     if run.fleet != "kubernetes":
         return await _run_controller(run_dir, listener, say, holder)
@@ -303,7 +304,8 @@ def _make_ports(
 
 
 def _open_block_list(run: RunSpec) -> BlockListThreads:
-    """Open the block list: the one that the settings name, else the database's if there is one, else this user's."""
+    """Open the block list in the file that the settings name. Without such a file, open the list of the journal's
+    database or, if the run has no database, the list of this user."""
     path = run.settings.block.path
     if path or not run.journal:
         return BlockListThreads(

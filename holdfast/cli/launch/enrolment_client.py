@@ -35,7 +35,8 @@ class EnrolmentRefusedError(EnrolmentError):
 
 
 class UnknownTokenError(EnrolmentError):
-    """The controller does not know this host's token, so nothing proves that it is this job's controller."""
+    """The controller does not know this host's token. It may not be the controller of this job, because only the token
+    could prove that it is."""
 
 
 class NotControllerError(EnrolmentError):

@@ -75,7 +75,8 @@ def move_here(run: RunSpec) -> RunSpec:
 
 
 def find_own_address(wanted: str | None) -> str:
-    """Return an address of this host that other hosts can reach. Raise UsageError if its name resolves to none."""
+    """Return an address of this host that other hosts can reach. Raise UsageError if the host's name does not resolve
+    to such an address."""
     name = wanted or socket.gethostname()
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]

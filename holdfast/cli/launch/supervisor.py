@@ -326,8 +326,8 @@ def _end_one_node(folder: Path) -> None:
 def watch_node(
     folder: Path, pid: int, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...]
 ) -> int | None:
-    """Show the ranks' output and pass stop signals on until this node's holder ends; return the exit code. Returns None
-    as soon as `is_free` says that this host may carry the controller."""
+    """Show the ranks' output and pass stop signals on to this node until its process ends; return the exit code. Return
+    None as soon as `is_free` says that this host may run the controller."""
     asked = StopSignals(stops)
     pump = ConsolePump(console)
     passed = 0

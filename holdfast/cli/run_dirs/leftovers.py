@@ -167,7 +167,8 @@ def _kept_states(run: RunSpec, ended: bool, urls: list[str]) -> Iterator[Kept]:
 
 
 def _lasting_reason(run: RunSpec, folder: Path, urls: list[str]) -> str:
-    """Return why states of an ended run are still on disk: storage may lack them, or an absent node left them."""
+    """Return why states of an ended run stay on disk: no storage is known to have them, or a node that was away left
+    them."""
     newest = max((step for at in folder.glob("*/*") if (step := step_of(at.name)) is not None), default=-1)
     if newest < 0:
         return "no state in it is whole"

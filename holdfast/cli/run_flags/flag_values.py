@@ -148,7 +148,7 @@ def parse_host_port(word: FlagWord, text: str, default_port: int) -> tuple[str, 
 
 
 def parse_rdzv_conf(given: GivenFlags) -> dict[str, str]:
-    """Return the pairs of --rdzv-conf, as written."""
+    """Return the keys and values of --rdzv-conf as text."""
     text = (given.flag_text("rdzv-conf") or "").strip()
     pairs = [[side.strip() for side in pair.split("=", 1)] for pair in text.split(",")] if text else []
     if any(len(pair) != 2 or not all(pair) for pair in pairs):

@@ -188,7 +188,7 @@ class Console:
 
     def _find_files(self) -> None:
         """Find the log files of new generations, and drop those of generations that are long over. When a new
-        generation appears, what is left of the one before is shown first, because its ranks have ended."""
+        generation appears, show the remaining output of the previous generation first, because its ranks have ended."""
         there = list_generations(self._log_dir)
         self._newest = there[-1] if there else 0
         self._end_generations(self._newest - 1)
