@@ -275,7 +275,8 @@ class Arena:
         return looked if seq and seq % 2 == 0 and head.seq == seq else None
 
     def pin(self, slot: int, seq: int) -> bool:
-        """Pin this snapshot: the writer keeps away until `unpin`. Return False if the slot lost it or is claimed."""
+        """Pin this snapshot, so that the writer does not overwrite it until `unpin`. Return False if the slot holds
+        another snapshot by now, or is claimed for the next one."""
         head = self._heads[slot]
         with self._lock:
             self._pins[slot] += 1

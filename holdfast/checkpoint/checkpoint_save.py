@@ -107,8 +107,9 @@ def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], 
 
 
 def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float = BEGUN_S) -> bool:
-    """Wait for rank 0 to begin this step; return whether it does in time. This keeps all ranks on the same step. If the
-    storage takes no writes, rank 0 cannot begin, so the wait ends early and the snapshot can be unpinned."""
+    """Wait until rank 0 begins this step, so that all ranks write the same step. Return False if rank 0 does not begin
+    in time. If the storage takes no writes, rank 0 cannot begin, so return False early: the caller can then unpin the
+    snapshot."""
     storage, until = open_storage(folder), time.monotonic() + wait_s
     try_at, try_s = time.monotonic() + _TRY_S, _TRY_S
     pulse = pulse or WritePulse()

@@ -142,7 +142,8 @@ def _read_place(one: object) -> RecordPlace:
 
 
 def end_fault(path: Path) -> str:
-    """Return "is missing" or why a file of torch.save is not whole, judged by its end; "" if neither."""
+    """Return why a file of torch.save is not whole, or "is missing"; "" if its end shows nothing wrong. The other bytes
+    are not read."""
     try:
         with open_file(path) as file, zipfile.ZipFile(file):
             return ""

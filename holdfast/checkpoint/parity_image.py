@@ -1,9 +1,9 @@
-"""The layout and computation of a parity: half of one rank's share XORed with half of another's.
+"""The layout and computation of a parity: half of one rank's share XORed with half of another rank's share.
 
     [first half of one XOR second half of the other, as long as the longer of them][checksums of one][of the other]
 
-Both halves arrive in chunks, each with its xxh3, as keepers send them. The checksums are kept, so that a decoded half
-can be verified, whichever side was damaged meanwhile.
+Both halves arrive in chunks, each with its xxh3, as keepers send them. The parity keeps these checksums. With them, a
+half that is computed back can be verified, whether the parity or the other half has been damaged meanwhile.
 """
 
 from collections.abc import Sequence

@@ -132,9 +132,9 @@ class PeerServer:
         give: Callable[[PeerRequest], GivenState | PeerRefusal],
         relays: int | None = None,
     ) -> None:
-        """`guard` authenticates peers on other hosts; it is None for a unix socket. `take` answers a push; it gets the
-        name of the pushing node, or "" if that is on this host. `give` answers a pull. `relays` is the most relay
-        processes that may decrypt; None derives it from the number of cores."""
+        """`guard` authenticates peers on other hosts; it is None for a unix socket. `take` answers a push. Its second
+        argument is the name of the pushing node, or "" for a node on this host. `give` answers a pull. `relays` limits
+        the number of relay processes; None derives the limit from the number of cores."""
         self._listener = listener
         self._guard = guard
         self._context = mutual_tls.server_tls(guard.keys, strangers=False) if guard else None
@@ -228,7 +228,8 @@ class PeerServer:
             self._forget_link()
 
     def _serve_relayed(self, one: UnprovenLink, owner: str) -> None:
-        """Serve a connection that showed a ticket of `owner`, through a relay. It must have `owner`'s certificate."""
+        """Serve a connection that has shown a ticket of the node `owner`. A relay decrypts the connection, and the
+        other end must show the certificate of `owner`."""
         assert self._guard
         guard = self._guard
 
@@ -243,7 +244,8 @@ class PeerServer:
             self._tickets.end_relay()
 
     def _prove_peer(self, one: UnprovenLink) -> bool:
-        """Return whether the other end may have our state: on this host our own user, over TLS a valid certificate."""
+        """Return whether the other end may have this node's state. A process on this host must belong to the same user.
+        Over TLS, the other end must have a valid certificate of the job."""
         link = one.link
         if self._guard is None or self._context is None:
             if link.family == socket.AF_UNIX and read_peer(link).user != os.getuid():

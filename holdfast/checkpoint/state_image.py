@@ -43,7 +43,8 @@ Holders = Callable[[Path], TensorHolders]  # of what is no DTensor, as that know
 
 
 class FlatState(NamedTuple):
-    """A flattened state dict: the record specs, and by key the local tensors and values behind them."""
+    """A flattened state dict. `specs` describes each record, and `objects` maps a record's key to the local tensor or
+    value."""
 
     specs: list[RecordSpec]
     objects: dict[str, object]

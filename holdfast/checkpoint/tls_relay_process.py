@@ -49,8 +49,8 @@ def most_relays() -> int:
 def relayed_link(
     far: Address | socket.socket, keys: KeyFiles, accepts: Callable[[dict[str, Any]], bool]
 ) -> Iterator[socket.socket]:
-    """Yield a connection to a keeper through a relay, which ends with the connection. The relay connects to the
-    address, or takes over the accepted connection.
+    """Yield a connection to a keeper through a relay process, which ends when the connection is closed. If `far` is an
+    address, the relay connects to it. If `far` is an accepted connection, the relay takes it over.
 
     Raises OSError if the keeper cannot be reached, or if `accepts` refuses its certificate.
     """

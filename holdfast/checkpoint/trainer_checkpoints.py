@@ -185,7 +185,8 @@ def _read_pickle(path: Path) -> bytes:
 
 
 def _missing_deepspeed(folder: Path) -> tuple[str, bool]:
-    """Return a sentence about the first missing file of model or optimizer, or "", and whether the count is known."""
+    """Return two things: a sentence about the first missing file of model or optimizer, or "", and whether the
+    checkpoint itself tells how many files there must be."""
     names = {path.name for path in folder.glob("*_states.pt")}
     parts = [found for name in names if (found := _ZERO.fullmatch(name))]
     has_models = any(name.startswith("mp_rank_") for name in names)

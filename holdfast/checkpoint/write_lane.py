@@ -24,9 +24,9 @@ class WriteOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WritePulse:
-    """Shows whether a write makes progress, and lets another thread give it up. After that, the snapshot that the write
-    reads may be overwritten. So the writer also calls add_bytes after the last byte: that call fails if the write was
-    given up, and overwritten data never counts as written."""
+    """Shows whether a write makes progress, and lets another thread give the write up. Once a write is given up, the
+    snapshot that it reads may be overwritten. So a writer calls add_bytes once more after the last byte. This call
+    fails if the write was given up, so overwritten data never counts as written."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -55,8 +55,8 @@ def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
 
 
 def newest_step(url: str) -> int:
-    """Return the newest step of all finished checkpoints; -1 if there is none. Unfinished ones do not count, as all
-    ranks must get the same answer, and one of them may already be writing the next step."""
+    """Return the newest step of all finished checkpoints; -1 if there is none. Unfinished checkpoints do not count: one
+    rank may already be writing the next step, and all ranks must get the same answer."""
     return max((one.step for one in find_checkpoints(url)), default=-1)
 
 

@@ -253,7 +253,8 @@ class Writer(StorageWriter):
         MemoryCopier().copy_moves(filter(None, moves))
 
     def _begun(self, layout: ImageLayout, link: KeeperClient | None) -> StateImage:
-        """Return the image to copy into, in the same memory or arena as at the last save if the layout is the same."""
+        """Return the image to copy this save's state into. If the layout has not changed since the last save, the image
+        is in the same memory, or in another slot of the same arena."""
         if not link:
             if not self._image or self._image.layout.digest != layout.digest:
                 self._image = StateImage(layout, memoryview(mmap.mmap(-1, layout.image_bytes)))

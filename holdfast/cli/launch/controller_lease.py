@@ -72,8 +72,8 @@ class ControllerLease:
         return False
 
     def await_claim(self) -> bool:
-        """Claim the lease, waiting up to two terms for its holder. Return False if another host keeps it or the run
-        ended."""
+        """Claim the lease. If another host holds it, wait for two durations of a lease. Return False if that host still
+        holds it, or if the run has ended."""
         until = time.monotonic() + 2 * LEASE_S
         while not self.try_to_claim():
             if (self.has_ended() and not self._goes_on) or time.monotonic() > until:

@@ -260,8 +260,8 @@ class NetworkPort:
 
 
 class EntryListeners:
-    """Passes new journal entries to the console, to opinions, to traces and to hooks. Hooks also get entries of earlier
-    controllers, whose notices may not have been sent."""
+    """Passes new journal entries to the console, to opinions, to traces and to hooks. Hooks also get the entries of
+    earlier controllers, because these may have ended before they sent notices of them."""
 
     def __init__(
         self, teller: "ConsoleTeller", hooks: UserHooks, opinions: FailureOpinions, traces: IncidentTraces

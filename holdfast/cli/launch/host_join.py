@@ -126,8 +126,8 @@ class HostJoin:
 
     @property
     def may_lead(self) -> bool:
-        """Return whether this host may run the controller. If not, it joins as a node, even if an endpoint has its
-        address: several nodes may share one address."""
+        """Return whether this host may run the controller. If not, it joins as a node, even if its address is that of
+        an endpoint, because several nodes may share one address."""
         return self.given.leads if self.given else self.own_token is None
 
     @property
@@ -163,8 +163,8 @@ class HostJoin:
         return self.run_dir / "keys"
 
     def lead_job(self, listener: socket.socket, console: Console, lease: "ControllerLease | None" = None) -> int | None:
-        """Run the controller until the job ends; return the exit code, or None once another host runs it. With `lease`,
-        go on with a run that another host began."""
+        """Run the controller until the job ends; return the exit code. Return None if another host takes over. With
+        `lease`, go on with the run if another host has begun it."""
         port, begun = listener.getsockname()[1], None
         if lease:
             self.host, begun = self._own_host(listener), self._restore_run(lease)
@@ -190,7 +190,8 @@ class HostJoin:
         return front.run()
 
     def _own_host(self, listener: socket.socket) -> str:
-        """Return the address at which ranks reach this host: an endpoint's name that no other host has, or its IP."""
+        """Return the address at which ranks reach this host: the host name of an endpoint that resolves to this host
+        alone, else the IP address."""
         address, port = listener.getsockname()[:2]
         own = [host for host, given in self.args.endpoints if given == port and _addresses_of(host) == {address}]
         return own[0] if own else address
@@ -207,7 +208,8 @@ class HostJoin:
         return why, begun.said
 
     def _restore_run(self, lease: "ControllerLease") -> Begin | None:
-        """Fetch keys and releases of an earlier controller from Postgres; return its Begin event, None if none ran."""
+        """Fetch the keys and releases that an earlier controller left in Postgres. Return the run's Begin event, or
+        None if no controller has begun the run."""
         from holdfast.cli.launch.run_handover import fetch_run
 
         return fetch_run(lease, self.run_dir, self.token)

@@ -131,7 +131,8 @@ def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedAr
 
 
 def _find_tree(entry: EntryPoint) -> tuple[Path, str]:
-    """Return the folder of the user's code and the script's path in it. Raise RunInPlace if there is none."""
+    """Return the folder of the user's code and the script's path in it. Raise RunInPlace if the user's program is not
+    Python, or is a module for another Python than holdfast's."""
     if not entry.python:
         raise RunInPlace(f"{entry.argv[0]} is not Python")
     if entry.module:

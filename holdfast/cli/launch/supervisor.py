@@ -268,7 +268,8 @@ class Supervisor:
             return self._asked.code if len(self._asked.numbers) > 2 else None
 
     def _pass_signals_on(self, process: ProgramProcess) -> None:
-        """Pass each stop signal on once the controller can handle it; a restarted controller gets them all again."""
+        """Pass the next stop signal on if the controller can handle it. A restarted controller gets all signals again.
+        After the third signal, kill the controller."""
         asked = self._asked.numbers
         if len(asked) > 2:
             process.kill()
