@@ -78,8 +78,7 @@ class SnapshotName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot promised to copies that are queued on a GPU. The last copy seals the slot: it sets the slot's seq to `seq`
-    + 1."""
+    """A slot promised to copies that are queued on a GPU. The last copy seals it: the slot's seq becomes `seq` + 1."""
 
     slot: int
     seq: int
@@ -198,8 +197,7 @@ class Arena:
 
     def claim(self, name: SnapshotName, *, spare_newest: bool = False) -> SlotClaim | None:
         """Promise a slot to queued copies; None if no slot is free. The copies must run in the order of their claims.
-        With `spare_newest`, keep the newest whole snapshot while a slot claimed earlier is unsealed, as it may never be
-        sealed."""
+        With `spare_newest`, keep the newest whole snapshot while an earlier claim is unsealed: it might never be."""
         spared = {one.slot for one in self.list_sealed()[:1]} if not self.is_settled() and spare_newest else set[int]()
         for slot in self._writable_slots():
             if slot in spared:
@@ -315,8 +313,7 @@ class Arena:
         self._heads[slot].flags |= flag
 
     def write_checksums(self, slot: int) -> tuple[int, ...]:
-        """Compute a snapshot's checksums, store them with the snapshot and return them. Return () if the snapshot is
-        not whole, or if it was overwritten meanwhile."""
+        """Compute a snapshot's checksums and store them with it; () if the snapshot is not whole or has changed."""
         head = self._heads[slot]
         seq = head.seq
         if seq % 2 or not seq:

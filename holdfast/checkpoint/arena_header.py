@@ -77,8 +77,8 @@ class SlotHeader:
         self.views = _typed_views(memory)
 
     def checksum_table(self, image_bytes: int) -> memoryview:
-        """Return the checksum table of an image of this size. The slot's own count of blocks is not used, as it may be
-        damaged."""
+        """Return the checksum table of an image of this size. The slot's own count, which may be damaged, is not
+        used."""
         start = self.TABLE // 8
         found: memoryview = self.views["Q"][start : start + block_count(image_bytes)]
         return found

@@ -107,9 +107,8 @@ def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], 
 
 
 def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float = BEGUN_S) -> bool:
-    """Wait until rank 0 begins this step, so that all ranks write the same step. Return False if rank 0 does not begin
-    in time. If the storage takes no writes, rank 0 cannot begin, so return False early: the caller can then unpin the
-    snapshot."""
+    """Wait until rank 0 begins this step, so that all ranks write the same step. Return False if this takes too long,
+    or early if the storage takes no writes: rank 0 then cannot begin, and the caller can unpin the snapshot."""
     storage, until = open_storage(folder), time.monotonic() + wait_s
     try_at, try_s = time.monotonic() + _TRY_S, _TRY_S
     pulse = pulse or WritePulse()

@@ -39,8 +39,7 @@ class SharedTurns:
 
 
 def run_in_threads(count: int, threads: int, work: Callable[[Iterator[int]], None]) -> None:
-    """Run `work` in several threads that share the numbers of range(count). After the first error, the threads get no
-    more numbers, and the error is raised."""
+    """Run `work` in threads that share the numbers of range(count). The first error ends all threads and is raised."""
     turns = SharedTurns(count)
     ended: list[bool] = []
 

@@ -8,7 +8,7 @@ from holdfast.model.state_copy import Copy
 
 
 class DiskNote(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout of a state on a node's disk, and whether the state was found good. A state's note is stored beside its
+    """The layout of a state on a node's disk, and whether the state was found good; lies beside the state's
     manifest."""
 
     layout: ImageLayout

@@ -73,7 +73,7 @@ def first_fault(paths: Iterable[Path]) -> str:
 
 
 def distcp_fault(folder: Path) -> str:
-    """Return what is wrong with a checkpoint of torch.distributed.checkpoint; "" if all its records are there."""
+    """Return what is wrong with a checkpoint of torch.distributed.checkpoint; "" if all its records are whole."""
     try:
         for place in sorted(read_places(folder)):
             if fault := _record_fault(folder, place):
@@ -142,8 +142,7 @@ def _read_place(one: object) -> RecordPlace:
 
 
 def end_fault(path: Path) -> str:
-    """Return why a file of torch.save is not whole, or "is missing"; "" if its end shows nothing wrong. The other bytes
-    are not read."""
+    """Return why a file of torch.save is not whole, or "is missing"; "" if the end of the file is as it should be."""
     try:
         with open_file(path) as file, zipfile.ZipFile(file):
             return ""

@@ -31,8 +31,7 @@ class ByteRange(msgspec.Struct, frozen=True):
 
 
 class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor, one chunk of a tensor, or one plain value. A RecordSpec does not say where in an image the record
-    lies."""
+    """One tensor, one chunk of a tensor, or one plain value, without a place in an image."""
 
     key: str  # as torch.distributed.checkpoint names it
     path: Path  # where it stands in the nested state dict
@@ -72,8 +71,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> bytes:
-        """Return a hash of the layout, without the owners of items. Images with the same digest hold the same items at
-        the same offsets."""
+        """The hash of the layout without owners. Images with the same hash hold the same items at the same offsets."""
         told = [(i.spec.key, i.offset, i.length, i.payload, i.spec.dtype, i.spec.shape) for i in self.items]
         where = [(i.spec.whole, i.spec.start, i.spec.aliases) for i in self.items]
         return blake2b(msgspec.msgpack.encode((1, self.form, self.image_bytes, told, where)), digest_size=32).digest()
@@ -128,8 +126,7 @@ def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]
 
 
 def name_of(key: str, group: Ranks) -> str:
-    """Return `key@rank`, where `rank` is the first of the group. A tensor has this name if another group has one under
-    `key`."""
+    """Return `key@rank` with the first rank of the group: the name of a tensor whose key another group uses as well."""
     return f"{key}@{group[0]}"
 
 

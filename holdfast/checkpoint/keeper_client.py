@@ -45,8 +45,8 @@ class KeeperError(Exception):
 
 
 class StateFetchError(KeeperError):
-    """Says why the keeper could not fetch a state from the nodes that hold it. The failure catalog finds this class by
-    its name in a traceback."""
+    """Says why the keeper could not fetch a state from nodes that hold it. The failure catalog knows this class by
+    name."""
 
 
 class KeeperClient:
@@ -60,14 +60,12 @@ class KeeperClient:
 
     @classmethod
     def for_this_rank(cls) -> "KeeperClient | None":
-        """Return a client of this node's keeper. Return None if there is no agent, or in a replay, because a replay
-        saves nothing."""
+        """Return a client of this node's keeper; None without an agent, and None in a replay, which saves nothing."""
         path = os.environ.get(KEEPER)
         return cls(path) if path and not replay_environment.is_replay() else None
 
     def request_arena(self, want: rank_keeper_messages.ArenaRequest, layout: ImageLayout) -> str:
-        """Ask the keeper for an arena; return the arena's path. Before that, put the layout into the keeper's folder as
-        a file, which keepers send to one another."""
+        """Ask the keeper for an arena; return its path. First write the layout to a file, for other nodes' keepers."""
         self.put_file(rank_keeper_messages.layout_file_name(want.rank, want.layout), msgspec.msgpack.encode(layout))
         match self._send_request(want):
             case rank_keeper_messages.ArenaGrant(path=path):

@@ -55,8 +55,7 @@ class PushTarget(msgspec.Struct):
 
     @contextmanager
     def admit_chunk(self, link: socket.socket) -> Iterator[None]:
-        """Return a context in which the caller receives one chunk. Raises TransportError if this copy has been given
-        up."""
+        """Return a context in which the caller receives one chunk. Raises TransportError if this copy was given up."""
         with self.gate:
             if self.given_up:
                 raise TransportError("this copy was given up for another one")
@@ -93,8 +92,7 @@ class PushTarget(msgspec.Struct):
             return min(self.done, count)
 
     def finish_once(self) -> None:
-        """Call `finish`, but only once, although several connections may find that all chunks have arrived. The first
-        of them calls it, and the others wait until it returns."""
+        """Call `finish` once, though several connections may find all chunks there. The others wait until then."""
         with self.lock:
             if not self.finished:
                 self.finish()
@@ -195,8 +193,7 @@ class PeerServer:
             socket.socket.shutdown(one.link, socket.SHUT_RDWR)  # not as TLS does it: that is its thread's alone
 
     def _leave_strangers(self, one: UnprovenLink) -> bool:
-        """Record that a connection is authenticated, so that it is no longer dropped to make room. Return False if it
-        has already been dropped."""
+        """Record that a connection is authenticated, so that it is kept. Return False if it is dropped already."""
         with self._lock:
             self._strangers.pop(one, None)
             return not one.unwanted

@@ -211,8 +211,7 @@ def _cut_parts(all: Sequence[memoryview]) -> list[tuple[int, int]]:
 
 
 class _PartTransfer:
-    """Transfers one copy over one or more connections. Each connection takes the next part that is left. If a
-    connection breaks, another one transfers its part again."""
+    """Transfers one copy over one or more connections. Each takes the next part; a part cut off is sent again."""
 
     def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
         self._keeper, self._carry = keeper, carry
@@ -222,8 +221,8 @@ class _PartTransfer:
         self._failed: list[TransportError] = []
 
     def run_threads(self) -> int:
-        """Transfer all parts and return the number of bytes moved. The first part is transferred alone, so that a
-        keeper that refuses is asked only once."""
+        """Transfer all parts; return the bytes moved. The first goes alone: a keeper that refuses is asked only
+        once."""
         with _connect_keeper(self._keeper) as link:
             self._moved.append(self._carry(link, self._left.popleft()))
             others = self._start_links([self._own_link] * (self._keeper.links - 1))

@@ -14,8 +14,7 @@ _FILE = re.compile(r"__(\d+)_0\.distcp")
 
 
 def file_of(rank: int) -> str:
-    """Return the name of a rank's data file in a checkpoint. The file holds the ranges of the image that this rank
-    owns."""
+    """Return the name of a rank's data file in a checkpoint. It holds the ranges of the image that this rank owns."""
     return f"__{rank}_0.distcp"
 
 
@@ -62,8 +61,7 @@ def _locate_item(
 
 
 def _is_adjacent(last: PartPiece, piece: PartPiece) -> bool:
-    """Return whether two pieces of one rank's part are as far apart in the target memory as in the part. One read then
-    gets both."""
+    """Return whether two pieces of one part lie as far apart in memory as in the part, so that one read gets both."""
     return last.rank == piece.rank and 0 <= piece.to - last.to == piece.start - last.start
 
 

@@ -49,8 +49,7 @@ def find_surplus(
     *,
     newest: int | None = None,
 ) -> tuple[StoredCheckpoint, ...]:
-    """Return the checkpoints that `retain_checkpoints` removes if it gets these arguments. Both `found` and the result
-    are ordered newest first."""
+    """Return what `retain_checkpoints` would remove. `found` and the result are ordered newest first."""
     line = [one for one in found if newest is None or one.step <= newest]
     good: list[int] = []  # distinct steps, newest first
     removed: list[StoredCheckpoint] = []

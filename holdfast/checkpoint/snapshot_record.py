@@ -41,8 +41,7 @@ def pack_metadata(told: ImageMetadata) -> bytes:
 
 
 def unpack_metadata(content: memoryview) -> ImageMetadata:
-    """Decode metadata from the payload of its record. Raises ImageMetadataError if the metadata is missing or
-    damaged."""
+    """Decode metadata from the payload of its record. Raises ImageMetadataError if it is missing or damaged."""
     start = len(MAGIC) + _LENGTH_BYTES
     size = int.from_bytes(content[len(MAGIC) : start], "little")
     if content[: len(MAGIC)] != MAGIC or not 0 < size <= len(content) - start:

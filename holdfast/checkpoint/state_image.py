@@ -1,5 +1,4 @@
-"""Converts a state of tensors and values to an image and back. The state is flattened once; each snapshot then copies
-only tensors and values."""
+"""Converts a state of tensors and values to an image and back; flattens it once, and copies it at each snapshot."""
 
 import contextlib
 import ctypes
@@ -43,8 +42,7 @@ Holders = Callable[[Path], TensorHolders]  # of what is no DTensor, as that know
 
 
 class FlatState(NamedTuple):
-    """A flattened state dict. `specs` describes each record, and `objects` maps a record's key to the local tensor or
-    value."""
+    """A flattened state dict: a spec for each record and, by key, the local tensor or value that it describes."""
 
     specs: list[RecordSpec]
     objects: dict[str, object]
@@ -75,8 +73,7 @@ def flatten_state(state: State, holders: Holders) -> FlatState:
 
 
 def extra_spec(size: int, rank: int, world: int) -> RecordSpec:
-    """Return the spec of a rank's extra record: bytes that a snapshot stores beside tensors, of equal size on every
-    rank."""
+    """Return the spec of a rank's extra record. Its bytes belong to no tensor, and all ranks have equally many."""
     return RecordSpec(
         key=EXTRA,
         path=(EXTRA,),
@@ -96,8 +93,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bare_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor. The part is not detached, because detaching would create an object at every
-    step."""
+    """Return this rank's part of a tensor. It is not detached: detaching would create an object at every step."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -155,8 +151,8 @@ class StateImage:
         self._finish: Callable[[], None] | None = None
 
     def use_reach(self, reach: Callable[[int], None]) -> None:
-        """Set a function that waits until the GPU can access this memory up to an offset. The image calls it before the
-        GPU copies a tensor back."""
+        """Set a function that waits until the GPU can access memory up to an offset. Called before a copy to a
+        tensor."""
         self._reach = reach
 
     @contextlib.contextmanager
@@ -250,8 +246,7 @@ def shape_payload(flat: torch.Tensor, spec: RecordSpec, at: int) -> torch.Tensor
 
 
 def item_slices(layout: ImageLayout) -> list[tuple[slice, ...] | None]:
-    """Return one entry for each item: the slices that select the item in this rank's tensor, or None for the whole
-    tensor."""
+    """Return one entry for each item: the item's slices of this rank's tensor, or None for the whole tensor."""
     first: dict[str, tuple[int, ...]] = {}
     count: dict[str, int] = {}
     for item in layout.items:
@@ -341,8 +336,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _value_room(key: str, value: object) -> int:
-    """Return the number of bytes to reserve for a value: twice its present size. Raises StateError if the value cannot
-    be decoded again."""
+    """Return how many bytes to reserve for a value: twice its size. Raises StateError if it cannot be decoded again."""
     try:
         content = encode_value(value)
         decode_value(content)

@@ -27,9 +27,8 @@ class StorageOwner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def take_ownership(url: str, author: Author) -> None:
-    """Make this author the only one that may publish checkpoints in a storage. Call it once per generation, before any
-    write. Raises TakenOverError if the owner is a later generation of the same run, or another run that is certainly
-    alive."""
+    """Make this author the only one that may publish in this storage. Call it once per generation, before any write.
+    Raises TakenOverError if the owner is a later generation of the same run, or another run that is certainly alive."""
     storage = open_storage(url)
     holder = read_owner(storage)
     if holder and holder.run == author.run and holder.generation > author.generation:
@@ -66,16 +65,14 @@ def _read_inode(storage: Storage) -> int:
 
 
 class OwnedStorages:
-    """The storages that this process owns. For each, it remembers who took it and which folder it was, to notice if the
-    folder is replaced."""
+    """The storages that this process owns, each with author and folder, so that a replaced folder is noticed."""
 
     def __init__(self) -> None:
         self._taken: dict[str, tuple[Author, tuple[int, int] | None]] = {}
 
     def take(self, url: str, author: Author, step: int, notes: list[str]) -> bool:
-        """Become the owner of a storage before this step is written; return False if this author already owns it. If
-        the storage's folder was replaced, own the new folder and add a sentence to `notes`. Raises TakenOverError as
-        `take_ownership` does."""
+        """Become the owner of a storage before this step is written; return False if this author already is. If its
+        folder was replaced, own the new one and say so in `notes`. Raises TakenOverError as `take_ownership` does."""
         storage = open_storage(url)
         held, folder = self._taken.get(url, (None, None))
         there, (holder, damaged) = storage.read_identity(), _read_fence(storage)

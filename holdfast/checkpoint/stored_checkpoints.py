@@ -48,8 +48,7 @@ def find_checkpoints(base: str, step: int | None = None) -> tuple[StoredCheckpoi
 
 
 def find_rival(url: str, run_id: str) -> str:
-    """Return one sentence if another run of this host writes to this storage now. Return "" if none does, or if that
-    cannot be found out."""
+    """Return one sentence if another run of this host writes to this storage now; "" if none is known to do so."""
 
     def look() -> str:
         storage = open_storage(url)

@@ -101,8 +101,7 @@ def _may_be_one(folder: Path) -> bool:
 
 
 def _look_apart(folder: Path) -> TrainerCheckpoint | None:
-    """Return the checkpoint in a folder, None if there is none. A child process reads the folder, so that damaged files
-    cannot crash this process."""
+    """Return the checkpoint in a folder, if any. A child process reads it: damaged files may crash the reader."""
     try:
         told = call_in_child(lambda: msgspec.json.encode(_look_at(folder)), _MOST_MEMORY_BYTES)
     except ChildEndedError as e:
@@ -123,8 +122,7 @@ def _kind_of(folder: Path) -> _Kind | None:
 
 
 def _look_at(folder: Path) -> list[TrainerCheckpoint]:
-    """Return the checkpoint in this folder as a list of one, with an empty `url`; return an empty list if there is
-    none."""
+    """Return the checkpoint in this folder as a list of one, with an empty `url`; an empty list if there is none."""
     try:
         kind = _kind_of(folder)
         if kind is None:
@@ -257,8 +255,7 @@ def _look_at_megatron(folder: Path) -> str:
 
 
 def _uneven_fault(folder: Path) -> str:
-    """Return a sentence about the first of the ranks' folders that has no file _OLD_FILE; "" if every folder has
-    one."""
+    """Return a sentence about the first folder of a rank that has no file _OLD_FILE; "" if every folder has one."""
     ranks = sorted(path for path in folder.glob("mp_rank_*") if path.is_dir())
     lacking = (path.name for path in ranks if not (path / _OLD_FILE).is_file())
     return next((f"{rank}/{_OLD_FILE} is missing" for rank in lacking), "")
@@ -286,8 +283,7 @@ def _is_distcp(folder: Path) -> bool:
 
 
 def _look_at_records(folder: Path) -> str:
-    """Return a sentence if `.metadata` cannot be read, or if a file that it names is missing or too short for its
-    records; else ""."""
+    """Return a sentence if `.metadata` cannot be read, or a file named there is missing or too short; else ""."""
     try:
         ends: Counter[str] = Counter()
         for place in read_places(folder):

@@ -1,5 +1,4 @@
-"""Connects holdfast's checkpoints to torch.distributed.checkpoint (DCP): translates metadata, and provides a writer for
-`dcp.save` and a reader for `dcp.load`."""
+"""Connects holdfast's checkpoints to torch.distributed.checkpoint (DCP): metadata, storage writer, storage reader."""
 
 from holdfast.checkpoint.dcp.reader import Planner, Reader
 from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, encode_metadata

@@ -153,8 +153,7 @@ class Reader(StorageReader):
         return int(self._places[item.storage_index].length)
 
     def _room(self, item: ReadItem) -> int:
-        """Return how many bytes to reserve for a record: its length, rounded up to keep the next record aligned. Torch
-        needs this for complex numbers."""
+        """Return how many bytes to reserve for a record: rounded up, because torch needs complex numbers aligned."""
         return -(-self._length(item) // ALIGN_BYTES) * ALIGN_BYTES
 
 

@@ -175,8 +175,8 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """Return the keeper for this save. Return None without an agent. Return None also if only some ranks save,
-        because a keeper waits for the snapshots of all ranks."""
+        """Return the keeper for this save. None without an agent, or if only some ranks save: keepers wait for all
+        ranks."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:
@@ -214,7 +214,7 @@ class Writer(StorageWriter):
 
     @property
     def _author(self) -> Author:
-        """Return the author of this save. Ranks that save together have the same author. Its name contains a token from
+        """Return the author of this save, the same for all ranks that save together. Their common token comes from
         torch's store and not from the plan, because a cached plan may be old."""
         rank, world = rank_and_world()
         if self._call.world == 1:

@@ -19,8 +19,7 @@ _RANK_FOLDER = re.compile(r"rank-(\d+)")
 
 
 def find_states(folder: str) -> list[StoredCheckpoint]:
-    """Return the states that ranks left on this host's disk, rank by rank. `folder` is the folder of the run below
-    `disk.path`."""
+    """Return the states that ranks left in `folder`, which is the run's folder below `disk.path`, rank by rank."""
     storage = open_storage(folder)
     ranks = [name for name in storage.list_names() if _RANK_FOLDER.fullmatch(name)]
     return [one for name in ranks for one in find_checkpoints(storage.url(name))]

@@ -1,5 +1,4 @@
-"""`holdfast completion`: prints a completion script for a shell. The script calls this command again to get
-suggestions."""
+"""`holdfast completion`: prints a completion script for a shell. To get suggestions, the script calls this command."""
 
 from typing import Any
 

@@ -1,5 +1,4 @@
-"""`holdfast catalog`: shows, checks and extends the catalog of patterns, which recognize failures in what ranks print
-last."""
+"""`holdfast catalog`: shows, checks and extends the catalog of patterns that recognize failures in ranks' output."""
 
 import argparse
 import sys

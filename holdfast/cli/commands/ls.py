@@ -1,5 +1,4 @@
-"""`holdfast ls`: lists runs with their states: this user's runs on this host, or the runs of a database or a
-cluster."""
+"""`holdfast ls`: lists runs and their states: this user's runs on this host, or those of a database or a cluster."""
 
 import argparse
 import contextlib

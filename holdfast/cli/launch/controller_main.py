@@ -123,8 +123,7 @@ def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]
 
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
-    """Run the controller until the run ends. On Kubernetes, a run without a database first waits for the run's lease,
-    and renews the lease all the time."""
+    """Run the controller until the run ends. On Kubernetes without a database, hold the run's lease all the time."""
     run = run_directory.read_spec(run_dir)
     if run.fleet != "kubernetes":
         return await _run_controller(run_dir, listener, say, holder)

@@ -35,8 +35,7 @@ class EnrolmentRefusedError(EnrolmentError):
 
 
 class UnknownTokenError(EnrolmentError):
-    """The controller does not know this host's token. It may not be the controller of this job, because only the token
-    could prove that it is."""
+    """The controller could not prove that it knows this host's token, so it may be the controller of another job."""
 
 
 class NotControllerError(EnrolmentError):

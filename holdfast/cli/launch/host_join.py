@@ -190,8 +190,7 @@ class HostJoin:
         return front.run()
 
     def _own_host(self, listener: socket.socket) -> str:
-        """Return the address at which ranks reach this host: the host name of an endpoint that resolves to this host
-        alone, else the IP address."""
+        """Return the address at which ranks reach this host: an endpoint's name that only this host has, else an IP."""
         address, port = listener.getsockname()[:2]
         own = [host for host, given in self.args.endpoints if given == port and _addresses_of(host) == {address}]
         return own[0] if own else address
@@ -208,8 +207,7 @@ class HostJoin:
         return why, begun.said
 
     def _restore_run(self, lease: "ControllerLease") -> Begin | None:
-        """Fetch the keys and releases that an earlier controller left in Postgres. Return the run's Begin event, or
-        None if no controller has begun the run."""
+        """Fetch an earlier controller's keys and releases from Postgres; return its Begin event, if there was one."""
         from holdfast.cli.launch.run_handover import fetch_run
 
         return fetch_run(lease, self.run_dir, self.token)
@@ -282,8 +280,7 @@ class HostJoin:
 
     def _await_enrolment(self, is_free: Callable[[], bool]) -> bool:
         """Wait until the controller accepts this host. Return False if `is_free` says that the run has no controller
-        now. Raise UsageError if the controller refuses or never answers. Raise EnrolmentRefusedError if this host is
-        blocked."""
+        now. Raise UsageError if it refuses or never answers. Raise EnrolmentRefusedError if this host is blocked."""
         if self.given:
             self._copy_keys(self.given, self._keys_folder)
         until = time.monotonic() + self.settings.recovery.wait_s

@@ -37,8 +37,7 @@ class RunRecord(NamedTuple):
     handover: "HandoverNotes | None"  # None: the next controller is on the same host
 
     async def hand_over(self) -> None:
-        """Copy what a controller on another host would need to the journal's database, until cancelled. Return at once
-        if no other host can take over."""
+        """Save what a controller on another host would need, again and again. Return if no other host can take over."""
         if self.handover:
             await self.handover.run()
 

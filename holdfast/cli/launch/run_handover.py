@@ -1,5 +1,4 @@
-"""Copies keys and releases to notes in Postgres. A controller on another host needs them, besides the journal, to take
-over a run."""
+"""Copies a run's keys and releases to Postgres, for a controller on another host that may take over the run."""
 
 import asyncio
 import contextlib
@@ -87,9 +86,8 @@ def fetch_run(lease: ControllerLease, run_dir: Path, secret: str) -> Begin | Non
 
 
 def restore_run(journal: PostgresJournal, run_dir: Path, secret: str, least: int = 0) -> Begin | None:
-    """Write the run's keys and releases from Postgres to this host's run directory. Return the run's Begin event, or
-    None if the run never began. Raises JournalDamagedError if the journal has fewer than `least` entries, the number
-    that it once had."""
+    """Write the run's keys and releases to this host's run directory; return its Begin event, or None without one.
+    Raises JournalDamagedError if the journal has lost entries, that is, if it has fewer than `least` now."""
     journal.prove()
     if journal.seq < least:
         lost = f"had {least} entries, and has {journal.seq} now"

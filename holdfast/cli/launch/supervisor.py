@@ -268,8 +268,8 @@ class Supervisor:
             return self._asked.code if len(self._asked.numbers) > 2 else None
 
     def _pass_signals_on(self, process: ProgramProcess) -> None:
-        """Pass the next stop signal on if the controller can handle it. A restarted controller gets all signals again.
-        After the third signal, kill the controller."""
+        """Pass the next stop signal on, once the controller can handle it; after the third, kill the controller. A
+        restarted controller gets all signals again."""
         asked = self._asked.numbers
         if len(asked) > 2:
             process.kill()
@@ -298,8 +298,7 @@ class Supervisor:
 
 
 def _end_store(run_dir: Path) -> None:
-    """Tell the store process to quit if it still runs. A store whose controller crashed would wait for another
-    controller."""
+    """Tell the store process to quit if it still runs. Otherwise it would wait for another controller."""
     try:
         with unix_sockets.connect(run_dir / "store.sock") as store:
             store.sendall(b'{"quit": true}\n')
@@ -308,8 +307,7 @@ def _end_store(run_dir: Path) -> None:
 
 
 def _gather_outputs(releases: Path) -> None:
-    """Move files that ranks made in their copies of a release to the user's tree. A node does this itself unless it
-    dies."""
+    """Move files that ranks made in copies of a release to the user's tree, if their nodes died before doing so."""
     try:
         for index, gathered in release_tree_overlay.gather_all(releases):
             say(release_tree_overlay.describe_gathered(index, gathered))

@@ -83,8 +83,7 @@ def _newest_record(entries: Sequence[Entry]) -> Record | None:
 
 
 def _write_console(entries: Sequence[Entry]) -> str:
-    """Return what the console showed about incidents: a summary of each closed incident, and the first line of an open
-    one."""
+    """Return what the console showed about incidents: a summary of each closed one, the first line of an open one."""
     lines: list[str] = []
     opened, phase = "", Phase.NEW
     for entry in entries:

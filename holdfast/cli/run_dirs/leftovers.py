@@ -41,8 +41,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class RunLeftovers(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run left behind, and what of it is kept. `state` says whether the run is alive. Leftovers are removed only
-    if the run is dead."""
+    """What a run left behind, what of it is kept, and whether it is alive. Only a dead run's leftovers are removed."""
 
     run: str
     state: str  # "alive", "dead", "unknown"
@@ -77,8 +76,7 @@ def _node_folders(run_dir: Path) -> list[Path]:
 
 
 def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
-    """Return which process of a run is alive, in words; "" if none is. In the latter case, `locks` holds all locks of
-    the run."""
+    """Return in words which process of a run is alive. If none is, return "" and put all locks into `locks`."""
     if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
         return "this command was started by one of its ranks"
     if not _take_lock(run_dir, locks):
@@ -167,8 +165,7 @@ def _kept_states(run: RunSpec, ended: bool, urls: list[str]) -> Iterator[Kept]:
 
 
 def _lasting_reason(run: RunSpec, folder: Path, urls: list[str]) -> str:
-    """Return why states of an ended run stay on disk: no storage is known to have them, or a node that was away left
-    them."""
+    """Return why states of an ended run stay on disk: storage may lack them, or a node that was away left them."""
     newest = max((step for at in folder.glob("*/*") if (step := step_of(at.name)) is not None), default=-1)
     if newest < 0:
         return "no state in it is whole"

@@ -18,8 +18,7 @@ class NoJournalError(UsageError):
 
 
 def open_to_read(run_dir: Path) -> Journal:
-    """Open the journal for reading. Raise NoJournalError if there is no journal yet. Raise JournalError if it cannot be
-    read."""
+    """Open the journal for reading. Raise NoJournalError if there is none, or JournalError if it cannot be read."""
     path = run_dir / "journal.db"
     if path.exists():
         return SqliteJournal(path, read_only=True, mark_path=run_dir / "journal.mark")

@@ -202,8 +202,7 @@ def parse_mesh(given: GivenFlags, name: str) -> Dims:
 
 
 def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
-    """Raise UsageError unless --min-nodes nodes hold a whole number of data-parallel replicas. A job can shrink only by
-    whole replicas."""
+    """Raise UsageError if --min-nodes nodes hold no whole number of replicas. Jobs shrink only by whole replicas."""
     if not any(dim in DATA_PARALLEL for dim, _ in mesh):
         raise UsageError(f"--min-nodes {least}: --mesh has one replica, which needs all nodes; drop one of these flags")
     ranks = prod(size for dim, size in mesh if dim not in DATA_PARALLEL)

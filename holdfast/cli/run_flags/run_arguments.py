@@ -314,8 +314,7 @@ def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
 
 
 def _flags_beside_resume(given: GivenFlags) -> list[str]:
-    """Return notes about flags that --resume ignores, but none about PET_ variables. Raise UsageError for a flag that
-    must not be used with --resume."""
+    """Return notes about flags, but not PET_ variables, that --resume ignores. Raise UsageError for forbidden flags."""
     if "resume" not in given.words:
         return []
     for name, why in _NOT_ON_RESUME.items():

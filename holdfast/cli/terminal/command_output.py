@@ -10,8 +10,7 @@ _WIDE = 1000  # columns: a program that searches for words needs each sentence o
 
 class CommandOutput(Console):
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError. Without this override, rich would end the command in its own way if nobody reads the
-        output."""
+        """Raise BrokenPipeError. Otherwise rich would end the command in its own way when nobody reads the output."""
         raise BrokenPipeError
 
 

@@ -94,8 +94,7 @@ _shown: FooterLine | None = None  # a process has one terminal
 
 
 def make_room() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which the caller can write lines to the terminal. If a footer is shown, the lines go above
-    it."""
+    """Return a context in which to write lines to the terminal; a footer, if there is one, stays below them."""
     return _shown.lifted() if _shown else contextlib.nullcontext()
 
 
@@ -155,9 +154,8 @@ class JobMeter:
         self._steps: deque[tuple[float, int]] = deque()
 
     def describe_job(self, now: float, status: dict[str, Any]) -> tuple[str, str]:
-        """Return two texts: the phase of the job, and details. In training, these are step, step rate, ETTR and
-        incidents; in any other phase, what the job waits for comes first. `status` is empty if no controller
-        answers."""
+        """Return two texts: the phase of the job, and details. In training, these are step, rate, ETTR and incidents;
+        in other phases, first what the job waits for. `status` is empty if no controller answers."""
         phase = "starting" if not self._phase else "no controller"
         if status:
             phase = phase_said(status)

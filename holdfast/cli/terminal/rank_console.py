@@ -135,9 +135,8 @@ class Console:
         self._follow_file(self._said)
 
     def _follow_all(self, now: float) -> None:
-        """Show new output of ranks and new sentences of holdfast. What a rank prints last is shown before the sentence
-        about its end. What a new generation prints is shown after the sentence about the restart, or without it if it
-        comes late."""
+        """Show new output and holdfast's new sentences. What a rank prints last is shown before the sentence about its
+        end. A new generation's output is shown after the sentence about the restart, if this sentence comes soon."""
         self._end_generations(self._newest - 1)
         if self._told_of >= self._newest:
             self._follow_ranks(self._newest)

@@ -57,8 +57,7 @@ class PrintedTraceback:
 
     @property
     def speaks(self) -> bool:
-        """Return whether a C++ report is still in its message. Any further line may belong to the message until the
-        stack begins."""
+        """Return whether a C++ report is still in its message. Until its stack begins, any line may belong to it."""
         told = next((line for line in reversed(self.lines) if line.strip()), b"")
         return not _FRAME.match(told)
 
