@@ -2,8 +2,7 @@
 
     python -m holdfast.chaos.undo_guard
 
-The guard reads one request per line, in JSON, and answers each request with one line. Its standard input closes when
-the injector dies, whatever the cause.
+Requests and answers are lines of JSON. The guard's standard input closes when the injector dies, whatever the cause.
 """
 
 import os

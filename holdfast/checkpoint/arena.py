@@ -197,7 +197,7 @@ class Arena:
 
     def claim(self, name: SnapshotName, *, spare_newest: bool = False) -> SlotClaim | None:
         """Promise a slot to queued copies; None if no slot is free. The copies must run in the order of their claims.
-        With `spare_newest`, keep the newest whole snapshot while an earlier claim is unsealed: it might never be."""
+        With `spare_newest`, the newest whole snapshot is kept until the slots of all earlier claims are sealed."""
         spared = {one.slot for one in self.list_sealed()[:1]} if not self.is_settled() and spare_newest else set[int]()
         for slot in self._writable_slots():
             if slot in spared:
@@ -231,9 +231,8 @@ class Arena:
     def _writable_slots(self) -> list[int]:
         """List the slots that may be overwritten, least valuable first.
 
-        The list leaves out the newest snapshot's slot: the slot promised last to queued copies, else the newest whole
-        one. One exception: if readers have pinned all other slots, and another snapshot is whole, the newest may be
-        overwritten. Otherwise there would be no more snapshots until a reader unpins its slot.
+        The slot of the newest snapshot is left out: the slot claimed last, else the newest whole one. It is listed only
+        if readers have pinned all other slots, and another snapshot is whole.
         """
         whole = [sealed for sealed in self.list_sealed() if not sealed.flags & POISONED]
         ahead = {claim.slot: claim.seq for claim in self._claims}
@@ -313,7 +312,7 @@ class Arena:
         self._heads[slot].flags |= flag
 
     def write_checksums(self, slot: int) -> tuple[int, ...]:
-        """Compute a snapshot's checksums and store them with it; () if the snapshot is not whole or has changed."""
+        """Compute, store and return a snapshot's checksums. Return () if the snapshot is not whole or has changed."""
         head = self._heads[slot]
         seq = head.seq
         if seq % 2 or not seq:

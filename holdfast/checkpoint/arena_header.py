@@ -77,8 +77,7 @@ class SlotHeader:
         self.views = _typed_views(memory)
 
     def checksum_table(self, image_bytes: int) -> memoryview:
-        """Return the checksum table of an image of this size. The slot's own count, which may be damaged, is not
-        used."""
+        """Return the checksum table of an image of this size. The slot's own count may be damaged and is not used."""
         start = self.TABLE // 8
         found: memoryview = self.views["Q"][start : start + block_count(image_bytes)]
         return found

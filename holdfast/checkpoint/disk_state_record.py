@@ -8,8 +8,7 @@ from holdfast.model.state_copy import Copy
 
 
 class DiskNote(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout of a state on a node's disk, and whether the state was found good; lies beside the state's
-    manifest."""
+    """The layout of a state on a node's disk, and whether the state was found good. It lies beside the manifest."""
 
     layout: ImageLayout
     verified: bool

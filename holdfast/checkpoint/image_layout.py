@@ -31,7 +31,7 @@ class ByteRange(msgspec.Struct, frozen=True):
 
 
 class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor, one chunk of a tensor, or one plain value, without a place in an image."""
+    """A record without its place in an image: one tensor, one chunk of a tensor, or one plain value."""
 
     key: str  # as torch.distributed.checkpoint names it
     path: Path  # where it stands in the nested state dict

@@ -45,8 +45,7 @@ class KeeperError(Exception):
 
 
 class StateFetchError(KeeperError):
-    """Says why the keeper could not fetch a state from nodes that hold it. The failure catalog knows this class by
-    name."""
+    """Says why the keeper could not fetch a state from nodes that hold it. The failure catalog has the class's name."""
 
 
 class KeeperClient:

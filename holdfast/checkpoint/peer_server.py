@@ -92,7 +92,7 @@ class PushTarget(msgspec.Struct):
             return min(self.done, count)
 
     def finish_once(self) -> None:
-        """Call `finish` once, though several connections may find all chunks there. The others wait until then."""
+        """Call `finish` once, even if several connections call this. The others wait until `finish` has returned."""
         with self.lock:
             if not self.finished:
                 self.finish()
@@ -193,7 +193,7 @@ class PeerServer:
             socket.socket.shutdown(one.link, socket.SHUT_RDWR)  # not as TLS does it: that is its thread's alone
 
     def _leave_strangers(self, one: UnprovenLink) -> bool:
-        """Record that a connection is authenticated, so that it is kept. Return False if it is dropped already."""
+        """Record that a connection is authenticated: it is dropped no longer. Return False if it already has been."""
         with self._lock:
             self._strangers.pop(one, None)
             return not one.unwanted

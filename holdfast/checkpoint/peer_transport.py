@@ -3,10 +3,9 @@
 On one host the connection is a unix socket, and the kernel tells which user is at the other end. Between hosts it is
 TLS, and both sides show a certificate of the job. A connection carries one request after the other: a line of JSON each
 way, then chunks, each followed by its xxh3. The sender paces itself. The receiver writes straight into the final
-memory. If the sender repeats a request, the receiver answers which chunks have already arrived.
-
-Between hosts, a large copy is divided among several connections, because one core decrypts each connection. Before
-a push, the keeper asks for one ticket per connection (tls_relay_tickets.py).
+memory. It answers a repeated request with the chunks that it has. Between hosts, a large copy is divided among several
+connections, because one core decrypts each of them. Before a push, the keeper asks for one ticket per connection
+(tls_relay_tickets.py).
 """
 
 import os
@@ -211,7 +210,7 @@ def _cut_parts(all: Sequence[memoryview]) -> list[tuple[int, int]]:
 
 
 class _PartTransfer:
-    """Transfers one copy over one or more connections. Each takes the next part; a part cut off is sent again."""
+    """Transfers one copy over one or more connections. Each takes the next part left; a broken part is redone."""
 
     def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
         self._keeper, self._carry = keeper, carry
@@ -221,8 +220,7 @@ class _PartTransfer:
         self._failed: list[TransportError] = []
 
     def run_threads(self) -> int:
-        """Transfer all parts; return the bytes moved. The first goes alone: a keeper that refuses is asked only
-        once."""
+        """Transfer all parts; return the bytes moved. The first goes alone, so that the keeper refuses at most once."""
         with _connect_keeper(self._keeper) as link:
             self._moved.append(self._carry(link, self._left.popleft()))
             others = self._start_links([self._own_link] * (self._keeper.links - 1))

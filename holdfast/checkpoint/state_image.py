@@ -1,4 +1,4 @@
-"""Converts a state of tensors and values to an image and back; flattens it once, and copies it at each snapshot."""
+"""Converts a state of tensors and values to an image and back; flattens a state once, copies it at every snapshot."""
 
 import contextlib
 import ctypes
@@ -42,7 +42,7 @@ Holders = Callable[[Path], TensorHolders]  # of what is no DTensor, as that know
 
 
 class FlatState(NamedTuple):
-    """A flattened state dict: a spec for each record and, by key, the local tensor or value that it describes."""
+    """A flattened state dict: a spec for each record, and the local tensors and values by record key."""
 
     specs: list[RecordSpec]
     objects: dict[str, object]
@@ -151,8 +151,7 @@ class StateImage:
         self._finish: Callable[[], None] | None = None
 
     def use_reach(self, reach: Callable[[int], None]) -> None:
-        """Set a function that waits until the GPU can access memory up to an offset. Called before a copy to a
-        tensor."""
+        """Set a function that waits until the GPU can read up to an offset. It is called before a tensor is read."""
         self._reach = reach
 
     @contextlib.contextmanager
@@ -184,8 +183,7 @@ class StateImage:
         self._known.clear()
 
     def put_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy a tensor into the image and return None. If the tensor is contiguous in CPU memory, copy nothing, and
-        return the memory move that the caller must make."""
+        """Copy a tensor into the image. If it is contiguous on the CPU, only return the move for the caller to make."""
         to, size = self._ways[index]
         if tensor.nbytes != size:  # its memory was exchanged; what is copied blindly must fit
             raise StateError(f"{self.layout.items[index].spec.key} has another size than before")
@@ -195,8 +193,7 @@ class StateImage:
         return None
 
     def get_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy an item back into a tensor and return None. If the tensor is contiguous in CPU memory, copy nothing, and
-        return the memory move that the caller must make."""
+        """Copy an item into a tensor. If that is contiguous on the CPU, only return the move for the caller to make."""
         if tensor.is_cpu and tensor.is_contiguous():
             start, size = self._ways[index]
             return tensor.data_ptr(), start, size

@@ -46,7 +46,7 @@ class RelayTickets:
 
     def redeem(self, link: socket.socket) -> str:
         """Read a ticket from a connection. Return the node that the ticket was granted to, or "" if no valid ticket is
-        shown. After the transfer for that node, call `end_relay`."""
+        shown. If a node was returned, call `end_relay` when the connection has ended."""
         if link.recv(1, socket.MSG_PEEK) == _TLS_FIRST:
             return ""
         shown = link.recv(_DIGITS).decode("ascii", "replace")

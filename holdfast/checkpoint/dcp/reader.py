@@ -153,7 +153,7 @@ class Reader(StorageReader):
         return int(self._places[item.storage_index].length)
 
     def _room(self, item: ReadItem) -> int:
-        """Return how many bytes to reserve for a record: rounded up, because torch needs complex numbers aligned."""
+        """Return a record's length, rounded up so that the next one is aligned, which torch's complex numbers need."""
         return -(-self._length(item) // ALIGN_BYTES) * ALIGN_BYTES
 
 

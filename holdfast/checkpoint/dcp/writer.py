@@ -175,8 +175,7 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """Return the keeper for this save. None without an agent, or if only some ranks save: keepers wait for all
-        ranks."""
+        """Return this save's keeper; None without an agent, or if only some ranks save, as a keeper waits for all."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:

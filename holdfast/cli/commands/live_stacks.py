@@ -100,8 +100,8 @@ def _read_step(run_dir: Path) -> int:
 
 
 def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> BlockingRanks:
-    """Return the ranks that block the job, or none if the job moved between two samples of its stacks, `found` and
-    `later`. The job moved if it made at least one of its `steps`, or if every accused rank entered more collectives."""
+    """Return the ranks that block the job, or none if the job moved between two samples, `found` and `later`. It moved
+    if it made steps (`steps`, counted in between), or if every accused rank entered more collectives."""
     motions = find_motion(found.traces, later.traces)
     accused = [motions[rank].collectives for rank in found.naming.ranks if rank in motions]
     if steps <= 0 and not (accused and all(accused)):

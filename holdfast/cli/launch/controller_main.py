@@ -259,8 +259,8 @@ class NetworkPort:
 
 
 class EntryListeners:
-    """Passes new journal entries to the console, to opinions, to traces and to hooks. Hooks also get the entries of
-    earlier controllers, because these may have ended before they sent notices of them."""
+    """Passes new journal entries to the console, to opinions, to traces and to hooks. Hooks also get old entries,
+    because earlier controllers may have ended before they sent their notices."""
 
     def __init__(
         self, teller: "ConsoleTeller", hooks: UserHooks, opinions: FailureOpinions, traces: IncidentTraces

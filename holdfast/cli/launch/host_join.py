@@ -279,8 +279,8 @@ class HostJoin:
             ) from None
 
     def _await_enrolment(self, is_free: Callable[[], bool]) -> bool:
-        """Wait until the controller accepts this host. Return False if `is_free` says that the run has no controller
-        now. Raise UsageError if it refuses or never answers. Raise EnrolmentRefusedError if this host is blocked."""
+        """Wait until the controller accepts this host. Return False if `is_free` says that the run has no controller.
+        Raise UsageError if the controller refuses or is silent, EnrolmentRefusedError if this host is blocked."""
         if self.given:
             self._copy_keys(self.given, self._keys_folder)
         until = time.monotonic() + self.settings.recovery.wait_s

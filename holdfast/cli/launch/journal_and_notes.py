@@ -37,7 +37,7 @@ class RunRecord(NamedTuple):
     handover: "HandoverNotes | None"  # None: the next controller is on the same host
 
     async def hand_over(self) -> None:
-        """Save what a controller on another host would need, again and again. Return if no other host can take over."""
+        """Save again and again what a controller on another host would need. Return at once if none can take over."""
         if self.handover:
             await self.handover.run()
 

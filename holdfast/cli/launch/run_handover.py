@@ -86,8 +86,8 @@ def fetch_run(lease: ControllerLease, run_dir: Path, secret: str) -> Begin | Non
 
 
 def restore_run(journal: PostgresJournal, run_dir: Path, secret: str, least: int = 0) -> Begin | None:
-    """Write the run's keys and releases to this host's run directory; return its Begin event, or None without one.
-    Raises JournalDamagedError if the journal has lost entries, that is, if it has fewer than `least` now."""
+    """Write the run's keys and releases to this host's run directory; return the run's Begin event, None without one.
+    Raises JournalDamagedError if the journal, which once had `least` entries, has fewer now."""
     journal.prove()
     if journal.seq < least:
         lost = f"had {least} entries, and has {journal.seq} now"

@@ -75,7 +75,7 @@ def move_here(run: RunSpec) -> RunSpec:
 
 
 def find_own_address(wanted: str | None) -> str:
-    """Return an address of this host that other hosts can reach. Raise UsageError if its name does not lead to one."""
+    """Return an address of this host that other hosts can reach. Raise UsageError if the host's name leads to none."""
     name = wanted or socket.gethostname()
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]

@@ -19,7 +19,7 @@ _LONGEST_S = 5.0  # that reading may take; older runs then do not count
 
 
 def choose_standbys(args: RunArgs) -> tuple[RunArgs, str]:
-    """Replace `--standbys auto` by a number; return the arguments, and the reason for the number or else ""."""
+    """Replace `--standbys auto` by a number; return the arguments and the reason, which is "" without `auto`."""
     if args.refill_h is None:
         return args, ""
     advice: StandbyAdvice = advise_standbys(args.max_nodes, args.refill_h, _past_losses(args.fleet))
