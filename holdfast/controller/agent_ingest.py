@@ -1,4 +1,4 @@
-"""Receives agents, one WebSocket for each, and turns their beats and posts into job-level events."""
+"""Receives the messages of agents, over one WebSocket for each agent, and turns them into events for the job."""
 
 import asyncio
 from collections.abc import Callable

@@ -337,7 +337,7 @@ def _why_forbidden(caller: Caller, request: web.Request) -> str:
 
 
 def _missing_right(caller: Caller, verb: str) -> str:
-    """Say which right this order needs and the caller lacks, else "". Updates and rollbacks need ADMIN."""
+    """Return in words which right the caller lacks for this order, or "". Updates and rollbacks need ADMIN."""
     needed = Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
     if (caller.right or 0) >= needed:
         return ""

@@ -197,8 +197,8 @@ class Controller:
             self.announce_news(ended if one.ended else departure_alarm(one))
 
     def on_newer_node(self, hello: Hello, nodes: Iterable[str]) -> None:
-        """Announce that the journal has lost entries, because a node's hello names a newer epoch or generation. `nodes`
-        are the only ones that can have been launched; if it is empty, any node may have been."""
+        """Announce a loss of journal entries, which shows when a node's hello has a newer epoch or generation than the
+        journal. `nodes` are the nodes on which that generation may run; an empty `nodes` means that nobody knows."""
         if hello.epoch >= self.epoch:
             self.journal.raise_epoch(hello.epoch + 1)
         lost = Lost(kept=self.seq, of=0, generation=hello.generation, nodes=tuple(sorted(nodes)))
@@ -358,7 +358,7 @@ class Controller:
             self.links.send_acks()
 
     def check_nodes(self) -> None:
-        """Check for silent or cut-off nodes, late copies and stalls, and report them; called at short intervals."""
+        """Report silent nodes, cut-off nodes, slow copies of snapshots and stalls. Called at short intervals."""
         now = self.clock()
         for silent in self.registry.overdue_alarms(now):
             self._on_silence(silent)

@@ -73,8 +73,8 @@ class NetworkWatch:
         return LinksDown(nodes=tuple(sorted(cut)))
 
     def judge_alarm(self, alarm: Alarm) -> Alarm | None:
-        """Return a node's alarm. If several machines lost links at that time, return an alarm about all of them, or
-        None if it was already raised."""
+        """Return the alarm to raise for one node's alarm. If several machines lost links at that time, return one alarm
+        about all of them, or None if that one was already raised. Otherwise return the node's alarm unchanged."""
         return self._switch.judge_alarm(alarm, self._view.generation)
 
     def forget_node(self, node: str) -> None:

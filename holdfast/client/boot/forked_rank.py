@@ -58,7 +58,7 @@ def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], pr
 
 
 def await_holder(go: int, holder: int) -> None:
-    """Wait until this process is the holder's child, and make it die with the holder."""
+    """Wait until this process is a child of `holder`, and let it die with `holder`. `go` is a pipe that says when."""
     if not os.read(go, 1):
         os._exit(127)  # the zygote died before it could tell of us
     os.close(go)

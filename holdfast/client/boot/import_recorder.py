@@ -73,7 +73,7 @@ def _installed_roots() -> tuple[str, ...]:
 
 
 def library_roots() -> set[str]:
-    """Return the folders of installed packages, including the user site and, in a virtual environment, its base."""
+    """Return the folders of the standard library and of installed packages, with links resolved."""
     paths = sysconfig.get_paths()
     folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]

@@ -1,7 +1,7 @@
 """The Checkpointer, with which a training script saves and restores its state.
 
-Every rank makes one after wrapping the model, and calls `restore` and `save`. A saved state is a snapshot in memory
-that outlives the rank. The node's keeper copies it to a peer and, if `path` is given, makes checkpoints of it.
+Every rank makes a Checkpointer after wrapping the model, and calls `restore` and `save`. A saved state is a snapshot in
+memory that outlives the rank. The node's keeper copies it to a peer and, if `path` is given, makes checkpoints of it.
 Without an agent the snapshots belong to the process, and a thread makes the checkpoints.
 """
 

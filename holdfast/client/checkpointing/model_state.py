@@ -1,4 +1,4 @@
-"""A model and its optimizers as a state source: its items, which ranks hold each item, and where each lies now."""
+"""The state of a model and its optimizers: which items it has, which ranks hold each, and where each is in memory."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import is_
@@ -198,7 +198,7 @@ class ModelState:
 
     @property
     def is_followed(self) -> bool:
-        """Return whether optimizers announce each change of guarded items beforehand; False without an optimizer."""
+        """Return whether this state has optimizers, which announce each of their steps beforehand."""
         return bool(self._optimizers)
 
     def guarded_items(self) -> list[bool]:

@@ -36,8 +36,8 @@ def is_replicated(layout: ImageLayout) -> bool:
 
 
 def announce_sizes(layout: ImageLayout, say: Callable[[str], None]) -> None:
-    """Record in the progress slot that every rank has the whole state, so that any number of ranks can restore it.
-    Record also whether the script of this rank can go on with another number of ranks."""
+    """If every rank has the whole state, note in the progress slot that any number of ranks can restore it. If the
+    script can go on with another number of ranks, note this too; if only the state prevents it, `say` so."""
     if (slot := here.find_slot()) is None:
         return
     whole = is_replicated(layout)

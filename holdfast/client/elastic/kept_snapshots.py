@@ -40,8 +40,8 @@ class KeptSnapshots:
 
 
 def choose_reach(plan: RoutePlan, node_ranks: int) -> int:
-    """Return how many ranks further on each worker sends its snapshots; 0 if there is no other worker. Prefer workers
-    that do not hold the same layers anyway, then workers on other nodes."""
+    """Choose the distance, in ranks, from each worker to the worker that gets copies of its snapshots. A good distance
+    leads to workers with other layers, then to workers on other nodes. Return 0 if there is only one worker."""
     world = len(plan.held)
     tried = {one % world for one in (1, node_ranks, node_ranks + 1, node_ranks - 1, 2 * node_ranks + 1)} - {0}
 

@@ -62,8 +62,8 @@ class LayerUnit:
         self.gradient: torch.Tensor | None = None  # flat, of the step after `step`, once it is summed over all workers
 
     def apply(self, step: int, scale: float | None, rate: float | None) -> None:
-        """Make the optimizer's step from the gradient in hand; do nothing if that step was made already. If the step is
-        interrupted, `whole` stays False, and no worker uses the unit as a state."""
+        """Make the optimizer's step from the gradients that were summed for it, unless the unit is already at this
+        step. If the optimizer is interrupted, `whole` stays False, and no worker uses the unit as a state."""
         if self.step >= step:
             return
         if self.optimizer is not None and self.gradient is not None:

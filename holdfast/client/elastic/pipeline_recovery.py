@@ -107,7 +107,7 @@ class PipelineRecovery:
         return choice.chosen
 
     def change_plan(self) -> bool:
-        """Switch to the plan's successor if that begins at the next step; return whether it did. All workers call."""
+        """Switch to the next plan if it begins at the next step; return whether it did. All workers call this."""
         held = self._held
         then = held.bare.then
         if then is None or then.resume_step != held.committed + 1:

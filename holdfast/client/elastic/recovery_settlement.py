@@ -1,6 +1,6 @@
 """Finds, from the reports that workers exchange after a failure, which step counts and who holds what.
 
-The last exchange of a step is its vote. Each worker enters the vote with its summed gradients in hand. So if one worker
+The last exchange of a step is its vote. Each worker has its summed gradients when it enters the vote. So if one worker
 has finished the vote, all others can make the step too, and do. If no worker has, all drop the step and make it again.
 """
 
@@ -91,7 +91,8 @@ def _split_shadows(
     *,
     shadows: bool,
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the layers that each worker holds: with `shadows`, those beyond its plan; without, those of its plan."""
+    """Return the layers that each worker holds: with `shadows`, only those that its plan does not give it; else only
+    the rest."""
     own = [
         plan.held[report.worker] if plan and report.meeting == newest and report.plan else mine
         for report, mine in zip(reports, held, strict=True)

@@ -102,7 +102,8 @@ def digest_states(units: dict[int, LayerUnit]) -> str:
 
 
 def check_states(units: dict[int, LayerUnit], wanted: tuple[int, ...], step: int) -> None:
-    """Compare the states of each layer among all its holders. Raises LayerMismatch on all workers."""
+    """Compare the copies of each layer on all workers that hold it. If a copy differs, or a worker lacks a layer of
+    `wanted` at this step, raise LayerMismatch on all workers."""
     late = [layer for layer in wanted if layer not in units or units[layer].step != step or not units[layer].whole]
     mine = {layer: digest_packed(units[layer].pack()) for layer in wanted if layer in units}
     told: list[tuple[list[int], dict[int, str]]] = [([], {})] * dist.get_world_size()

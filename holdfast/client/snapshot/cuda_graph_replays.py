@@ -56,7 +56,7 @@ class GraphWatch:
 
     @contextmanager
     def between_captures(self) -> Iterator[None]:
-        """Make captures wait while this block runs; first wait for a running one. Not for the thread that captures."""
+        """Wait for a running capture, and delay new ones during this block. Capturing threads must not call this."""
         with self._news:
             self._news.wait_for(self._is_capture_over, _CAPTURE_S)
             self._asking += 1
@@ -76,7 +76,7 @@ class GraphWatch:
         self._hooks[graph] = register_optimizer_step_pre_hook(lambda *_: self._steps.__setitem__(graph, True))
 
     def on_captured(self, graph: Any) -> None:
-        """End what `on_capture` began."""
+        """Stop watching a capture that has ended, and let our other threads use the GPU again."""
         if hook := self._hooks.pop(graph, None):
             hook.remove()
         with self._news:

@@ -37,7 +37,7 @@ class RankSnapshots:
             self.images[slot].write_frames()
 
     def populate_memory(self) -> None:
-        """Prepare the arena for copies made by the CPU."""
+        """Fault in every page of the arena now, so that copies by the CPU do not wait for the kernel."""
         self.arena.populate_pages()
 
     def use_gpu(

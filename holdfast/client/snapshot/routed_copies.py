@@ -1,4 +1,4 @@
-"""The copies of a snapshot along one choice of routes, and the buffers that they need beside the slots."""
+"""Copies a snapshot along the routes that were chosen for its items, through buffers that are allocated beforehand."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,8 @@ class RoutedCopies:
                 image.put_value(index, things[index])
 
     def fill_stage(self, number: int, claim: SlotClaim, things: Sequence[Any], packed: bytes) -> torch.Tensor:
-        """Write the remaining small items and the header to the stage; return the tensor that the GPU copies from."""
+        """Write the snapshot's header, extra state and constant values into a stage, the pinned memory from which the
+        GPU copies; return the stage's tensor."""
         flat, image = self._stages[number % STAGES]
         name = claim.name
         with self._seals.lock:

@@ -1,9 +1,9 @@
 """The seal fence: once a rank is told to leave its generation, no snapshot of the rank is sealed any more.
 
-An abort ends a sum of gradients early, and the GPU goes on with what is queued behind it: the optimizer's step, with
-wrong gradients, and the copies of the resulting state, which would seal themselves. So before the abort, the fence
-changes each queued header so that its copy does not seal the snapshot. A snapshot whose copies have begun by then was
-not queued behind an unfinished sum; it is valid and may be sealed.
+A seal marks a snapshot as whole. An abort ends a sum of gradients early, but the GPU goes on with what is queued behind
+the sum. It makes the optimizer's step with wrong gradients, copies the resulting state and seals the copy. So before
+the abort, the fence changes every queued header, and the copies stay without a seal. If the GPU has already begun to
+copy a snapshot, no unfinished sum was before it; the snapshot is valid and may be sealed.
 """
 
 import threading

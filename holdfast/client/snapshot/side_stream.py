@@ -1,15 +1,15 @@
 """Takes snapshots of a GPU state on a side stream, while the next forward and backward passes run.
 
 The side stream also writes the slot's header. So all writes to a slot happen in stream order, however far ahead the CPU
-is. A slot that is not whole is never sealed, and a whole snapshot stays until the next one is sealed. Parameters and
-optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. State that may
-change earlier, such as buffers, is copied to a shadow on the GPU at once. If the bus cannot take all of the state
-within a step, the rest, called the tail, is also copied to a shadow, but during the forward pass.
+is. A seal in the header marks a snapshot as whole; a whole snapshot stays until the next one is sealed. Parameters and
+optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. Buffers and
+other state that may change before the step are copied at once to a shadow on the GPU. If the bus cannot take all of the
+state within a step, the rest, called the tail, is also copied to a shadow, but during the forward pass.
 
 Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for them.
-A script whose optimizers are not torch's may announce no steps. A step in a captured graph calls no hook, so a replay
-counts as an announcement if its graph makes a step, or may make one. Announcements that only the script can make are
-checked: a snapshot is sealed when the next step is announced, if torch has counted no change of a tensor until then.
+A script whose optimizers are not torch's may announce no steps. A step in a captured graph calls no hook. So each
+replay of a graph that makes a step, or may make one, counts as an announcement. Announcements that only the script can
+make are checked: when it announces the next step, the snapshot is sealed if torch has counted no change of a tensor.
 """
 
 import time
@@ -209,7 +209,7 @@ class SideStream:
         self._streams.wait(compute, turn.free)
 
     def void_seals(self) -> None:
-        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this, locked."""
+        """Void the seals of snapshots that the GPU has not begun to copy. The seal fence holds its lock meanwhile."""
         self.ways.void_seals()
 
     def drain(self) -> None:
@@ -232,7 +232,8 @@ class SideStream:
         self._say(f"a snapshot is dropped: {self._distrust(changed)}")
 
     def _distrust(self, changed: list[int]) -> str:
-        """Stop copying the changed items beside training. Return a sentence with the reason and the consequence."""
+        """Copy the changed items at once from now on, and not beside training. If they are a large part of the state,
+        let training wait for every copy. Return the reason and the consequence in words."""
         if not changed:
             return "before_step() was not called between two saves, so its state may have changed meanwhile"
         key, more = self._layout.items[changed[0]].spec.key, len(changed) - 1

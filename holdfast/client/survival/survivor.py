@@ -209,8 +209,9 @@ class Survivor:
             self._slot.mark_resizes()
 
     def _rehearse(self) -> None:
-        """Make the step that the script wrote as a rehearsal, in groups of this process alone or, if the model is
-        divided among ranks, in fake groups. The dead rank's state will replace it when this process takes the seat."""
+        """Run the script's rehearsal of a step, in groups of this process alone. If the script needs a fixed number of
+        ranks, the rehearsal uses fake groups; with DDP it is left out. A dead rank's state will later replace the state
+        that it leaves."""
         if self._rehearsal is None:
             return
         made = list(GROUP_CALLS.made)
@@ -278,7 +279,7 @@ class Survivor:
         progress.on_group()
 
     def _bind_groups(self, made: list[GroupCall], *, alone: bool = False) -> None:
-        """Make these groups again in place of the old ones, bind the model to them, and drop all gradients."""
+        """Make these groups in place of the old ones, bind the model to them, and drop all gradients."""
         shows = sys.excepthook
         self._holders.replace_groups(GROUP_CALLS.make_again(made, alone=alone))
         sys.excepthook = shows  # torch has put the rank before its lines when the first group was made

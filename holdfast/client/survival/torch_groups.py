@@ -185,7 +185,7 @@ def is_fsdp(module: Any) -> bool:
 
 
 def _bind_ddp(ddp: DistributedDataParallel) -> None:
-    """Give DDP a new reducer for the new group, with the same buckets on survivors and on new ranks."""
+    """Give DDP a new reducer for its new group. Survivors and new ranks get the same buckets."""
     ddp.reducer._remove_autograd_hooks()
     ddp.logger = None
     parameters, sparse = ddp._build_params_for_reducer()

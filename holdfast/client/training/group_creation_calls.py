@@ -37,7 +37,7 @@ class GroupCall(NamedTuple):
 
 
 class GroupCalls:
-    """The calls so far, in order: the default group's first."""
+    """The calls by which the script has made its process groups, in order. The first call made the default group."""
 
     def __init__(self) -> None:
         self.made: list[GroupCall] = []

@@ -23,7 +23,7 @@ _FRAMES = 16  # from our hook up to it, profilers and compilers included
 
 
 class StepCount:
-    """Counts the steps of the generation's first optimizer; others, such as a discriminator's, do not count."""
+    """Counts the steps of the generation's first optimizer, but not of others, such as a discriminator's."""
 
     def __init__(self, progress: RankProgress) -> None:
         self._progress = progress

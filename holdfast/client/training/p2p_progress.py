@@ -80,8 +80,8 @@ def find_groups_across(channels: list[ChannelState], members: Members, names: Ma
 
 
 def sort_messages(entries: list[Entry]) -> dict[ChannelKey, list[Entry]]:
-    """Return the messages in NCCL's recorder by channel, oldest first. For a message of a batch the batch's entry is
-    returned, because only that has a state."""
+    """Return the messages in NCCL's recorder by channel, oldest first. A message that was sent in a batch is
+    represented by the batch's entry, because only the batch's entry has a state."""
     batches = {_batch_of(e): e for e in entries if e["profiling_name"] == _BATCH}
     found: dict[ChannelKey, list[Entry]] = {}
     for entry in entries:

@@ -214,9 +214,9 @@ def _expiry_of(entry: Entry) -> float:
 
 
 def sample_arrivals(entries: list[Entry]) -> dict[int, float]:
-    """Return when the rank entered each of a sample of collectives. Their numbers and rate alone decide the sample, so
-    ranks choose alike: a sparser sample is a subset of a denser one. The sample varies from step to step, because a
-    slow rank is late to only some of a step's collectives."""
+    """Return by number when this rank entered each collective of a sample. All ranks choose the same sample, because
+    only the collectives' numbers and their rate decide. If ranks see different rates, the smaller sample is a part of
+    the larger one. The sample varies from step to step: a slow rank is late to only some of a step's collectives."""
     times = {e["collective_seq_id"]: e["time_created_ns"] / 1e9 for e in reversed(entries)}
     if not times:
         return {}

@@ -1,4 +1,4 @@
-"""Counts the optimizer steps of child processes that a rank spawns, as is done in children that it forks.
+"""Counts the optimizer steps of the child processes that a rank spawns.
 
 `torch.multiprocessing.spawn` starts interpreters that have imported nothing of ours. A note is added to the data that
 multiprocessing sends them; unpickling the note installs our hooks.

@@ -136,8 +136,8 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def log_with_figures(events: TrackerEvents, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Return the arguments for W&B's `Run.log`, with the job's figures added to the script's row. A row of their own
-    would advance W&B's count of steps."""
+    """Return the arguments for W&B's `Run.log`, with the job's figures added to the script's row. In a separate row the
+    figures would advance W&B's count of steps."""
     run = args[0]
     if (figures := events.find_due(WANDB, run)) is None:
         return args, kwargs

@@ -53,7 +53,7 @@ class BlockListFile:
             raise BlockListError(f"{where} is damaged: {e}; mend it or remove it") from None
 
     def add_entry(self, entry: BlockedHost) -> None:
-        """Add an entry. It replaces older entries that it covers: the same host or GPUs, and no later expiry."""
+        """Add an entry. It replaces older entries for the same host or the same GPUs that do not expire later."""
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:

@@ -1,4 +1,4 @@
-"""Guards the ports of controller and `holdfast dash`: callers get few links and little time to prove themselves."""
+"""Guards the ports of the controller and `holdfast dash`: callers without proof get few and short connections."""
 
 import asyncio
 import contextlib

@@ -49,7 +49,7 @@ class NodeTokens:
         return self._minted[id].secret if id in self._minted else None
 
     def why_unusable(self, id: str, name: str) -> str:
-        """Say in one sentence why a token cannot enrol a node of this name; empty if it can."""
+        """Return one sentence why a token cannot enrol a node of this name; "" if it can."""
         found = self._minted[id]
         if found.used_by:
             return f"this token has already enrolled {found.used_by}, and a token enrols one node; {_MORE}"

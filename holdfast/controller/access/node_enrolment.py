@@ -164,8 +164,8 @@ class NodeEnrolment:
         return signed.decode()
 
     def _audit_attempt(self, asked: EnrolmentRequest, token: str, origin: str, refused: str = "") -> bool:
-        """Write an attempt to enrol to the audit log; return False if a refusal exceeds its token's rate limit. The
-        limit keeps refused attempts from filling the disk."""
+        """Write an attempt to enrol to the audit log. Return False for a refusal above its token's rate limit: it gets
+        a short line at most, so that refusals cannot fill the disk."""
         if refused and not self._rates.may_call(token):
             self._audit.record_refusal(origin, f"POST {enrolment.PATH}", refused)
             return False

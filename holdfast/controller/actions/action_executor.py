@@ -222,8 +222,9 @@ class ActionExecutor:
             self.registry.keep_copies_on(self._launched)
 
     def _note_step(self) -> None:
-        """Write into the plan's note that the generation has made a step, and the newest checkpoint on storage. If all
-        memory is lost, nodes know only the states on their disks; the note tells which lineage is the job's."""
+        """Write two facts into the launch plan's record: the generation has made a step, and the step of the newest
+        checkpoint. After a loss of all memory, nodes know only the states on their disks. The record then tells which
+        of these states belong to the job's lineage."""
         kept = self._noted = self._noted or self.newest_plan()
         if kept is None:
             return
@@ -355,7 +356,7 @@ class ActionExecutor:
             self._stored_tried.add(plan.stored)
 
     def _node_restore(self, seat: Seat, plan: Restore) -> Restore:
-        """Return the plan with only this node's ranks; if it must fetch state, also which keepers have the copies."""
+        """Return the plan with this node's ranks only; if they must fetch states, add the addresses of keepers."""
         sources = tuple(source for source in plan.sources if seat.has_rank(source.rank))
         if all(source.own for source in sources):
             return msgspec.structs.replace(plan, sources=sources, kept=())
