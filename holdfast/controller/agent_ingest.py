@@ -151,7 +151,7 @@ class AgentIngest:
     # --- messages ----------------------------------------------------------------------------------------------
 
     def _say_once(self, node: str, sentence: str) -> None:
-        """Say that a node is refused or ignored; repeat that for the same node only after an hour."""
+        """Say that a node is refused or ignored, unless the same was said of this node in the last hour."""
         if not self._told.is_repeat(self.controller.clock(), (node, sentence.split()[0])):
             self._say(sentence)
 
@@ -280,7 +280,7 @@ class AgentIngest:
             self.links.send_message(node, ScriptImports(generation=self.view.generation, modules=modules))
 
     def _empty(self, now: float, hello: Hello) -> None:
-        """Stop ranks of an old generation that still run on a node. The node was thought lost and has come back."""
+        """Stop the ranks of an old generation on a node that was thought lost and has come back."""
         # The node remembers for ever what it was told under an id, so one is never used again.
         self._stale_id = min(self._stale_id - 1, -int(now * 1e6))
         self._stale[hello.node] = (self._stale_id, hello)

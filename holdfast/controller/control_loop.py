@@ -180,7 +180,7 @@ class Controller:
         self.process_event(Successor(epoch=self.epoch, lost=lost, alone_since=self.journal.alive_at))
 
     def _hear_departures(self) -> None:
-        """Process the last progress and the end of each node of this generation that left without a controller."""
+        """Process what nodes of this generation last reported when they left while no controller ran."""
         if self.view.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
             return
         generation, active = self.view.generation, self.view.active
@@ -265,7 +265,7 @@ class Controller:
             self._spawn_task(self.executor.end_at_once(-1 if counted else self.reached_step))
 
     def on_store_lost(self) -> None:
-        """If ranks are starting, raise an alarm if they do not make a step soon: they may wait for the lost store."""
+        """If ranks are starting, raise an alarm unless they make a step soon. They may wait for the lost store."""
         if self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
             self._spawn_task(self._check_starting(self.view.generation))
 
@@ -284,7 +284,7 @@ class Controller:
         task.add_done_callback(self._acts.discard)
 
     def _prepare_launch(self, action: Action) -> None:
-        """Prepare detectors and copies for a generation that is about to start."""
+        """Before a launch, reset the detectors and choose the nodes that keep copies of snapshots."""
         if isinstance(action, Launch):
             self.detectors.on_launch(self.clock(), action)
             self.aims.place_copies(action.generation, action.seats, self.view.mesh)

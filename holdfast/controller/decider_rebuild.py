@@ -33,7 +33,7 @@ def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
 def _written_actions(decision: Decision) -> bytes:
     """Return a decision's actions without texts, causes and durations, which may differ between versions of holdfast.
 
-    The result is encoded as bytes, because NaN does not equal itself.
+    The result is encoded as bytes. Two values that are NaN then compare as equal.
     """
     actions = [msgspec.to_builtins(action) for action in decision.actions if not isinstance(action, Say)]
     told = [{name: value for name, value in one.items() if not _is_manner(name)} for one in actions]

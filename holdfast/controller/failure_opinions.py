@@ -30,8 +30,8 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class FailureOpinions:
-    """Asks for an opinion on one failure at a time, in a separate process with a deadline. Asks for none if there is
-    neither a `model.url` nor a past failure to compare with."""
+    """Asks for an opinion on one failure at a time, in a separate process with a deadline. Without a `model.url` and
+    without past failures to compare with, it asks for none."""
 
     def __init__(self, settings: Settings, log_dir: str, say: Callable[[str], None]) -> None:
         self._settings = settings

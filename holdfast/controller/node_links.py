@@ -90,7 +90,7 @@ class NodeLinks:
         return outbox is not None and _put_message(outbox, message)
 
     def hold_ack(self, outbox: Outbox, seq: int) -> None:
-        """Keep a post's acknowledgement until `send_acks`. It will go through the link on which the post came."""
+        """Keep a post's acknowledgement; `send_acks` sends it through the link on which the post came."""
         self._acks.append((outbox, Ack(seq=seq)))
 
     def send_acks(self) -> None:

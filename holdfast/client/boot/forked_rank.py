@@ -66,8 +66,8 @@ def await_holder(go: int, holder: int) -> None:
 
 
 def _forget_the_zygote() -> None:
-    """Reset values that standard modules and numpy cached in the zygote; `random` reseeds itself after a fork. Other
-    modules are left alone, because each object that is changed costs the rank a copied page of memory."""
+    """Reset values that standard modules and numpy cached in the zygote. Other modules are left alone, because each
+    changed object costs the rank a copied page of memory. The module `random` reseeds itself after a fork."""
     for path in sys.path:
         finder = sys.path_importer_cache.get(path)
         if finder is not None and hasattr(finder, "invalidate_caches"):

@@ -35,7 +35,8 @@ class EnvironmentWatch:
         self._is_over = False
 
     def on_audit(self, event: str, _args: tuple[Any, ...]) -> None:
-        """Audit hook; it cannot be removed. If it raised an exception, the script's own call would fail."""
+        """Audit hook that notes the first change of the environment by the user's code. It never raises an exception,
+        because the script's own call would fail."""
         if self._is_over or event not in ("os.putenv", "os.unsetenv"):
             return
         if _is_users_frame(sys._getframe(1)):

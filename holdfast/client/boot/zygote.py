@@ -138,7 +138,7 @@ def _announce_ranks(holder: socket.socket, answers: list[bytes], start: int) -> 
 
 
 def _run_usher(serving: ZygoteLink, answers: socket.socket, go: int) -> RankBirth:
-    """Fork a rank for every waiting request, then exit; returns only in the ranks."""
+    """Fork a rank for every waiting request, then exit. Only the forked ranks return from this function."""
     packet = serving.socket.recv(PACKET_BYTES)
     if not packet:
         os._exit(_NO_MORE)

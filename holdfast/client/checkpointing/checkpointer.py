@@ -78,11 +78,11 @@ class Checkpointer:
         verified: bool = False,
         replicated: "bool | dist.ProcessGroup | None" = None,
     ) -> None:
-        """`optimizer`: one of torch's or several; with `state_dict`, any object whose method `step` changes that state.
-        `every`: steps between checkpoints under `path`, or "30s", or "auto". `slots`: how many snapshots fit in memory;
-        by default 4 if they are copied to peers, 3 if they are written to storage, else 2. `verified` adds a slot for a
-        snapshot that was verified as good. `replicated`: the group of ranks that hold the same tensors, if no wrapper
-        such as DDP says so; True for all ranks."""
+        """`optimizer`: one of torch's or several; with `state_dict`, any object whose method `step` changes the state
+        dict. `every`: steps between checkpoints under `path`, or "30s", or "auto". `slots`: how many snapshots fit in
+        memory; by default 4 if they are copied to peers, 3 if they are written to storage, else 2. `verified`: one more
+        slot, for a snapshot that was verified as good. `replicated`: the group of ranks that hold the same tensors, if
+        no wrapper such as DDP says so; True for all ranks."""
         self._world = RankWorld()
         self._replay = script_replay.current_replay()
         self._storage = storage_of(path, every, keep, keep_every)
@@ -154,7 +154,7 @@ class Checkpointer:
     def before_step(self) -> None:
         """Announce that the script is about to change its `state_dict`; a GPU can then copy it while training goes on.
 
-        Not needed for torch's optimizers and those given as `optimizer=`, whose steps are announced without it.
+        Optimizers of torch, and objects given as `optimizer=`, announce their steps themselves and need no such call.
 
         >>> weights = torch.zeros(3)
         >>> ckpt = holdfast.Checkpointer(state_dict={"weights": weights})
@@ -401,7 +401,7 @@ class Checkpointer:
         return next(filter(None, self._world.gather_all(why)), "")
 
     def _check_alike(self, url: str, metadata: Metadata) -> None:
-        """Raise StateError on all ranks if the checkpoint is of another model. The restore then tries no older one."""
+        """Raise StateError on all ranks if the checkpoint is of another model; the restore ends with this error."""
         ours, trained = (
             dcp.decode_metadata(self._metadata) if self._metadata else None,
             isinstance(self._source, ModelState),

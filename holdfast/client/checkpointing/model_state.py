@@ -48,7 +48,7 @@ class TensorPlace(NamedTuple):
 
 
 class OptimizerEntry(NamedTuple):
-    """The optimizer and the parameter that an item of optimizer state belongs to."""
+    """The optimizer and the parameter of an item of optimizer state."""
 
     optimizer: Optimizer
     parameter: torch.Tensor
@@ -244,7 +244,7 @@ class ModelState:
         raise ChangedError("there are fewer groups of parameters than before")
 
     def _find_holder(self, path: Path) -> tuple[Any, Any]:
-        """Return the container and key of an item that is not a parameter or buffer of a module."""
+        """Return the container that holds an item, and its key there. Not for a module's parameters and buffers."""
         if path[0] == MODEL:
             if path[1] not in self._odd:
                 self._odd[str(path[1])] = get_model_state_dict(self._model)[str(path[1])]

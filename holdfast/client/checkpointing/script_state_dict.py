@@ -22,7 +22,7 @@ State = dict[str, Any]
 
 
 class UserState:
-    """The script's own state dict. It must be complete from the start, because torch loads into its tensors."""
+    """The script's own state dict. It must have all its tensors before a restore, because torch loads into them."""
 
     is_followed = False  # by torch: what changes it is the script's own
 

@@ -160,7 +160,8 @@ def _find_device() -> torch.device:
 
 
 def _send_block(content: torch.Tensor, source: int, alike: tuple[int, ...], *, everyone: bool) -> list[Any]:
-    """Begin to send a block to all ranks that need it, or to receive it; return what to wait for."""
+    """Begin to send a block from rank `source` to all ranks or, without `everyone`, to the ranks `alike`. Other ranks
+    begin to receive it. Return the operations to wait for."""
     if everyone:
         return [dist.broadcast(content, src=source, async_op=True)]
     if dist.get_rank() != source:

@@ -32,7 +32,7 @@ class PeekedState(NamedTuple):
 
 
 def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
-    """Return what a Checkpointer with this `path` will restore; step 0 means nothing. This is a collective."""
+    """Return what a Checkpointer with this `path` will restore; its step is 0 if there is nothing. A collective."""
     world, link = RankWorld(), KeeperClient.for_this_rank()
     asked = StateRequest(rank=world.rank, generation=current_generation())
     grant = link.request_state(asked) if link else _NO_STATE

@@ -71,8 +71,8 @@ class StateRestore:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
     def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> str:
-        """Restore the whole state from this node or another rank; a collective. Each rank then has a snapshot of it. A
-        rank that got another rank's state keeps its own random numbers. Return a sentence for the user, or ""."""
+        """Restore the whole state from this node or another rank, as a collective, and keep a snapshot of it. A rank
+        that got another rank's state keeps its own random numbers. Return a sentence for the user, or ""."""
         saved_by = self._from_whole(state, folder) if state.source != "replica" else 0
         told = world.gather_all((saved_by, sign_items(self._snapshots.layout)))
         source = next((rank for rank, (there, _) in enumerate(told) if there), None)
@@ -106,7 +106,7 @@ class StateRestore:
         return arena.world
 
     def _find_or_take(self, step: int, generation: int) -> int:
-        """Return the slot of this rank's snapshot of the restored step; take one if there is none."""
+        """Return the slot of this rank's snapshot of the restored step. If there is no such snapshot, take it now."""
         for sealed in self._snapshots.arena.list_sealed():
             if sealed.step == step:
                 return sealed.slot
@@ -185,7 +185,7 @@ class StateRestore:
         return "" if here else f"is of {len(told)} ranks: random numbers will differ, extras are rank 0's"
 
     def _upload_image(self, image: StateImage, path: str, first: int) -> None:
-        """Restore the image that begins at `first` in the file `path`; a state on a GPU is restored by GpuUpload."""
+        """Restore the image at offset `first` of the file `path`. GpuUpload reads it for a state on a GPU."""
         side = self._snapshots.side
         if not side:
             self._from_image(image)

@@ -129,7 +129,7 @@ class ElasticPipeline:
                 raise RuntimeError(f"step {step} was not made: call step() once for each number that steps() yields")
 
     def _prepare(self) -> None:
-        """Prepare the task order and the gradient sums, which are the same for all steps of a plan."""
+        """Prepare what all steps of a plan share: the order of the tasks and the gradient sums."""
         plan = self._held.plan
         self._tasks = order_tasks(plan.routes)
         self._sums = GradientSums(plan, dist.get_rank(), self._settings.reduction, self.job.layers)

@@ -36,7 +36,7 @@ class NoPlanError(RuntimeError):
 
 
 class Recovery(NamedTuple):
-    """One recovery of a pipeline."""
+    """What one recovery of a pipeline did, why, and how long it took."""
 
     policy: str
     step: int  # after which the pipeline went on

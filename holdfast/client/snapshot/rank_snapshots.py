@@ -19,7 +19,7 @@ from holdfast.client.snapshot.side_stream import SideStream
 
 
 class RankSnapshots:
-    """Takes the snapshots of one rank; memory and the unchanging bytes of images are prepared beforehand."""
+    """Takes the snapshots of one rank. Their memory, and the bytes that all of them share, are prepared beforehand."""
 
     def __init__(self, layout: ImageLayout, arena: Arena, path: str) -> None:
         self.layout = layout

@@ -122,7 +122,7 @@ class RoutedCopies:
             _copy_tensors([few[0], few[1]], [few[2], few[3]])
 
     def begin_copy(self, slot: int, things: Sequence[Any], stage: torch.Tensor) -> None:
-        """Queue the copies that must finish before the optimizer's step."""
+        """Queue the copies that the optimizer's next step has to wait for."""
         chosen, shadows, into = self.split, self._shadows, self._slots.payloads[slot]
         self._device.copy_(stage, non_blocking=True)
         _copy_tensors([*self._views.values()], [shadows.get(index, things[index]) for index in self._views])
@@ -138,7 +138,7 @@ class RoutedCopies:
         _copy_tensors(*self._runs[slot])
 
     def seal_copy(self, slot: int) -> None:
-        """Queue the copy of the header, which comes last and seals the snapshot."""
+        """Queue the copy of the slot's header. It seals the snapshot, so it must be the last copy."""
         head = self._slots.heads[slot]
         head[_BODY].copy_(self._device[_BODY], non_blocking=True)
         head[_SEQ].copy_(self._device[_WHOLE], non_blocking=True)

@@ -15,7 +15,7 @@ class SealSource(Protocol):
     """An object that holds the headers by which queued snapshots would be sealed."""
 
     def void_seals(self) -> None:
-        """Prevent the seals of snapshots that no GPU has begun to copy."""
+        """Void the seals of snapshots that no GPU has begun to copy."""
 
 
 class SealFence:
@@ -31,8 +31,8 @@ class SealFence:
         return SealPass(self, -1 if self._up else self._era)
 
     def add_source(self, source: SealSource) -> None:
-        """Let the next raise of the fence void this source's queued seals. Any thread may raise the fence, so the
-        source must be complete by now."""
+        """Add a source whose queued seals are voided when the fence is raised. Any thread may raise it from now on, so
+        the source must already be complete."""
         with self.lock:
             self._sources.add(source)
 
@@ -40,7 +40,7 @@ class SealFence:
         return not self._up and era == self._era
 
     def raise_fence(self) -> None:
-        """From now on, refuse seals to all writers that began before the next `lower`. Any thread may call this."""
+        """Refuse all seals until `lower`, and after it those of earlier writers. Any thread may call this."""
         with self.lock:
             self._up, self._era = True, self._era + 1
             for source in list(self._sources):
@@ -53,7 +53,7 @@ class SealFence:
 
 
 class SealPass:
-    """The right of one writer to seal; it ends when the fence is raised next."""
+    """The right of one writer to seal snapshots. It ends when the seal fence is raised."""
 
     def __init__(self, fence: SealFence, era: int) -> None:
         self._fence, self._era = fence, era

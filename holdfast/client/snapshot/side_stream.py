@@ -66,14 +66,14 @@ class CopyTurn(NamedTuple):
 
 
 class OptimizerWait(NamedTuple):
-    """A snapshot that an optimizer step waited for, and the GPU event recorded when that wait began."""
+    """A wait of the optimizer for a snapshot: the snapshot's copies, and the GPU event recorded when the wait began."""
 
     reached: Any
     turn: CopyTurn
 
 
 class UnprovenSnapshot(NamedTuple):
-    """The newest snapshot, when only the script announces changes; sealed once its tensors prove to be unchanged."""
+    """A snapshot whose changes only the script announces. It is sealed once its tensors prove to be unchanged."""
 
     items: list[int]  # that are read while training goes on
     tensors: list[torch.Tensor]
@@ -270,7 +270,7 @@ class SideStream:
         return turn
 
     def _seal_copied(self, turn: CopyTurn) -> CopyTurn:
-        """Queue the seal of a snapshot whose copies are queued already."""
+        """Queue the copy of the header, which seals a snapshot, behind the snapshot's other copies."""
         with GRAPH_WATCH.between_captures():
             self._streams.run(self._streams.side, lambda: self.ways.seal_copy(turn.asked.claim.slot))
             return turn._replace(sealed=self._streams.record_event(self._streams.side))

@@ -103,7 +103,7 @@ def survive(
 
 
 class Script(NamedTuple):
-    """What a script has said about itself, except its function."""
+    """What a script has declared for ranks that survive, except the function that they run."""
 
     model: torch.nn.Module | None
     optimizers: list[Any]
@@ -113,7 +113,7 @@ class Script(NamedTuple):
 
 
 def run_surviving(script: Script, function: Callable[[Here], Result]) -> Result:
-    """Run the function until it returns, in as many generations as that takes."""
+    """Call `function` until it returns: now, and after each failure that this rank survives."""
     model, any_size = script.model, script.any_size
     slot, patience_s = progress.find_slot(), float(os.environ.get(PATIENCE, "0"))
     if slot is None or is_replay() or not patience_s:

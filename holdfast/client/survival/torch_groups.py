@@ -60,8 +60,8 @@ def _has_nccl(group: Any) -> bool:
 
 
 def await_gpus(model: torch.nn.Module | None, patience_s: float) -> str:
-    """Wait until the GPUs of this process's model, or its current GPU, have finished the queued work. Return "", or the
-    reason why they have not."""
+    """Wait until the GPUs of the model, or otherwise the current GPU, have finished all queued work. Return the reason
+    if this fails or takes longer than `patience_s`, else ""."""
     if not torch.cuda.is_initialized():
         return ""
     failed: list[str] = []
@@ -149,8 +149,8 @@ class GroupHolders:
 
 
 def find_holders(groups: list[Any]) -> GroupHolders:
-    """Return the holders of these groups. A tuple cannot be changed, but it may be the arguments of a call that another
-    thread is making. So if tuples are found, wait a moment and look again."""
+    """Return the holders of these groups. A tuple cannot be changed, but it may exist only while another thread makes a
+    call. So if tuples are found, wait a moment and look again."""
     holders = GroupHolders(groups)
     for _ in range(_LOOKS):
         if "builtins.tuple" not in holders.unknown:

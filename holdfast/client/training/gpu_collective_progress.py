@@ -107,7 +107,7 @@ def has_begun(entry: Entry) -> bool:
 
 
 def has_ended(entry: Entry) -> bool:
-    """Return whether this entry's operation has ended; gloo never marks entries as completed, only as retired."""
+    """Return whether this entry's operation has ended. gloo marks an ended operation as retired, not as completed."""
     return bool(entry["retired"]) or entry["state"] == "completed"
 
 
@@ -116,7 +116,7 @@ def is_of_nccl(entry: Entry) -> bool:
 
 
 def held_gpu_s(entry: Entry) -> float | None:
-    """Return how many seconds a collective held the GPU; None if unknown, 0 if some ranks need not wait in it."""
+    """Return how many seconds a collective held the GPU; None if unknown, 0 where not every rank has to wait."""
     took_ms = entry.get("duration_ms")
     if not took_ms:
         return None
@@ -124,8 +124,8 @@ def held_gpu_s(entry: Entry) -> float | None:
 
 
 def find_gpu(local_rank: str) -> str:
-    """Return the UUID of the GPU that this process uses; "" if it uses none yet or torch does not tell. Of several
-    GPUs, take the one whose number is the local rank."""
+    """Return the UUID of the GPU that this process uses. If it uses several, return that of the GPU whose number is the
+    local rank. Return "" if torch names no such GPU."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if torch is None or cuda is None or not cuda.is_initialized():

@@ -61,8 +61,8 @@ CALLS = (
 
 
 def follow_loggers(progress: RankProgress, *, is_rank: bool = True) -> None:
-    """Hook this rank's loggers, both those imported already and those imported later, and read its losses from them. In
-    the rank's own process, also give the job's figures to W&B, MLflow and TensorBoard."""
+    """Hook this rank's loggers, imported now or later, to read the rank's losses. With `is_rank`, also let W&B, MLflow
+    and TensorBoard log the job's figures. Children of the rank call this without `is_rank`."""
     if SLOT not in os.environ or is_replay():
         return
     progress.logged = LoggedLosses(progress.note_logged, _announce_source)

@@ -75,7 +75,7 @@ class StepCount:
 
 
 def _is_made_up(optimizer: Optimizer) -> bool:
-    """Return whether torch makes this step only to create the optimizer's state, for a save or a restore.
+    """Return whether torch makes the current step only to create the optimizer's state, for a save or a restore.
 
     Such a step has a learning rate of 0. The first step of a warm-up may have one too; the caller tells them apart.
     """

@@ -21,8 +21,8 @@ class MessageCounts:
         self.waiting: set[int] = set()  # threads that wait for a collective or a message
 
     def note_message(self, group: Any, sends: bool, args: tuple[Any, ...]) -> None:
-        """Count a call of ProcessGroup.send or recv, whose arguments torch passes by position. A receive from any rank
-        names no sender, so its channel cannot be counted."""
+        """Count a call of ProcessGroup.send or recv, whose arguments torch passes by position. After a receive from any
+        rank, mark the counts as incomplete."""
         if len(args) != 3:
             self.complete = False
             return

@@ -1,8 +1,8 @@
 """Counts the parameters that a script's optimizers train, to estimate the FLOPs of a step.
 
-The count must cover the whole model, or MFU would come out too small. If an optimizer has parameters of unknown whole
-size, there is no count: flat ones of FSDP1, or master weights of a mixed-precision optimizer. A DTensor knows its whole
-size. The cost of frozen weights is unknown; a script that has some must report its FLOPs.
+The count must cover the whole model, or MFU would come out too small. So there is no count if an optimizer has flat
+parameters of FSDP1 or master weights of mixed precision: they do not tell the size of the whole. A DTensor does. The
+cost of frozen weights is unknown; a script that has some must report its FLOPs.
 """
 
 import weakref

@@ -224,7 +224,8 @@ class RankProgress:
             slot.mark_grouped()
 
     def on_restored(self, step: int, took_s: float, made: int = -1) -> None:
-        """Report that the rank has restored `step` (0: none), whose state had `made` optimizer steps (-1: unknown)."""
+        """Report that the rank has restored `step`, or 0 for no state. `made` is the state's count of optimizer steps,
+        -1 if unknown."""
         self.numbers.on_restored(made)
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_restored(took_s)
@@ -273,7 +274,7 @@ class RankProgress:
             self.reads.lose()
 
     def rejoin(self) -> SlotWriter | None:
-        """Start reporting for the generation that the environment names now, in a rank that survived the one before."""
+        """Start reporting for the generation that the environment names now. Called in a rank that has survived."""
         self.life, self._before, self._copies = self.life + 1, 0, None
         self._sought = self._claimed = self._refused = self._told = False
         self.begin_child()

@@ -1,8 +1,8 @@
 """A thread in the rank that records each second which collectives the rank has entered, and its stacks on request.
 
 The records lie in shared memory, so the node can read them when the rank is stopped or can no longer run Python. The
-thread is not one of `threading`, takes no signals and no lock, and does not keep the process from ending. While it
-dumps torch's recorder (half a millisecond for 64 entries) it holds the GIL, so no fork happens meanwhile.
+thread is unknown to `threading`, takes no signals and no lock, and does not keep the process from ending. A dump of
+torch's recorder takes half a millisecond for 64 entries. The thread holds the GIL meanwhile, so no fork happens then.
 """
 
 import _thread
@@ -256,7 +256,7 @@ def _read_dumps() -> list[Dump]:
 
 
 def _group_names() -> dict[str, str]:
-    """Map torch's names of this rank's groups to ours, which add the first rank, since split groups share a name."""
+    """Map torch's names of this rank's groups to ours. Split groups share a name, so ours add the first rank."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     ranks = getattr(world, "pg_group_ranks", {})
     known = {}

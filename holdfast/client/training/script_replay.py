@@ -57,15 +57,15 @@ class ScriptReplay:
         return self.is_replay
 
     def path(self, path: "str | os.PathLike[str]") -> str:
-        """Return this path; in a replay, a path in the replay's own folder."""
+        """Return the path unchanged; in a replay, return a path in the replay's own folder instead."""
         return replay_environment.redirect_path(os.fspath(path))
 
     def layers(self, total: int, stages: int = 1) -> int:
-        """Return how many layers to build the model with: `total`, or in a replay fewer, at least one per stage.
+        """Return how many layers to build the model with: `total` in training, fewer in a replay.
 
-        A replay's group has fewer ranks than the job, so each rank holds more of the state that is sharded over
-        replicas. The number of layers is therefore reduced in proportion to the ranks, equally for all pipeline stages.
-        Such a model cannot load the job's checkpoints: initialize it from the seed.
+        A replay's group has fewer ranks than the job, so each rank holds a larger shard of the state. The number of
+        layers is therefore reduced in proportion to the ranks, equally for all pipeline `stages`, to at least one for
+        each stage. Such a model cannot load the job's checkpoints: initialize it from the seed.
         """
         if not 0 < self.ranks < self.job_ranks:
             return total

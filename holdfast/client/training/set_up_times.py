@@ -24,7 +24,7 @@ class SetUpWatch:
         self._imported_at, self._set_up_at, self._is_over, self._looped = 0.0, 0.0, False, False
 
     def look(self) -> None:
-        """Sample the main thread's stack; note when it imports or sets up, until torch's training loop is seen."""
+        """Sample the main thread's stack. Until torch's training loop appears, note the times of imports and set-up."""
         frame = None if self._is_over else sys._current_frames().get(self._main)
         if frame is None:
             return

@@ -102,7 +102,7 @@ class TrackerEvents:
         self._thread.start()
 
     def _find_notes(self) -> list[dict[str, Any]]:
-        """Return the incidents that this process must log: those that its own generation's first step ended."""
+        """Return the incidents that ended with the first step of this process's generation; it must log them."""
         own = self._told["generation"] == int(os.environ.get("HOLDFAST_GENERATION", "0"))
         return self._told["notes"] if own else []
 

@@ -57,7 +57,8 @@ class BlockListFile:
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Replace the list by what `rewrite` makes of its unexpired entries, under a lock. Raises BlockListError."""
+        """Remove expired entries from the list, and replace the others by what `rewrite` returns for them. A lock keeps
+        other processes out meanwhile. Raises BlockListError."""
         try:
             self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
             lock = folder_use_lock.lock_file_alone(self.path.with_name(f"{self.path.name}.lock"), _LOCK_S)
@@ -125,7 +126,7 @@ def _open_itself(path: str, flags: int) -> int:
 
 
 def with_entry(entries: Entries, entry: BlockedHost) -> Entries:
-    """Return the list with this entry and without older ones that it covers (same host or GPUs, no later expiry)."""
+    """Return the list with this entry, without older entries for the same host or GPUs that do not expire later."""
     return (*(old for old in entries if not _is_within(old, entry)), entry)
 
 

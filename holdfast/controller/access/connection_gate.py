@@ -240,8 +240,7 @@ class _Room:
 
 
 def _missing_of_record(said: bytes) -> int:
-    """Return how many bytes the first TLS record still lacks. Return 0 if it is no handshake record; it is refused
-    later."""
+    """Return how many bytes of the first TLS record are missing; 0 if it is no handshake, which fails later."""
     if said[0] != 22:
         return 0
     return max(0, 5 + int.from_bytes(said[3:5], "big") - len(said)) if len(said) >= 5 else 5 - len(said)

@@ -35,8 +35,8 @@ class NodeCertificates:
         return self._unknown == 0
 
     def may_recognize(self, node: str) -> bool:
-        """Return whether a damaged line of the record may have named this node. If so, a certificate that we signed is
-        enough proof."""
+        """Return whether a damaged line of the record may have named this node. The node is then recognized by any
+        certificate that we signed for it."""
         return self._unknown > 0 and node not in self._serials and self._view.may_return(node)
 
     def recognize_node(self, node: str, serial: str) -> None:

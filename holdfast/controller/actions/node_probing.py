@@ -37,7 +37,7 @@ class NodeProbing:
         limits: ProbeLimits,
         kept: Notes | None,
     ) -> None:
-        """`kept` stores the measurements of each node for comparison with later probes; None keeps none."""
+        """`kept` stores each node's measurements for comparison with later probes. If it is None, nothing is stored."""
         self._ask = ask
         self._store = store
         self._hosts = hosts
