@@ -110,11 +110,11 @@ class AgentIngest:
         return ""
 
     def _hello_refusal(self, hello: Hello, node: str, *, local: bool) -> str:
-        """Say in a few words why a node's hello is refused; empty if it is accepted.
+        """Return in a few words why a node's hello is refused; "" if it is accepted.
 
-        A hello may name a later epoch or generation than the journal has. That is accepted only from nodes of this host
-        and from nodes that had a seat: otherwise any node that was let in could stop the job with such a claim. If the
-        whole journal is lost, nobody knows who had a seat, and nodes that joined before are believed.
+        A hello may name a later epoch or generation than the journal has. Such a claim is accepted only from nodes of
+        this host and from nodes that had a seat: any other node could stop the job with it. If the whole journal is
+        lost, nobody knows who had a seat, and nodes that joined before are believed.
         """
         if node not in ("", hello.node):
             return "this link is another node's"
@@ -141,7 +141,7 @@ class AgentIngest:
         return self.registry.has_seat(node) or node in launched
 
     def _nodes_before_loss(self) -> frozenset[str]:
-        """The nodes that may have had a seat if all of the journal is lost: those that an earlier controller let in."""
+        """Return the nodes that an earlier controller let in, if the whole journal is lost: they may have had seats."""
         return self.certificates.recorded if self.controller.began_job else frozenset()
 
     def _had_lost_seat(self, node: str, generation: int) -> bool:

@@ -325,7 +325,7 @@ async def _answer_request(request: web.Request, handler: Answer) -> web.StreamRe
 
 
 def _why_forbidden(caller: Caller, request: web.Request) -> str:
-    """Say why this caller may not make this request; empty if it may."""
+    """Return why this caller may not make this request; "" if it may."""
     if request.path == _AGENT:
         return "" if caller.node else f"{caller.name} is not a node of this job"
     archives = request.path.startswith(_ARCHIVES)

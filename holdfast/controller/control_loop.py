@@ -118,9 +118,9 @@ class Controller:
         *,
         resumed_at: float = 0.0,
     ) -> int:
-        """Drive the job to its end and return its exit code; `on_begun` is called once orders can be taken. A new job
-        begins with `release` at `started_at`. `resumed_at` is when the run was last resumed, 0 if never. A job that
-        had ended by then goes on only if it ended because its nodes ran out of time."""
+        """Drive the job to its end and return its exit code. A new job begins with `release` at `started_at`.
+        `on_begun` is called once people can give orders. `resumed_at` is when the run was last resumed, 0 if never. A
+        job that had already ended goes on only if it ended because its nodes ran out of time."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
         self.registry.expect_nodes(self.clock(), known - set(self.view.gone), self.journal.alive_at)
@@ -290,7 +290,7 @@ class Controller:
             self.aims.place_copies(action.generation, action.seats, self.view.mesh)
 
     def _prepare_copies(self, event: Event) -> None:
-        """Place copies again once the script has reported its parallel groups."""
+        """After a report of the script's parallel groups, choose again which nodes keep copies of snapshots."""
         if isinstance(event, MeshReport):
             self.aims.place_copies(self.view.generation, self.view.seats, self.view.mesh)
 

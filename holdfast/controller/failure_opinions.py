@@ -88,7 +88,7 @@ class FailureOpinions:
         )
 
     async def _call_process(self, request: OpinionRequest | OutcomeRequest) -> OpinionReply:
-        """Run the opinion process and return its reply. After a failure or timeout, the reply says only that."""
+        """Run the opinion process and return its reply. After a failure or timeout, return a reply with the reason."""
         deadline_s = self._settings.model.timeout_s + _READ_S
         try:
             process = await asyncio.create_subprocess_exec(
@@ -118,7 +118,7 @@ class FailureOpinions:
 
 
 def make_diagnosis(cause: Alarm) -> Diagnosis:
-    """Return what the rules said of a failure, as a diagnosis."""
+    """Return an alarm's cause of a failure in the form of a Diagnosis."""
     return Diagnosis(
         klass=cause.klass or UNKNOWN,
         group=cause.group or "unknown",

@@ -14,7 +14,7 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class FleetWatch:
-    """Compares each survey with what the decider already knows, which a new controller reads from the journal."""
+    """Compares each survey with what the decider knows. A new controller's decider knows this from the journal."""
 
     def __init__(self, fleet: Fleet, view: JobView, registry: NodeRegistry) -> None:
         self._fleet = fleet

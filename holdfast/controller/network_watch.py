@@ -58,7 +58,7 @@ class NetworkWatch:
         self._quiet.on_traffic(now, self._machine_of(node), links)
 
     def on_beat(self, beat: Beat) -> LinksDown | LinksUp | None:
-        """Record the links that a beat reports; return an event if one went down or is up again."""
+        """Record the links that a beat reports; return an event if a node's links went down or are up again."""
         if not beat.links_read:  # nothing is known anew
             return None
         self._switch.on_beat(beat)
@@ -116,7 +116,7 @@ class NetworkWatch:
         return bool(not self._looking and self._is_under_way() and self._lasting_quiet_s(now))
 
     async def look_at_ranks(self) -> Alarm | None:
-        """Take the stacks of all ranks; return an alarm about quiet links that names blocking ranks but no suspects."""
+        """Take the stacks of all ranks; return an alarm about quiet links. It names ranks that block, not suspects."""
         began_at, generation, seats = self._now(), self._view.generation, self._view.seats
         lasts_s = self._lasting_quiet_s(began_at)
         self._quiet.on_look(began_at)

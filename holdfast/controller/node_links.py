@@ -47,8 +47,7 @@ class NodeLinks:
         return self._outboxes.get(node) is outbox
 
     def has_newer_link(self, node: str, outbox: Outbox) -> bool:
-        """Return whether the node has opened a newer link since, even if that is closed. Messages on this link are then
-        outdated."""
+        """Return whether the node has opened a newer link than this one, even if the newer link is already closed."""
         return self._opened.get(outbox, 0) < self._newest.get(node, 0)
 
     def make_outbox(self) -> Outbox:

@@ -60,7 +60,7 @@ class RankBirth(NamedTuple):
 
 
 class ZygoteLink(NamedTuple):
-    """The zygote's connection to the holder, with the variables and stray modules that a forked rank must undo."""
+    """The zygote's connection to the holder, and what forked ranks undo: environment variables and stray modules."""
 
     socket: socket.socket
     holder: int

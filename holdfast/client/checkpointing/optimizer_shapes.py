@@ -1,8 +1,8 @@
 """Predicts the state that an optimizer will keep for its parameters, before its first step.
 
 An image is laid out when training starts, but optimizers create their state in their first step. So a shadow of the
-optimizer makes that step on tensors without memory. If the step must read values, the shadow makes it on zeros of the
-same shapes, one parameter at a time. The optimizer itself and the parameters are not touched.
+optimizer makes a first step on tensors without memory. If the step must read values, the shadow gets zeros of the same
+shapes instead, one parameter at a time. The optimizer itself and the parameters are not touched.
 """
 
 from collections import OrderedDict, defaultdict
@@ -47,7 +47,7 @@ Kept = dict[str, Any]  # name -> Blank, value, or a dict of the same kind
 def foresee_state(
     optimizer: Optimizer, is_trained: Callable[[torch.Tensor], bool] = lambda parameter: parameter.requires_grad
 ) -> dict[torch.Tensor, Kept] | None:
-    """Return the future state of every trained parameter; None if it cannot be predicted for this optimizer."""
+    """Return the state that the optimizer will keep for each trained parameter; None if it cannot be predicted."""
     known: dict[tuple[object, ...], Kept] = {}
     kept: dict[torch.Tensor, Kept] = {}
     held = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]

@@ -1,7 +1,7 @@
 """Reads a checkpoint with all ranks of the job together. Among ranks that need the same blocks, one rank reads each
-block and sends it to the others, while it already reads the next ones.
+block and sends it to the others; meanwhile it reads its next blocks.
 
-If N replicas each read everything, they would load the storage N times as much, and a large job waits for storage.
+If each of N replicas read everything, the load on the storage would be N times as high, and a large job would wait.
 """
 
 from collections import deque
@@ -48,7 +48,7 @@ def read_restored(world: RankWorld, url: str, pieces: Sequence[PartPiece], into:
 
 
 def read_together(world: RankWorld, url: str, pieces: Sequence[PartPiece], into: memoryview, why: str = "") -> None:
-    """Do what `read_restored` does, and always share blocks among the ranks that need the same ones."""
+    """Do what `read_restored` does, but let ranks that need the same blocks always read each block once for all."""
     read: SharedRead | None = None
     try:
         read = None if why else SharedRead(url, pieces, into)
@@ -90,8 +90,8 @@ class SharedRead:
         return blake2b(repr(self._blocks).encode(), digest_size=16).digest()
 
     def exchange_blocks(self, world: RankWorld, alike: tuple[int, ...]) -> None:
-        """Read each block once among the ranks that need the same ones. A failure is raised as StorageError only after
-        all blocks were sent, because the other ranks wait for them."""
+        """Read each block once among the ranks `alike`, which need the same blocks. If a block is bad, raise
+        StorageError, but only after all blocks were sent: the other ranks wait for them."""
         wrong: list[str] = []
         under_way: deque[_SentBlock] = deque()
         with ExitStack() as stack:

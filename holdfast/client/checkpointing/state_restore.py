@@ -137,7 +137,7 @@ class StateRestore:
         self._snapshots.arena.drop_after(step)
 
     def plan_read(self, url: str) -> tuple[Metadata, RestorePieces | None]:
-        """Return a checkpoint's metadata, and the byte ranges to read: None if its records are cut differently."""
+        """Return a checkpoint's metadata, and the byte ranges to read; None for these if it is cut differently."""
         metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
         layout = self._snapshots.layout
         own, shared = (
@@ -163,7 +163,8 @@ class StateRestore:
         self._from_image(image)
 
     def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
-        """Restore a checkpoint of another world size or split; return in words what could not be restored, or ""."""
+        """Restore a checkpoint of another world size or another split of the state. Return in words what it lacks, or
+        ""."""
         state = self._source.loadable_state()
         extra = metadata.state_dict_metadata.get(EXTRA)
         rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None

@@ -30,7 +30,7 @@ def find_rows(plan: RoutePlan, layer: int) -> Rows:
 
 
 class GradientSums:
-    """Sums gradients on one worker, as one plan divides the work."""
+    """Sums the gradients of the layers that one worker holds under a plan."""
 
     def __init__(self, plan: RoutePlan, worker: int, reduction: Reduction, layers: int) -> None:
         self._worker, self._reduction = worker, reduction
@@ -74,7 +74,7 @@ class GradientSums:
         return count if self._reduction == "ordered" else min(count, 1)
 
     def _cut(self, layer: int, size: int) -> list[tuple[int, int]]:
-        """Return (start, end) of each holder's piece of a flat gradient of this size."""
+        """Return (start, end) of the piece that each worker with this layer sums, in a flat gradient of this size."""
         count = len(self._holders[layer])
         edges = [size * one // count for one in range(count + 1)]
         return list(pairwise(edges))

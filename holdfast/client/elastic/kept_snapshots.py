@@ -23,8 +23,8 @@ class KeptSnapshots:
         return self._packed[layer, step]
 
     def take(self, step: int, units: dict[int, LayerUnit], traffic: RankTraffic, reach: int) -> None:
-        """Keep this worker's layers, send them to the worker `reach` ranks further on, and keep those that arrive from
-        `reach` ranks before. All workers call this at the same step."""
+        """Keep this worker's packed layers and send them to the worker whose rank is higher by `reach`. Keep those of
+        the worker whose rank is lower by `reach`; ranks form a ring. All workers call this at the same step."""
         mine = {layer: units[layer].pack() for layer in sorted(units)}
         world, rank = dist.get_world_size(), dist.get_rank()
         came: dict[int, torch.Tensor] = {}

@@ -34,7 +34,7 @@ class PackedTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UnitHeader(msgspec.Struct, frozen=True):
-    """The header of a packed unit: all that it has besides its tensors."""
+    """The header of a packed unit: everything in the unit except the content of tensors."""
 
     layer: int
     step: int  # the last whose update is in it

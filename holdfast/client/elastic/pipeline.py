@@ -53,7 +53,7 @@ class StepSettings(NamedTuple):
 
 
 class ElasticPipeline:
-    """A model in layers that the job's ranks hold and compute in turns, with a plan that changes when ranks do.
+    """A model in layers that the job's ranks hold and compute in turns, by a plan that changes when ranks change.
 
     Ranks that survive a failure keep their layers. They agree on the last step, choose a new plan and go on, without a
     Checkpointer. What a step computes depends on its number, its microbatches and its layers, but on no rank.

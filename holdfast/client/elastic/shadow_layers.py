@@ -1,4 +1,4 @@
-"""Shadow layers: a worker keeps them current beside its own, to compute them the moment their owner is lost."""
+"""Shadow layers: copies of other workers' layers, kept current so that a worker can take over a lost worker's part."""
 
 import msgspec
 

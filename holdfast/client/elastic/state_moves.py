@@ -38,7 +38,7 @@ class StateMoves:
         )
 
     def follow(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
-        """Change `units` to what the plan says. A sender keeps its layers until all workers have theirs."""
+        """Give `units` the layers of the plan. A worker that sends a layer keeps it until all workers have theirs."""
         step = plan.resume_step - 1
         if plan.rollback:
             self._roll_back(plan, units, rank, step)

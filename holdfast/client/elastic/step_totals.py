@@ -1,6 +1,6 @@
 """The last exchange of a step: it gives every worker each microbatch's loss and each layer's squared gradient norm.
 
-This exchange is also the step's vote: a worker takes part once it has all of its summed gradients in hand.
+This exchange is also the step's vote: a worker takes part only when it has all of its summed gradients.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Finds the CUDA graphs that change the state when they are replayed, and keeps our threads still during a capture.
 
 A replay runs no Python, so an optimizer's step inside a graph calls no hook. This module wraps torch's own classes
-instead: if an optimizer made a step while a graph was captured, each replay makes it again. Of graphs captured before
-the watch began, nothing is known. In torch's default mode, a capture fails if another thread of the process registers
-or allocates memory or asks for an event. Our threads do that, so they and captures wait for each other's end.
+instead: if an optimizer made a step while a graph was captured, each replay makes the step again. Nothing is known of
+graphs that were captured earlier. In torch's default mode, a capture fails if another thread of the process registers
+or allocates memory or asks for an event. So our threads wait for the end of a capture, and a capture for theirs.
 """
 
 import threading

@@ -40,7 +40,7 @@ class CurrentItems(NamedTuple):
 
 
 class StateLocations:
-    """Reads the items of a state. A tensor's shape is checked only if another tensor was there at the last read."""
+    """Reads the items of a state. Shapes are checked only when a tensor is not the same object as at the last read."""
 
     def __init__(self, layout: ImageLayout, found: FlatState, way: Callable[[Path], Way]) -> None:
         self._rows: list[ItemLocation] = []

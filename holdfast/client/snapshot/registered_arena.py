@@ -136,8 +136,7 @@ def _populate_pages(start: int, size: int) -> None:
 
 
 def _cut_slot(arena: Arena, layout: ImageLayout, slot: int) -> Iterator[tuple[int, int, int]]:
-    """Cut a slot into parts to be registered one by one. Cuts are at starts of large items, so no copy crosses a
-    cut."""
+    """Cut a slot into parts to be registered. Cuts are at starts of large items, so no copy crosses a cut."""
     first = arena.image_at(slot)
     cuts = [arena.head_at(slot)]
     for item in layout.items:

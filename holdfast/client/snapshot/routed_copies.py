@@ -24,7 +24,7 @@ _FIXED = frozenset((type(None), bool, int, float, str, bytes))
 
 
 class GpuSlots:
-    """The memory of an arena as tensors that the GPU copies into."""
+    """The memory of an arena, as tensors into which the GPU copies."""
 
     def __init__(self, arena: Arena, layout: ImageLayout) -> None:
         memory = torch.frombuffer(arena.memory, dtype=torch.uint8)

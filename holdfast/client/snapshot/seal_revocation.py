@@ -48,7 +48,7 @@ class SealFence:
             self._sources.clear()
 
     def lower(self) -> None:
-        """Allow seals by writers that begin from now on; the rank enters its next generation."""
+        """Allow seals by writers that begin from now on. Called when the rank enters its next generation."""
         self._up = False
 
 

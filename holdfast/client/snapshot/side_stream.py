@@ -177,7 +177,7 @@ class SideStream:
         return claim
 
     def before_step(self, *_: object) -> None:
-        """Make the GPU wait, before an optimizer changes the state, until the queued copies have read it."""
+        """Make the optimizer's step wait on the GPU until the queued copies have read the state."""
         if self._hold:
             return
         if self._streams.is_capturing():
@@ -187,7 +187,7 @@ class SideStream:
         self._let_change()
 
     def before_replay(self, steps: bool | None) -> None:
-        """Act as `before_step` if the graph to be replayed makes an optimizer's step, or may make one."""
+        """Act as `before_step` does if the next graph to be replayed makes an optimizer's step, or may make one."""
         if self._hold or steps is False:
             return
         if steps:
@@ -197,7 +197,7 @@ class SideStream:
         self._let_change()
 
     def _let_change(self) -> None:
-        """Make the GPU wait, before the state changes, until the queued copies have read it."""
+        """Make the next work of the script wait on the GPU until the queued copies have read the state."""
         self._prove_newest(announced=True)
         if not self._turns:
             return
@@ -218,7 +218,7 @@ class SideStream:
         _drain_turns(self._turns, self._streams)
 
     def _prove_newest(self, *, announced: bool) -> None:
-        """Seal the newest snapshot if nothing changed while it was read; drop it if something may have changed."""
+        """Seal the unproven newest snapshot if its tensors are unchanged and the step is `announced`; else drop it."""
         unproven, self._unproven = self._unproven, None
         if unproven is None:
             return

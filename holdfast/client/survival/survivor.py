@@ -241,8 +241,8 @@ class Survivor:
             self._slot.mark_survives(False)
 
     def _is_over(self, failure: BaseException) -> bool:
-        """Return whether the function failed because its generation is over. Only the agent's message says so; after an
-        error of a process group, wait a little for it."""
+        """Return whether the function failed because its generation is over. Only a message of the agent tells. If a
+        process group raised the error, wait a little for the message."""
         if isinstance(failure, SystemExit | KeyboardInterrupt):
             return False
         return self._line.was_told(self._patience_s if _is_broken_group(failure) else 0.0, failure)
@@ -296,7 +296,7 @@ def _break_off() -> None:
 
 
 def _end_for_good(why: str) -> NoReturn:
-    """End this process at once, so that another one takes its place. The agent knows that the generation is over."""
+    """Print the reason and end this process at once. The agent will start another process for the next generation."""
     print(f"holdfast: this rank cannot go on in its process: {why}", file=sys.stderr, flush=True)
     os._exit(1)
 

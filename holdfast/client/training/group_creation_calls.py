@@ -95,8 +95,8 @@ class GroupCalls:
         self.made[:] = [] if whole else [call for call in self.made if call.group is not group]
 
     def make_again(self, made: list[GroupCall], *, alone: bool = False) -> dict[Any, Any]:
-        """Make these groups again, over the store that the environment now names. Return a dict from old to new groups.
-        `alone` makes them contain this process only; then none of them may be a group of some ranks only."""
+        """Repeat these calls, over the store that the environment now names. Return a map from old groups to new ones.
+        With `alone`, the new groups have this process only; then none of the old ones may be a group of some ranks."""
         self.made.clear()
         for call in made:
             args, kwargs = call.args, call.kwargs

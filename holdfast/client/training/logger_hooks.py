@@ -21,7 +21,7 @@ from holdfast.wire.replay_environment import is_replay
 
 
 class LoggerCall(NamedTuple):
-    """A function with which scripts log metrics, and its arguments that hold the metrics."""
+    """A function with which scripts log metrics, and the names of its arguments for metrics."""
 
     module: str
     owner: str  # the class; empty for a function of the module

@@ -112,7 +112,7 @@ def install_hooks(progress: RankProgress) -> None:
 
 
 def _watch_scalers(count: StepCount) -> None:
-    """Wrap GradScaler.step to count the updates that it skips, which optimizer hooks cannot see."""
+    """Wrap GradScaler.step to count the updates that it skips. Optimizer hooks are not called for these."""
     plain = GradScaler.step
 
     @functools.wraps(plain)

@@ -27,7 +27,7 @@ class MessageProgress:
     def list_channels(
         self, posted: _Posted, entries: list[Entry], members: Members, names: Mapping[str, str], rank: int
     ) -> list[ChannelState]:
-        """Return the state of every channel; `posted` must not have changed while `entries` were dumped."""
+        """Return the state of every channel. `posted` has the counts from the moment when `entries` were dumped."""
         found: list[ChannelState] = []
         sorted_entries = sort_messages(entries)
         self._note_unbegun([entry for channel in sorted_entries.values() for entry in channel])
@@ -70,7 +70,7 @@ class MessageProgress:
 
 
 def find_groups_across(channels: list[ChannelState], members: Members, names: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of groups that contain both ends of a channel. In a pipeline, these span several stages."""
+    """Return the names of groups that contain both ends of a channel; in a pipeline they span several stages."""
     ends = [{source, target} for _, source, target, *_ in channels]
     return frozenset(
         names.get(group, group[:NAME_CHARS])

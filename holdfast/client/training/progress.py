@@ -63,10 +63,10 @@ class RankProgress:
     def attach(self, model: "Model" = None, replicas: object = None, mesh: object = None) -> "Model":  # type: ignore[assignment]
         """Start reporting; a DistributedDataParallel model also gets the same reduction layout in every generation.
 
-        Call it on every rank, after wrapping the model and before its first backward pass. Returns the model. With
-        `replicas` (True for all ranks, or a process group) these ranks' parameters are compared now and then; scripts
-        with a Checkpointer do not need this. `mesh` gives the parallel groups if --mesh does not: a DeviceMesh over
-        all ranks, or {"pp": 2, "dp": 4}; Megatron's groups are found without it.
+        Call this on every rank, after wrapping the model and before the model's first backward pass. Returns the model.
+        `replicas` names ranks whose parameters are compared now and then: True for all ranks, or a process group.
+        Scripts with a Checkpointer need no such comparison. `mesh` names the parallel groups, unless --mesh does: a
+        DeviceMesh over all ranks, or {"pp": 2, "dp": 4}. Megatron's groups are found without `mesh`.
 
         >>> model = holdfast.attach(torch.nn.Linear(2, 1))
         """
@@ -238,7 +238,8 @@ class RankProgress:
             slot.mark_returned()
 
     def on_group_teardown(self, ending: str) -> None:
-        """Report that the script destroys a process group ("parting"), has none left ("parted") or has some ("")."""
+        """Report that the script destroys a process group ("parting"), has no group left ("parted") or has groups
+        ("")."""
         if self._slot is not None:
             self._slot.mark_parting(ending)
 

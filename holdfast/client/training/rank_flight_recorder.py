@@ -116,7 +116,7 @@ class FlightRecorder:
         channels: list[ChannelState] | None = None,
         waits: bool = False,
     ) -> None:
-        """Write collectives and message channels to the flight log; a group without entries counts as idle."""
+        """Write collectives and message channels to the flight log. A group without new entries is written as idle."""
         entries = self._sort_entries(dumps, names)
         statuses = {pg_id: status for dump in dumps for pg_id, status in dump.get("pg_status", {}).items()}
         for name in names.values():
@@ -190,7 +190,7 @@ class FlightRecorder:
 def newest_collective(
     name: str, entries: list[Entry], status: PgStatus | None = None
 ) -> tuple[str, int, int, str, str, float, float]:
-    """Return a group's state: its newest collective, the last completed one, and the next timeout."""
+    """Return a group's state: its newest collective, the last completed one, and when an open one times out first."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     still = [e for e in entries if not has_ended(e)]
     expires_at = min((_expiry_of(e) for e in still), default=0.0)

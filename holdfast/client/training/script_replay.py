@@ -168,7 +168,7 @@ def current_replay() -> ScriptReplay:
 
 
 def guard_first_step(on_first: "Callable[[], None] | None") -> "Callable[[], None] | None":
-    """Return the function to call at a replay's first step: it ends a script that has not called replayable()."""
+    """Return the function to call at a replay's first step. It ends the script if that has not called replayable()."""
 
     def first() -> None:
         if not _this.opted:

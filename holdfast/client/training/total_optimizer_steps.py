@@ -22,7 +22,6 @@ class StepNumbers:
 
     @property
     def made(self) -> int:
-        """Return how many steps the optimizer has made; -1 if unknown, or if the script's step numbers differ from
-        it."""
+        """Return how many steps the optimizer has made; -1 if unknown, or if the script counts its steps otherwise."""
         made = self._origin + self.counted if self._origin >= 0 else -1
         return made if self.told < 0 or made - 1 <= self.told <= made else -1

@@ -46,7 +46,7 @@ def _hook_board(hooks: "TrackerHooks", module: ModuleType, plain: Callable[..., 
 
 
 def _hook_mlflow(place: int) -> Hook:
-    """Return a hook for a function of MLflow; `place` is the position of the step among its positional arguments."""
+    """Return a hook for a function of MLflow; `place` is the position of the argument `step` in its calls."""
 
     def hook(hooks: "TrackerHooks", module: ModuleType, plain: Callable[..., Any]) -> Callable[..., Any]:
         def log(*args: Any, **kwargs: Any) -> Any:

@@ -36,7 +36,7 @@ class BlockListDatabase:
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Replace the list, in one transaction, by what `rewrite` makes of its unexpired entries. Raises
+        """Replace the list in one transaction: remove expired entries, and pass the others through `rewrite`. Raises
         BlockListError."""
         with self._open_link() as link:
             postgres_schema.prepare_schema(link)

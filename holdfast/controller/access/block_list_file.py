@@ -33,8 +33,7 @@ class BlockListFile:
         self.path = path
 
     def read_entries(self) -> Entries:
-        """Return all entries, also those whose time is over. Raise BlockListError if the list cannot be trusted or
-        read."""
+        """Return all entries, also expired ones. Raise BlockListError if the file cannot be read or may be forged."""
         where = f"the list of blocked hosts {self.path}"
         try:
             with open(self.path, "rb", opener=_open_itself) as file:

@@ -67,7 +67,7 @@ class ConnectionGate:
             self._known.close()
 
     def _accept_links(self, listener: socket.socket, short: asyncio.Event) -> None:
-        """Accept a few links at a time; set `short` if that fails, as it does without free file descriptors."""
+        """Accept a few links. Set `short` if this fails, for example because no file descriptors are free."""
         for _ in range(_AT_ONCE):
             try:
                 link, address = listener.accept()
@@ -108,8 +108,8 @@ class ConnectionGate:
 
 
 class _Room:
-    """Links whose callers have not proved themselves. Links that have sent no request yet are limited separately,
-    because idle links cost an attacker nothing and can come from any number of addresses."""
+    """Links whose callers have not proved themselves. Links without a request so far have a limit of their own, because
+    idle links cost an attacker nothing and can come from any number of addresses."""
 
     def __init__(self, serve: Serve, missing: Callable[[bytes], int]) -> None:
         self._serve, self._missing = serve, missing

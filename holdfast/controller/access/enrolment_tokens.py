@@ -61,7 +61,7 @@ class NodeTokens:
         return ""
 
     def use_token(self, id: str, name: str) -> None:
-        """Mark a token as used, on disk before the node is answered, so that no crash lets it be used twice."""
+        """Write to disk that the token is used; the node is answered only afterwards, so no crash frees the token."""
         self._write_tokens(self._minted | {id: msgspec.structs.replace(self._minted[id], used_by=name)})
 
     def _write_tokens(self, minted: dict[str, TokenRecord]) -> None:

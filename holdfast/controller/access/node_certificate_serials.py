@@ -18,7 +18,7 @@ class NodeCertificates:
         self._refused: set[str] = set()  # nodes of which people were told so
 
     def take_recorded(self, recorded: RecordedSerials) -> None:
-        """Take over what an earlier controller recorded; say so if some of it is damaged."""
+        """Take over the serials that an earlier controller recorded; say so if lines of the record are damaged."""
         self._serials |= recorded.serials
         self.recorded |= recorded.serials.keys()
         self._unknown = recorded.damaged
@@ -46,8 +46,8 @@ class NodeCertificates:
         self._say(f"{node} is known again by its certificate")
 
     def tell_refusal(self, node: str, why: str) -> None:
-        """Say once that a node of the running job is refused at the port. Refusals of other nodes are only in the audit
-        log."""
+        """Say once that a node of the running job is refused at the controller's port. Nothing is said of other
+        nodes."""
         if node in self._view.active and node not in self._refused:
             self._refused.add(node)
             self._say(f"{node} is refused at the port: {why}")

@@ -290,7 +290,8 @@ class ActionExecutor:
         return steps_on_disks(launch.seats, leave_out_disks(held, left), plan.step if plan.is_held else -1)
 
     def _recall_or_plan(self, launch: Launch) -> Restore:
-        """Return the launch's restore plan: the noted one, which an earlier controller may have sent, or a new one."""
+        """Return the restore plan of a launch: the noted one, in case an earlier controller has sent it, else a new
+        one."""
         kept = self.newest_plan()
         if kept and kept.id == launch.id:
             self._noted = kept

@@ -95,7 +95,7 @@ class ErrandDispatch:
         self._stopping = max(self._stopping, generation)
 
     def hurry(self) -> bool:
-        """From now on, send errands without waiting for answers; return False if this was already so."""
+        """Send errands without waiting for answers from now on. Return True in the first call only."""
         hurried, self._hurried = self._hurried, True
         return not hurried
 

@@ -81,7 +81,8 @@ class ReplayRuns:
         return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)
 
     async def _find_ruling(self, action: Replay, asked: ReplayRequest) -> ReplayRuling:
-        """Replay in two halves if the script is seeded; if that fails or leaves several suspects, replay in groups."""
+        """Return what replays show. Replay a seeded script in two halves; otherwise, or for several suspects, in
+        groups."""
         numbers, found = count(1), None
         if asked.seeded and self._limits.halves:
             with contextlib.suppress(UnfitError):
