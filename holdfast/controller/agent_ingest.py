@@ -54,7 +54,7 @@ class AgentIngest:
         admission: HostAdmission,
         say: Callable[[str], None],
     ) -> None:
-        """`controller` gets the events made from messages; each node is told to send a beat every `beat_s` seconds."""
+        """`controller` gets the events that messages lead to. Nodes shall send beats every `beat_s` seconds."""
         self.controller, self.view = controller, controller.view
         self.links, self.registry, self.aims = controller.links, controller.registry, controller.aims
         self.detectors, self.dispatch, self.executor = controller.detectors, controller.dispatch, controller.executor
@@ -267,7 +267,7 @@ class AgentIngest:
         )
 
     def _on_imports(self, node: str, told: ScriptImports) -> None:
-        """Record the script's modules as the node of rank 0 reports them, and send them to nodes without ranks."""
+        """Record the imports of the script that the node of rank 0 reports, and send them to nodes without ranks."""
         if told.generation != self.view.generation or not self.view.seats or node != self.view.seats[0].node:
             return
         self.registry.record_imports(told.modules)

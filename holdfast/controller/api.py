@@ -241,7 +241,7 @@ def _order_route(controller: Controller, audit: AuditLog, *, preview: bool = Fal
 
 
 async def _order_fault(controller: Controller, order: Order) -> str:
-    """Say why the order cannot be taken; empty if it can."""
+    """Return why the order cannot be taken; "" if it can."""
     if refusal := order_refusal(controller.view, order, controller.links.linked_nodes):
         return refusal.text
     return release_api.update_fault(controller, order) or await release_api.signature_fault(controller, order)

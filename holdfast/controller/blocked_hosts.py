@@ -55,7 +55,7 @@ class HostAdmission:
             self._say(text)
 
     def refusal_of(self, host: str, identity: HostIdentity) -> str:
-        """Say why this host is refused according to the block list as last read; "" if it is not."""
+        """Return why this host is refused according to the block list as last read; "" if it is not refused."""
         now = self._now()
         found = matching_entry(self._entries, host, identity, now)
         return self._refusal_text(*found, now) if found else ""

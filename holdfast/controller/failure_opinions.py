@@ -133,8 +133,8 @@ def make_diagnosis(cause: Alarm) -> Diagnosis:
 
 
 def make_alarm(judged: JudgedIncident, found: Diagnosis) -> Alarm:
-    """Return an opinion as an alarm that leads only to a message. It names neither nodes nor ranks, so that it cannot
-    count as evidence against any."""
+    """Return an opinion as an alarm that leads only to a message. The alarm names neither nodes nor ranks, so it is no
+    evidence against them."""
     named = f"{found.klass} ({found.title}, {found.confidence:.0%} sure)"
     return Alarm(
         kind=Kind.LINES,

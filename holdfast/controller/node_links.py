@@ -51,7 +51,7 @@ class NodeLinks:
         return self._opened.get(outbox, 0) < self._newest.get(node, 0)
 
     def make_outbox(self) -> Outbox:
-        """Return the outbox of a link that was just opened; `open_link` later says which node it belongs to."""
+        """Make the outbox of a link that was just opened. `open_link` later tells whose link it is."""
         outbox: Outbox = asyncio.Queue(_OUTBOX)
         self._links += 1
         self._opened[outbox] = self._links

@@ -43,7 +43,7 @@ class EnvironmentWatch:
             self._imported, self._is_over = frozenset(sys.modules), True
 
     def close(self) -> frozenset[str]:
-        """Stop watching; return the modules loaded at the script's first change, or now if it changed nothing."""
+        """Stop watching. Return the modules loaded at the script's first change, or all modules without a change."""
         self._is_over = True
         return frozenset(sys.modules) if self._imported is None else self._imported
 

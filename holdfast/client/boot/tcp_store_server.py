@@ -68,7 +68,7 @@ def _start_server(host: str) -> TCPStore:
 
 
 class StoreDesk:
-    """Answers controllers until one sends quit, or none has been connected for a while."""
+    """Answers controllers. It ends when a controller sends quit, or when none has been connected for a while."""
 
     def __init__(self, stores: StoreServers) -> None:
         self._stores = stores

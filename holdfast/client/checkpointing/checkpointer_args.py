@@ -1,4 +1,4 @@
-"""Checks the arguments of a Checkpointer and turns them into a state source and a checkpoint policy."""
+"""Checks a Checkpointer's arguments. They give the object that reads the state, and the policy of checkpoints."""
 
 import os
 import re

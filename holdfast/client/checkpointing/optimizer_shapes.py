@@ -97,7 +97,7 @@ def _first_step(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Te
 
 
 def _unwrap_step(step: Callable[..., object]) -> Callable[..., object]:
-    """Return the step function without its wrappers, since these would count or record the shadow's step."""
+    """Return the step function without its wrappers; they would count or record the step of the shadow optimizer."""
     while inner := getattr(step, "__wrapped__", None):
         step = inner
     return step
@@ -116,7 +116,7 @@ def _to_blank(value: object, parameter: torch.Tensor, beside: bool) -> object:
 
 
 def shadow_optimizer(optimizer: Optimizer, kept: dict[torch.Tensor, Kept]) -> Optimizer:
-    """Return a copy of the optimizer with its present state, and with blanks for the state that it will create."""
+    """Return a copy of the optimizer with its present state, and BlankTensors for the state that it will create."""
     double = object.__new__(type(optimizer))
     vars(double).update(vars(optimizer))
     state = {

@@ -1,4 +1,4 @@
-"""A state source for a state dict that the script builds itself."""
+"""Reads and restores a state dict that the script builds itself."""
 
 from collections.abc import Callable, Collection
 from typing import Any

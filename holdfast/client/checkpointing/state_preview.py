@@ -49,7 +49,7 @@ def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
 
 
 def _newest_whole(base: str, grant: StateGrant) -> str:
-    """Return the URL of the newest checkpoint that passes verification, as a restore will; "" if there is none."""
+    """Return the URL of the newest checkpoint that passes the verification of a restore; "" if none does."""
     for one in apply_doubts(find_checkpoints(base), grant.run, grant.doubts):
         try:
             if one.ok and not checkpoint_load.verify_checkpoint(one.url):

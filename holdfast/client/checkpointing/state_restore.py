@@ -146,8 +146,8 @@ class StateRestore:
         return metadata, RestorePieces(own, shared) if own is not None and shared is not None else None
 
     def from_parts(self, world: RankWorld, url: str, made: SnapshotName, pieces: RestorePieces) -> None:
-        """Restore a checkpoint that was split the same way; a collective. This rank reads it into a slot and seals the
-        slot as a snapshot. Blocks that several ranks need are read by one of them."""
+        """Restore a checkpoint that was split among ranks as the state is now; a collective. The rank's part is read
+        into a slot, which is sealed as a snapshot. Shared items are read by `read_restored`."""
         slot, why = self._snapshots.arena.begin_slot(made.step, made.generation, STORED), ""
         image = self._snapshots.images[slot.index] if slot else None
         try:

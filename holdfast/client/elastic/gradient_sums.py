@@ -1,9 +1,9 @@
 """Sums the gradients of a step over its microbatches. The sums are equal in every bit on all workers that hold a layer.
 
-A layer's flat gradient is cut into one piece for each of its holders. Every worker that computed the layer sends each
-piece to its holder, which sums it and sends the sum to the other holders. With `ordered`, a holder sums by microbatch
-number, so all routes give the same bits. With `float`, each worker first adds up its own microbatches; the holder then
-sums these in the order of each worker's first microbatch.
+A layer's flat gradient is cut into as many pieces as workers hold the layer; each of these holders sums one piece.
+Every worker that computed the layer sends each piece to its holder, and the holder sends the sum to the other holders.
+With the reduction "ordered", a holder sums by microbatch number, so all routes give the same bits. With "float", each
+worker first adds up its own microbatches; the holder sums these in the order of each worker's first microbatch.
 """
 
 from collections.abc import Mapping

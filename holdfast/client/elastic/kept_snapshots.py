@@ -1,4 +1,4 @@
-"""Snapshots of layers in memory. Each worker keeps its own, and those of one other worker, along a ring."""
+"""Snapshots of layers in memory. Each worker keeps its own snapshots and, in a ring, those of one other worker."""
 
 import torch
 import torch.distributed as dist

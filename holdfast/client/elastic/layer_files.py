@@ -45,8 +45,8 @@ class LayerFiles:
         new.replace(folder / f"layer-{layer}")
 
     def read(self, layer: int, step: int) -> torch.Tensor:
-        """Return a packed layer of a step that is whole; raise LayerFileError if its file is missing or damaged. A
-        damaged checkpoint is first renamed, so that the next start of the job uses an older one."""
+        """Return a layer, packed, from the whole checkpoint of this step. Raise LayerFileError if the file is missing
+        or damaged. A damaged checkpoint is first renamed, so that the next start of the job uses an older one."""
         found = [(line, folder) for at, line, folder in self._list_whole() if at == step]
         if not found:
             raise LayerFileError(f"step {step} is not whole in {self._path} any more")

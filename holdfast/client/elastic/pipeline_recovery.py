@@ -1,7 +1,7 @@
 """The meeting of a pipeline's workers, at the start of the job and again in each generation after a failure.
 
-Each worker reports what it has. All find the step that counts, choose the same plan by the same function, and bring
-their layers to where the plan wants them.
+Each worker reports what it has. All workers find the step that counts and choose the same plan by the same function.
+Then layers are sent to the workers that need them by the plan.
 """
 
 import sys
@@ -49,7 +49,7 @@ class Recovery(NamedTuple):
 
 
 class PipelineRecovery:
-    """Takes part in the meetings of the job for one worker."""
+    """Takes part in the job's meetings on behalf of one worker."""
 
     def __init__(
         self,

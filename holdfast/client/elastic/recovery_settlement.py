@@ -40,7 +40,7 @@ class SettledStep(msgspec.Struct, frozen=True):
 
 
 def settle_step(reports: Sequence[RankReport]) -> SettledStep:
-    """Return the newest step that any worker has made or finished the vote of, with the layers that each has at it."""
+    """Return the newest step that any worker has made or voted for, and the layers that each worker has at it."""
     made = [step for report in reports for _, step in report.layers]
     committed = max([0, *made, *(report.voted for report in reports)])
     held = tuple(

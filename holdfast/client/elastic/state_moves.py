@@ -21,7 +21,7 @@ class LayerMismatch(Exception):
 
 
 class StateMoves:
-    """Brings the layers that a plan gives to this worker to the plan's step."""
+    """Gets the layers that a plan gives to this worker, in the states that the plan begins with."""
 
     def __init__(
         self,

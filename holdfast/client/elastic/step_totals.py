@@ -22,7 +22,7 @@ def exchange_totals(
     norms: bool,
 ) -> tuple[float, ...]:
     """Return the losses by microbatch, followed by the squared norm of each layer's summed gradient (zeros without
-    `norms`). Each number comes from one worker, so the sum over workers does not change it."""
+    `norms`). For each number, one worker gives its value and the others give 0, so their sum is exact."""
     told = torch.zeros(job.microbatches + job.layers, dtype=torch.float64)
     for m, loss in losses.items():
         told[m] = loss

@@ -49,7 +49,7 @@ class GraphWatch:
         self._followers.add(follower)
 
     def note_step(self) -> bool:
-        """Note that the graphs now being captured make a step. Return False if no known graph is being captured."""
+        """Note that the graphs in capture make an optimizer's step; return False if no known graph is in capture."""
         for graph in list(self._hooks):
             self._steps[graph] = True
         return bool(self._hooks)
@@ -68,7 +68,7 @@ class GraphWatch:
                 self._news.notify_all()
 
     def on_capture(self, graph: Any) -> None:
-        """Begin to watch a capture, once our threads keep still."""
+        """Wait until our threads have stopped using the GPU, then begin to watch a capture."""
         with self._news:
             self._captured_since = time.monotonic()  # from now on none of them begins anything
             self._news.wait_for(lambda: not self._asking, _CAPTURE_S)
@@ -92,7 +92,7 @@ class GraphWatch:
 
 
 def watch_graphs(graphs: Any, watch: GraphWatch) -> None:
-    """Make this class of graphs report its captures and replays to the watch."""
+    """Make all graphs of the class `graphs` report their captures and replays to the watch."""
     begin: Callable[..., None] = graphs.capture_begin
     end: Callable[..., None] = graphs.capture_end
     replay: Callable[..., None] = graphs.replay

@@ -28,7 +28,7 @@ _Part = tuple[int, int, int, int]  # slot; start and end in the arena; how far i
 
 
 def thread_count() -> int:
-    """Return the number of threads to use, from this rank's share of the processors."""
+    """Return the number of threads to use: this rank's share of the host's processors, up to a maximum."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // max(1, ranks)))
 

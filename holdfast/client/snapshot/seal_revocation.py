@@ -27,7 +27,7 @@ class SealFence:
         self._sources: weakref.WeakSet[SealSource] = weakref.WeakSet()
 
     def make_pass(self) -> "SealPass":
-        """Return a pass for a writer that begins a snapshot now."""
+        """Return the right to seal for a writer that begins a snapshot now."""
         return SealPass(self, -1 if self._up else self._era)
 
     def add_source(self, source: SealSource) -> None:

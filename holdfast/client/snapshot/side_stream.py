@@ -313,7 +313,7 @@ class SideStream:
 
 
 def _count_changes(tensor: torch.Tensor) -> int:
-    """Return how often torch has seen this memory change; changes by kernels outside of torch are not seen."""
+    """Return torch's count of changes to this tensor's memory. It misses changes by kernels outside of torch."""
     return 0 if tensor.is_inference() else tensor._version
 
 

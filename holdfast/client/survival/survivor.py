@@ -1,6 +1,6 @@
-"""Lets a rank outlive its generation: when another rank fails, this process goes on in the next one. An exception ends
-the function marked with `survive`; the rank leaves its groups, waits for the next generation's environment, makes the
-same groups again, binds the model to them and calls the function again."""
+"""Lets a rank outlive its generation: when another rank fails, this process goes on in the next generation. An
+exception ends the function marked with `survive`, and the rank leaves its process groups. It waits for the environment
+of the next generation, makes the groups again, binds the model to them and calls the function again."""
 
 import functools
 import os
@@ -61,9 +61,10 @@ def survive(
 ) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
     """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
-    Make groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. What else the
-    function changes must be made inside it too, or be an extra of the Checkpointer. After an interruption, the
-    gradients of `model` and of the parameters of `optimizer` (one or several) are dropped. `mesh` is that of `attach`.
+    Make groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. Everything else
+    that the function changes must be made inside it too, or be an extra of the Checkpointer. After an interruption, the
+    gradients of `model` and of the parameters of `optimizer` (one or several) are dropped. `mesh` is as in
+    `holdfast.attach`.
 
     `semantics` is the least that a recovery must guarantee. "exact" means the bits of a run without failures.
     "fp_order" means the same samples in the same steps, but sums of floats in another order. With "fp_order", ranks
@@ -71,9 +72,9 @@ def survive(
     another `here.rank` and `here.world`, and must give its ranks the same batch, as `holdfast.GlobalBatch` does.
 
     `rehearsal` makes one step like those of the function, with made-up samples and without the Checkpointer. A spare
-    rank calls it while the others train (`recovery.spares`), so that its own first step takes no longer than theirs. No
-    other rank takes part, and the result is discarded. With `pipeline` the ranks hold the state and send it to one
-    another in `pipeline.steps`; no Checkpointer is needed.
+    rank (`recovery.spares`) calls it while the job trains, so that the spare's own first step takes no longer than the
+    others'. No other rank takes part, and the result is discarded. With `pipeline` the ranks hold the state and send it
+    to one another in `pipeline.steps`; no Checkpointer is needed.
 
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
@@ -150,7 +151,7 @@ def _read_place() -> Here:
 
 
 class Survivor:
-    """Calls the function that survives once per generation, and regroups in between."""
+    """Calls the function that survives once per generation, and makes its process groups again in between."""
 
     def __init__(self, script: Script, holders: torch_groups.GroupHolders, patience_s: float) -> None:
         self._model, self._optimizers, self._rehearsal = script.model, script.optimizers, script.rehearsal
@@ -290,7 +291,7 @@ class Survivor:
 
 
 def _break_off() -> None:
-    """Forbid all further seals of snapshots first, then abort the collectives that are under way."""
+    """Forbid all further seals of snapshots; only then abort the collectives that are under way."""
     SEAL_FENCE.raise_fence()
     torch_groups.abort_groups()
 

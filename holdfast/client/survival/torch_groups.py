@@ -25,8 +25,8 @@ _MULTIPLIED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def abort_groups() -> None:
-    """Abort every collective of this process that is under way, also those in which other threads wait. gloo has no
-    abort, so a receive is made to time out, which closes all connections of its group."""
+    """Abort every collective of this process that is under way, in whatever thread. gloo has no abort: a receive with a
+    short timeout takes its place, because a timeout closes all connections of the group."""
     groups = list(c10d._world.pg_map)
     for group in groups:
         _abort_gloo(group)
@@ -161,8 +161,8 @@ def find_holders(groups: list[Any]) -> GroupHolders:
 
 
 def bind_model(model: Any) -> None:
-    """Make DDP and FSDP2 use the new groups, which their attributes already hold, and drop the gradients and state of
-    an interrupted step. All ranks must call it together if the model contains DDP."""
+    """Make DDP and FSDP2 use the new groups, after these were put into their attributes. Drop the gradients and other
+    state of an interrupted step. All ranks must call this together if the model contains DDP."""
     for parameter in model.parameters():
         parameter.grad = None  # of the step that was left; or a view of the buckets of DDP's old reducer
     for module in model.modules():

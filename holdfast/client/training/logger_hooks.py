@@ -92,7 +92,7 @@ class LoggerFinder:
         return spec
 
     def _hook_after(self, loader: Any) -> None:
-        """Wrap `exec_module` of this loader for one call: it executes the module, then hooks it."""
+        """Replace `exec_module` of this loader for one call, which executes a module and then hooks its functions."""
         plain = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

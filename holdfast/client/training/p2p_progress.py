@@ -1,4 +1,4 @@
-"""Finds how far a rank's messages have come: which its process has posted, and under NCCL which have begun and ended.
+"""Finds how far a rank's messages have come: how many are posted and, under NCCL, how many have begun and ended.
 
 NCCL's entries in torch's recorder show the state of each message, or of its batch, but have no number that both ends
 share. The newest message's number is the count of all messages posted; older ones are numbered by counting back.
@@ -57,7 +57,7 @@ class MessageProgress:
 
     def _count_back(self, key: ChannelKey, count: int, seen: list[tuple[bool, bool]]) -> tuple[int | None, int | None]:
         """Return the numbers of a channel's newest begun and newest ended message on the GPU; None if unknown. Messages
-        of one channel begin and end in order, so states are counted back from the newest message."""
+        of a channel begin and end in order, so the newest message's number and the states give both numbers."""
         begun = count - sum(not started for started, _ in seen)
         ended = count - sum(not over for _, over in seen)
         unseen = count - len(seen)
@@ -105,6 +105,6 @@ def leave_batches_out(entries: list[Entry]) -> list[Entry]:
 
 
 def _batch_of(entry: Entry) -> tuple[Any, ...]:
-    """Return the key that a batch's entry shares with the entries of its messages. A message outside of a batch never
-    matches the entry of coalesced collectives, which has a later collective number."""
+    """Return a key that a batch's entry shares with the entries of its messages only. The entry of coalesced
+    collectives has another key, because its collective number is later."""
     return entry.get("pg_id"), entry["collective_seq_id"], entry.get("p2p_seq_id")

@@ -1,7 +1,7 @@
 """The calls of a training script: each takes microseconds, never raises, and does nothing without an agent.
 
-Losses may be numbers or tensors. A CPU tensor is read at once. A tensor on an accelerator is never waited for: it is
-copied on the current stream and reported by a later call, a step or two late, under its own step.
+Losses may be numbers or tensors. A CPU tensor is read at once. No call waits for a tensor on an accelerator: the tensor
+is copied on the current stream, and a later call, a step or two late, reports it under its own step.
 """
 
 import os

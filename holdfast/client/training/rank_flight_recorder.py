@@ -167,7 +167,7 @@ class FlightRecorder:
     ) -> dict[int, tuple[float, float | None]]:
         """Return, for a sample of collectives, when the process entered each and how long the collective held the GPU.
         If torch reports GPU times, only collectives with a known time are sampled. In a pipeline the GPU time is None:
-        GPUs reach collectives of several stages one after the other by design, so processes are compared instead."""
+        the GPUs of several stages reach a collective at different times by design."""
         staged = name in self._across or (channels is None and self._with_messages)
         if staged or not self._gpus[name].timed or not is_of_nccl(entries[-1]):
             return {seq: (at, None) for seq, at in sample_arrivals(entries).items()}

@@ -1,14 +1,14 @@
-"""`holdfast.replayable()`: lets a script's work be done again, to find the machine that does it wrong.
+"""`holdfast.replayable()`: lets machines repeat a script's work, to find the machine whose results are wrong.
 
     replay = holdfast.replayable(seed=args.seed)     # call this first; the result is false unless this is a replay
     out = replay.path(args.out)                      # in a replay, a file in the replay's own folder
     for step in range(start, steps + 1):
         ...
-        if replay.done(step, model.parameters()):    # in a replay: reports their hash; true after its last step
+        if replay.done(step, model.parameters()):    # in a replay: reports the parameters' hash; true at the last step
             break
 
-A replay touches nothing that training keeps: it takes no snapshots, reads checkpoints but never writes them, and
-prints to its own logs.
+A replay touches nothing that training keeps: it takes no snapshots, reads checkpoints but never writes them, and prints
+to its own logs.
 """
 
 import os
@@ -82,7 +82,7 @@ class ScriptReplay:
         return tensor
 
     def done(self, step: int, tensors: "Iterable[torch.Tensor]" = ()) -> bool:
-        """In a replay, report the hash of the tensors after this step; return whether it was the replay's last step."""
+        """In a replay, report the tensors' hash after this step; return True after its last step. Else return False."""
         if not self.is_replay:
             return False
         from holdfast.client.training.parameter_hash import hash_tensors

@@ -42,8 +42,8 @@ class Figures(NamedTuple):
 
 
 class TrackerEvents:
-    """Delivers the job's figures to the trackers of this rank. If the script has several runs or writers of one
-    tracker, the first of them that logs gets the figures."""
+    """Delivers the job's figures to the trackers of this rank. If the script has several runs of a tracker, only the
+    first run that logs gets the figures."""
 
     def __init__(self, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._path, self._clock = folder, os.path.join(folder, FIGURES), clock

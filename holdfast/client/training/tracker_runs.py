@@ -81,7 +81,8 @@ def start_wandb(runs: TrackerRuns, call: RunCall) -> Any:
 
 
 def _choose_wandb_run(runs: TrackerRuns, given: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments for a call that resumes or begins this rank's run; {} if the script or user chose a run."""
+    """Return the arguments with which the script's call resumes or begins this rank's run. Return {} to leave the call
+    as it is, for example because the script has chosen a run."""
     settings = given.get("settings")
     preset = (
         settings if isinstance(settings, dict) else {name: getattr(settings, name, None) for name in _WANDB_SETTINGS}
@@ -106,7 +107,7 @@ def _free_config(config: Any) -> None:
 
 
 def start_mlflow(runs: TrackerRuns, fluent: ModuleType, call: RunCall) -> Any:
-    """Call MLflow's `start_run` so that it resumes this rank's run, or begins it with our tag."""
+    """Call MLflow's `start_run` so that it resumes this rank's run, or begins one that later ranks can find."""
     run, chosen = _start_run(MLFLOW, call, lambda: _choose_mlflow_run(runs, fluent, call.name_arguments()))
     if chosen.get("run_id"):
         runs.resumed.add(chosen["run_id"])

@@ -40,7 +40,7 @@ class CallerQueue(Generic[T]):
         return len(self._hosts.get(host, ()))
 
     def oldest(self, host: str | None = None) -> tuple[T, float]:
-        """Return the caller that has been queued longest, of all or of one host, and since when."""
+        """Return the caller that has been queued longest, of `host` or of all, and the time when it came."""
         one = next(iter(self._all if host is None else self._hosts[host]))
         return one, self._all[one][1]
 

@@ -189,8 +189,8 @@ class _Room:
             self._drop(self._queue.crowded_out(host))
 
     def _call_next(self) -> None:
-        """Serve the next links, but only a few in one turn of the event loop, so that links already accepted and known
-        hosts are not held up."""
+        """Serve the next links, only a few in each turn of the event loop. Accepted links and known hosts are then not
+        held up."""
         while self._queue and self._begun < _BEGUN_AT_ONCE:
             if len(self._served) >= self._most_served and not self._make_room(None):
                 return
@@ -211,7 +211,7 @@ class _Room:
         return self._served.count(host) < _FROM_ONE_HOST or self._make_room(host)
 
     def _make_room(self, host: str | None) -> bool:
-        """Cancel the oldest task, of all or of a host, if it has lasted _IDLE_S; else set a timer and return False."""
+        """Cancel the oldest task (of `host`) if it is older than _IDLE_S. Else set a timer and return False."""
         oldest, since = self._served.oldest(host)
         if asyncio.get_running_loop().time() < since + _IDLE_S:
             self._call_later(since + _IDLE_S)

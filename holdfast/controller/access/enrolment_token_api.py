@@ -1,4 +1,4 @@
-"""The API route by which a person or a fleet gets a token for a node of another host."""
+"""The API route that gives out tokens, to a person or a fleet. With a token, a node of another host can enrol."""
 
 import msgspec
 from aiohttp import web

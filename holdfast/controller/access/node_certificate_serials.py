@@ -31,7 +31,7 @@ class NodeCertificates:
 
     @property
     def knows_all(self) -> bool:
-        """Whether every node that an earlier controller has let in is known by its name."""
+        """Return whether the names of all nodes that an earlier controller let in are known."""
         return self._unknown == 0
 
     def may_recognize(self, node: str) -> bool:
@@ -63,9 +63,9 @@ class NodeCertificates:
         return self._serials.get(node) == serial and self._view.may_return(node)
 
     def revoked_ids(self) -> tuple[str, ...]:
-        """Return the certificates that nodes must no longer accept: serials and names of nodes that have left. Names
-        are needed because a user may sign new certificates for them. A left node that holds copies may still answer, as
-        the next generation may restore from it; but it may not ask."""
+        """Return what nodes must no longer accept: serials and names of nodes that have left. Names are needed too,
+        because a user may sign a new certificate for an old name. Nodes that left but hold copies are marked: the next
+        generation may restore from them, so they may answer requests, but make none."""
         known = [node for node in self._view.gone if node in self._serials or self._unknown]
         leaving = [node for node in known if self._holds_copies(node)]
         gone = [node for node in known if node not in leaving]

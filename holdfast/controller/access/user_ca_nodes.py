@@ -23,7 +23,7 @@ class CertificateEnrolment:
     def __init__(
         self, folder: Path, run_id: str, audit: AuditLog, certificates: NodeCertificates, links: NodeLinks
     ) -> None:
-        """`folder` has the controller's own keys; the names and serials of admitted nodes are kept there too."""
+        """`folder` has the controller's own keys, and a record of the names and serials of admitted nodes."""
         self._folder, self._run_id, self._audit = folder, run_id, audit
         self._certificates, self._links = certificates, links
         certificates.take_recorded(node_serials.read_serials(folder))

@@ -203,7 +203,8 @@ class ActionExecutor:
         self.aims.on_departure(node)
 
     async def _wait_until_unneeded(self) -> None:
-        """Wait for the next generation's first step, because its restore may need copies on the evicted node."""
+        """Wait for the next generation's first step, or a time limit. Its restore may need the evicted node's
+        copies."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.view.limits.wait_s):
@@ -282,7 +283,7 @@ class ActionExecutor:
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
     def _steps_on_disks(self, launch: Launch, plan: Restore) -> set[int]:
-        """Return the steps of the launch's lineage that every node of the launch reports to have on its disk."""
+        """Return the steps of the launch's lineage that all nodes of the launch have on their disks, as they report."""
         held = [copy for copies in self.registry.copies.values() for copy in copies]
         line, left = (self._noted.line, self._noted.left) if self._noted else ((), ())
         held = [copy for copy in held if is_of_line(line, launch.generation, copy.generation, copy.step)]

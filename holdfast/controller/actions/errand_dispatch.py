@@ -91,7 +91,7 @@ class ErrandDispatch:
                 self._links.send_errand(node, errand)
 
     def on_stop(self, generation: int) -> None:
-        """From now on, repeat no launch errand of this generation or an earlier one."""
+        """Stop repeating the launch errands of this generation and of earlier ones."""
         self._stopping = max(self._stopping, generation)
 
     def hurry(self) -> bool:

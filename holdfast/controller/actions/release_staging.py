@@ -15,7 +15,8 @@ class ReleaseStaging:
 
     async def stage_release(self, action: Stage) -> Outcome:
         """Check a release on the first node that can do so, then stage it on the other nodes. If the check refuses the
-        release, the outcome's `detail` says why; nodes that could not get it are in `failed`."""
+        release, the outcome's `detail` gives the reason. The outcome's `failed` gives the reasons of nodes that did not
+        get it."""
         failed: dict[str, str] = {}
         rest = [*action.nodes]
         while rest:
