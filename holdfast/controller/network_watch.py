@@ -86,7 +86,7 @@ class NetworkWatch:
         return {node: links for node, (at, links) in self._traffic.items() if now <= at + _STALE * self._every_s}
 
     def on_reach(self, reach: Reach) -> None:
-        """Store which nodes a node reached; `check_round` judges that together with the answers of the others."""
+        """Store which nodes a node reached; `check_round` judges the answers of all nodes together."""
         if not self._is_under_way() or not self._registry.is_seated(reach.node):
             return
         is_seated = self._registry.is_seated

@@ -58,7 +58,7 @@ class NodeLinks:
         return outbox
 
     def open_link(self, node: str, outbox: Outbox) -> bool:
-        """Send the node's messages through this outbox from now on. Return False if they already went through it."""
+        """Send the node's messages through this outbox from now on. Return False if it was in use for them before."""
         is_new = not self.is_newest(node, outbox)
         self._outboxes[node] = outbox
         self._newest[node] = max(self._newest.get(node, 0), self._opened.get(outbox, 0))

@@ -1,4 +1,4 @@
-"""Lets a script import its own modules when the zygote has already imported others of the same names."""
+"""Lets a script import its own modules, even if the zygote has imported other modules of the same names."""
 
 import contextlib
 import importlib

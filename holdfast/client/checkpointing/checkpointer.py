@@ -201,7 +201,7 @@ class Checkpointer:
         return whole
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Make the newest snapshot a checkpoint; with an agent, the keeper does so. All ranks call this last.
+        """Make the newest snapshot a checkpoint; an agent's keeper makes it if there is one. All ranks call this last.
 
         >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="closed").close()
         """
@@ -213,8 +213,8 @@ class Checkpointer:
             self._storing.release_path()
 
     def _check_path(self) -> RivalRun | None:
-        """Look for a rival run, and return it if there is a path. In the first generation, raise StateError if
-        checkpoints cannot be written. Later generations only print that; their first save may still raise it."""
+        """Look for a rival run; return the RivalRun, or None without a path. If checkpoints cannot be written, raise
+        StateError in the first generation. In later ones print the reason; the first save may raise the error."""
         self._refused = ""
         if not self._storage or self._replay:
             return None
@@ -231,7 +231,7 @@ class Checkpointer:
 
     def _check_line(self, step: int) -> None:
         """Check the first save of a script that has not called restore(). Raise StateError if storage is not writable
-        or already has this step or a later one, because the next restore would take that checkpoint instead of ours."""
+        or has this step or a later one already: the next restore would take that checkpoint and not ours."""
         if not self._unread or not self._storage:
             return
         if self._refused:
@@ -280,7 +280,7 @@ class Checkpointer:
         return snapshots.take_snapshot(name, things, packed)
 
     def _lay_out(self) -> bool:
-        """Plan layout and memory of all snapshots; a collective. Return False if a rank cannot foresee its state."""
+        """Plan layout and memory of all snapshots; a collective. Return False if a rank cannot predict its state."""
         state = self._source.build_state()
         if not all(self._world.gather_all(state is not None)) or state is None:
             return False

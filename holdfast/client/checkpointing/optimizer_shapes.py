@@ -134,7 +134,7 @@ def make_zeros(like: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def allocate_state(parameter: torch.Tensor, kept: Kept, make: Make = make_zeros) -> Kept:
-    """Return the future state of a parameter, with tensors that have memory in place of the blanks."""
+    """Return the state that an optimizer will create for a parameter, with real tensors in place of BlankTensors."""
     return _map_blanks(kept, lambda blank: blank.make_tensor(parameter, make))
 
 

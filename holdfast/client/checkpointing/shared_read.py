@@ -29,7 +29,7 @@ _GARBLED = "a block came damaged from rank"
 
 def read_restored(world: RankWorld, url: str, pieces: Sequence[PartPiece], into: memoryview, why: str = "") -> None:
     """Read into memory what this rank needs of a checkpoint; a collective. If any rank cannot read, every rank raises
-    StorageError with the same sentence. `why`, if not empty, says why this rank has failed already.
+    StorageError with the same sentence. If this rank has already failed, `why` is the reason.
 
     Ranks share blocks if sending is faster than reading: over NCCL, or if the storage is remote. On one host, two ranks
     took 3.4 times as long to share blocks over gloo as to read them separately from a local disk.

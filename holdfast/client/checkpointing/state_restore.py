@@ -57,7 +57,8 @@ class StateRestore:
         self._snapshots = snapshots
 
     def from_memory(self, path: str, slot: int, step: int) -> None:
-        """Restore this rank's snapshot from its own arena or a fetched one. Raises StateError if it does not fit."""
+        """Restore the snapshot in a slot of the arena at `path`, this rank's own or a fetched one. Raises
+        StateError."""
         own = path == self._snapshots.path
         arena = self._snapshots.arena if own else Arena.open(path)
         if arena.layout != self._snapshots.layout.digest:

@@ -95,7 +95,7 @@ class LayerUnit:
             parameter.grad = None
 
     def sum_squares(self) -> float:
-        """Return the sum of squares of the gradient in hand. Workers with the same gradient get the same bits."""
+        """Return the sum of squares of the summed gradient. Workers with the same gradient get the same bits."""
         return float(self.gradient.double().square().sum()) if self.gradient is not None else 0.0
 
     def pack(self) -> torch.Tensor:

@@ -59,8 +59,8 @@ def settle_step(reports: Sequence[RankReport]) -> SettledStep:
 
 
 def describe_situation(reports: Sequence[RankReport], settled: SettledStep) -> PipelineSituation:
-    """Return the situation from which routes are chosen. It has the earlier plan with today's numbers of workers;
-    workers that are gone get negative numbers."""
+    """Return the situation from which routes are chosen. In its earlier plan, workers have the numbers that they have
+    now; lost workers have negative numbers."""
     newest = max(report.meeting for report in reports)
     told = {report.worker: rank for rank, report in enumerate(reports) if report.meeting == newest and report.plan}
     plan = next(
@@ -118,7 +118,7 @@ def _renumber(plan: RoutePlan | None, numbers: dict[int, int], world: int) -> Ro
 
 
 def choose_costs(reports: Sequence[RankReport]) -> PhaseCosts:
-    """Return the costs measured by the worker with the most incidents, with the slowest worker's step time."""
+    """Return the costs as measured by the worker with the most incidents, but the slowest worker's step time."""
     known = max(reports, key=lambda report: report.incidents)
     step_s = max(report.step_s for report in reports)
     return msgspec.structs.replace(known.costs, step_s=step_s) if step_s else known.costs

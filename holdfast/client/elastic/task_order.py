@@ -22,7 +22,7 @@ class Task(NamedTuple):
 
 
 def order_tasks(routes: tuple[tuple[RouteSegment, ...], ...]) -> list[Task]:
-    """Return all passes of a step in the order of their start times, if each worker does one at a time."""
+    """Return all passes of a step, ordered by the times at which they start. Each worker makes one pass at a time."""
     free: dict[int, float] = {}
     open_at: dict[tuple[int, int], int] = {}  # by worker and depth: microbatches forward, and not yet backward
     ready = [(0.0, 1, m, 0) for m, route in enumerate(routes) if route]  # ready at, forward, microbatch, depth

@@ -44,7 +44,7 @@ class RankSnapshots:
         self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None], *, followed: bool
     ) -> None:
         """Let the GPU make all copies from now on. `guarded` says for each item whether only announced steps change it.
-        Without `followed`, the script itself must announce its steps, and this is checked."""
+        Without `followed`, the script itself must announce its steps, and its announcements are checked."""
         GRAPH_WATCH.start()
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
@@ -71,7 +71,7 @@ class RankSnapshots:
             self._registered.register_later()
 
     def before_step(self, *_: object) -> None:
-        """Prepare for a change that the GPU is about to make to the state; see `SideStream.before_step`."""
+        """Make the GPU wait before it changes the state, until the queued copies of a snapshot have read it."""
         if self._registered:
             self._registered.start_registering()
         if self.side:

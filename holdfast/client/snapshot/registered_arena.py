@@ -131,7 +131,7 @@ def _populate_part(pool: ThreadPoolExecutor, base: int, part: _Part) -> list[Fut
 
 
 def _populate_pages(start: int, size: int) -> None:
-    """Populate these pages now. On a kernel without this madvise call, the first access populates each page."""
+    """Populate these pages now. An old kernel cannot do this; there, the first access populates each page."""
     _madvise(start, size, _POPULATE_WRITE)
 
 

@@ -104,7 +104,7 @@ class RoutedCopies:
         return flat
 
     def void_seals(self) -> None:
-        """Prevent the seals of snapshots that the GPU has not begun to copy. The seal fence calls this, locked."""
+        """Void the seals of snapshots that the GPU has not begun to copy. The seal fence holds its lock meanwhile."""
         for _, image in self._stages:
             image.memory[_WHOLE] = image.memory[_SEQ]
 
@@ -144,8 +144,8 @@ class RoutedCopies:
         head[_SEQ].copy_(self._device[_WHOLE], non_blocking=True)
 
     def _in_turns(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        """Copy to the host in chunks, with a tiny copy to the GPU after each, so that other copies get their turn.
-        In one queued copy, a script that reads its loss would wait for the whole snapshot."""
+        """Copy to the host in chunks, with a tiny copy to the GPU after each, so that other copies get their turn. If
+        one copy were queued instead, a script that reads its loss would wait for the whole snapshot."""
         into: list[torch.Tensor] = []
         outof: list[torch.Tensor] = []
         size = 0

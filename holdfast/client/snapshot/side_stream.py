@@ -248,7 +248,7 @@ class SideStream:
         return f"{why}; from now on that is copied at once"
 
     def _copy_snapshot(self, asked: SnapshotRequest, seal: bool) -> CopyTurn:
-        """Queue the copies of one snapshot on the GPU; runs in a thread beside the script."""
+        """Queue the copies of one snapshot on the GPU. Called in a thread, while the script goes on."""
         stage = self.ways.fill_stage(asked.number, asked.claim, asked.things, asked.packed)
         began_at = time.monotonic()
         self._reach(asked.claim.slot, self._layout.image_bytes)
@@ -288,7 +288,7 @@ class SideStream:
         return self._streams.is_passed(wait.reached) and self._streams.is_passed(wait.turn.free)
 
     def _judge_tail(self, wait: OptimizerWait) -> frozenset[int]:
-        """Return the tail for the next snapshots: a longer one if the optimizer had to wait for this snapshot."""
+        """Return the tail for the next snapshots, longer than before if the optimizer had to wait for this one."""
         had_s = self._streams.between_s(wait.turn.asked.ready, wait.reached)
         took_s = self._streams.between_s(wait.turn.asked.ready, wait.turn.free)
         if took_s <= had_s or self._tail is not self._arranged:

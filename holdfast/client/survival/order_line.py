@@ -28,7 +28,8 @@ class Parting(BaseException):
 
 
 class Stay:
-    """One call of the function that survives, in one generation: whether the rank is inside, and was told to leave."""
+    """One call of the function that survives, in one generation. Records whether the rank is still inside the function,
+    and whether the agent has told it to leave."""
 
     def __init__(self, rank: int, generation: int) -> None:
         self.rank, self.generation = rank, generation

@@ -236,8 +236,8 @@ class Survivor:
         SEAL_FENCE.armed = False
 
     def retire(self) -> None:
-        """Tell the agent that this rank no longer survives the failure of others, as its function has returned. After
-        an exception this is not called: the rank then ends by itself, and the others survive its failure."""
+        """Tell the agent that this rank no longer survives the failure of others. Call this when its function has
+        returned, but not after an exception: the rank then ends by itself, and the other ranks survive its failure."""
         if self._slot is not None:
             self._slot.mark_survives(False)
 

@@ -139,7 +139,7 @@ class GroupHolders:
                 yield None
 
     def replace_groups(self, new: dict[Any, Any]) -> None:
-        """Put the new group in place of each old one, wherever the old one still is."""
+        """Put each new group in the places that still hold the old one; `new` maps old groups to new ones."""
         for holder, key, old in self._places:
             if isinstance(holder, CellType):
                 holder.cell_contents = new[old]

@@ -110,7 +110,7 @@ class GroupCalls:
 
 
 def _names_survival() -> bool:
-    """Return whether code on the call stack uses the name `survive`; it then makes groups before it calls that."""
+    """Return whether code on the call stack names `survive`; such code makes groups before it calls `survive`."""
     return any("survive" in frame.f_code.co_names for frame, _ in traceback.walk_stack(None))
 
 

@@ -74,7 +74,7 @@ class ReadWatch:
 
 
 def watch_reads(environ: "os._Environ[str]") -> ReadWatch:
-    """Start a ReadWatch in a fresh rank of a later generation; in the first one there is nothing to read yet."""
+    """Start a ReadWatch in a fresh rank. The first generation needs none, because the job has written nothing yet."""
     reads = ReadWatch(float(environ.get(BEGAN, "0")))
     reads.start()
     return reads

@@ -73,7 +73,7 @@ def follow_loggers(progress: RankProgress, *, is_rank: bool = True) -> None:
 
 
 class LoggerFinder:
-    """An import finder that asks the other finders, and hooks the loggers' modules as soon as they are executed."""
+    """An import finder that finds modules by the other finders, and hooks loggers as soon as they are executed."""
 
     def __init__(self, losses: LoggedLosses, trackers: TrackerHooks | None = None) -> None:
         self._losses, self._trackers = losses, trackers

@@ -35,7 +35,7 @@ class StepCount:
         self._skipped = 0  # updates in a row that a GradScaler has skipped
 
     def on_scaled_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
-        """Let a GradScaler make or skip a step of this optimizer; count the steps skipped for non-finite gradients."""
+        """Call a GradScaler's step, which may skip the optimizer's. Count steps skipped for non-finite gradients."""
         self._updated = False
         result = step()
         first = self._first() if self._first else None

@@ -43,8 +43,8 @@ class MessageProgress:
         return found
 
     def unbegun(self, ended_at: float) -> tuple[float, float]:
-        """Return since when the next message has been ready to begin on the GPU (0: none), and the longest wait of any
-        message. `ended_at` is when the newest collective ended."""
+        """Return two times: since when the next message has been ready to begin on the GPU (0: none), and the longest
+        wait of any message. `ended_at` is when the newest collective ended."""
         if not self._unbegun.ended_at:  # none has told how long it took: nobody may tell when they begin
             return 0.0, 0.0
         return self._unbegun.since(self._next, ended_at), round(self._unbegun.longest_s, 3)

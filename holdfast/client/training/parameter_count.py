@@ -35,5 +35,5 @@ class ParameterCount:
 
 
 def _is_whole(parameter: Any) -> bool:
-    """Return whether the size of this parameter is its size in the whole model, as far as one rank can tell."""
+    """Return whether this parameter has its size in the whole model. One rank cannot tell in every case."""
     return isinstance(parameter, Parameter) and not any(hasattr(parameter, mark) for mark in _FLAT)

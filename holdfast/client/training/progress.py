@@ -107,8 +107,8 @@ class RankProgress:
     ) -> None:
         """Report that step number `step` is done, with its loss and gradient norm if given.
 
-        `tokens` and `flops` are what this step took on all ranks together: pass the same number on every rank. From
-        them come tokens per second and MFU. With `tokens` alone, FLOPs are estimated from the optimizers' parameters.
+        `tokens` and `flops` are those of this step on all ranks together: pass the same number on every rank. They give
+        tokens per second and MFU. With `tokens` alone, FLOPs are estimated from the optimizers' parameters.
 
         >>> for step in range(1, 4):
         ...     holdfast.step(step, loss=1 / step, grad_norm=0.5, tokens=8 * 1024)
@@ -186,15 +186,15 @@ class RankProgress:
             slot.show_values()
 
     def goes_on_from(self, step: int, *, made_up: bool) -> None:
-        """Report how many steps the job had made before this rank's first counted step; -1 if unknown. A count that
-        came with restored state takes precedence. `made_up`: the optimizer's count is one too high. This call has no
-        effect if another process of this rank has already counted steps."""
+        """Report how many steps the job had made before this rank's first counted step; -1 if unknown. If a restored
+        state had a count, that count is reported instead. `made_up` says that the optimizer counts one step too many.
+        This call has no effect if another process of this rank has already counted steps."""
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
             slot.resume_from(self.numbers.go_on_from(step), made_up=made_up)
 
     def phase(self, name: str) -> PhaseBlock:
-        """Report that the rank is in phase `name`; as a context manager, until the block ends.
+        """Report that the rank is in phase `name`. In a `with` statement, the phase ends with the block.
 
         >>> with holdfast.phase("eval"):
         ...     accuracy = 0.5
@@ -315,7 +315,7 @@ class RankProgress:
         slot.note_set_up(*watch.close(trained=trained))
 
     def _claim_slot(self) -> SlotWriter | None:
-        """Claim the slot at the first step of a process; None if another process makes the rank's steps."""
+        """Claim the slot at a process's first step; return None if another process makes the rank's steps."""
         mine = self.find_slot()
         place = os.environ.get(SLOT, "")
         if self._refused or not place:

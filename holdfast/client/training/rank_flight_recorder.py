@@ -47,7 +47,7 @@ _NEWEST: list["FlightRecorder"] = []  # the one that records
 
 def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
     """Start recording at `place`, "<path of the shared memory>:<offset of the log>". Return the watch that measures the
-    script's set-up, or None if `place` is not valid."""
+    script's set-up; None if no log can be opened at `place`."""
     path, _, at = place.rpartition(":")
     try:
         log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)

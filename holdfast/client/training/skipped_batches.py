@@ -114,7 +114,7 @@ class Batches:
 
 
 def batches(loader: "Iterable[Any]", first: int = 1) -> Batches:
-    """Yield (step, batch) from this loader, whose next batch belongs to step `first`.
+    """Yield (step, batch) for the batches of this loader; the first of them belongs to step `first`.
 
     >>> list(holdfast.batches(["a", "b"], first=5))
     [(5, 'a'), (6, 'b')]

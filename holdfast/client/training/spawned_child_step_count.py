@@ -42,7 +42,7 @@ def follow_spawns() -> None:
 
 
 def begin_child() -> None:
-    """Install the step count in a spawned child, once the child has imported torch."""
+    """Install the step count in a spawned child, but only if the child imports torch before its work begins."""
     process_attributes.allow_stack_reads()
     plain = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
 

@@ -1,8 +1,8 @@
 """Adds the job's incidents, restarts and ETTR to what a script logs to W&B, MLflow or TensorBoard.
 
 The node writes the figures to a file. The script's logging calls look at that file at most once a second, and give new
-figures to the tracker that they log to. If that takes microseconds, the call does it itself; otherwise a thread does,
-which ends after the delivery. Nothing here imports a tracker, waits for one, or raises.
+figures to the tracker that they log to. A call delivers the figures itself if this takes microseconds. Otherwise it
+starts a thread, which ends after the delivery. Nothing here imports a tracker, waits for one, or raises.
 """
 
 import json
@@ -34,7 +34,7 @@ def attempt(deed: Callable[[], Found], otherwise: Found) -> Found:
 
 
 class Figures(NamedTuple):
-    """The job's figures as a tracker gets them, with the incidents that are new to it."""
+    """The job's figures for a tracker, with the incidents that this tracker does not have yet."""
 
     version: int
     metrics: dict[str, float]
@@ -159,7 +159,7 @@ def _alert(run: Any, incidents: Mapping[int, str]) -> None:
 
 
 def add_to_mlflow(events: TrackerEvents, fluent: ModuleType, run_id: str | None, step: object) -> None:
-    """Log the job's figures to the run that the script has just logged to, or to MLflow's active run."""
+    """Log the job's figures to the run `run_id`, to which the script has just logged, or else to the active run."""
     # Runs are known by their ids; each call makes another object. The first thread that logs is the one that trains.
     if (figures := events.find_due(MLFLOW, fluent)) is None:
         return

@@ -99,7 +99,7 @@ TRACKER_CALLS = (
 
 
 class TrackerHooks:
-    """The hooked trackers of one rank. The run keeps its notes for them in `folder`."""
+    """The hooked trackers of one rank. The node writes the job's figures for them to `folder`."""
 
     def __init__(self, run: str, folder: str) -> None:
         self.events, self.runs = TrackerEvents(folder), TrackerRuns(run)

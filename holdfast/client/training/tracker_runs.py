@@ -39,7 +39,7 @@ class TrackerRuns:
         return int(os.environ.get(GENERATION, "0")) > 1
 
     def name_next(self, *place: object) -> str:
-        """Return the name of the next run in this place. It is the same in every generation."""
+        """Return a name for the next run in `place`. Counting makes the names the same in every generation."""
         count = self._started[place] = self._started.get(place, 0) + 1
         told = "\0".join(map(str, (self._run, os.environ.get("RANK", "0"), count, *place)))
         return hashlib.sha256(told.encode()).hexdigest()[:16]

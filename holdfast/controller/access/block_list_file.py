@@ -75,7 +75,7 @@ class BlockListFile:
             raise BlockListError(f"the list of blocked hosts {self.path} cannot be written: {e.strerror}") from None
 
     def _present_mode(self) -> int:
-        """Return the file's mode, which its next version keeps: the owner decides who may read the list."""
+        """Return the mode for the file's next version: its owner may write, and others may read if they may now."""
         with contextlib.suppress(FileNotFoundError):
             return 0o600 | self.path.stat().st_mode & 0o044
         return 0o600
@@ -95,7 +95,7 @@ class BlockListThreads:
     """The block list as the controller uses it: every call runs in a thread, as a file system or database may hang."""
 
     def __init__(self, listed: SharedBlockList, flag: str) -> None:
-        """`flag` is the flag with which `holdfast blocked` finds this list; empty for its default list."""
+        """`flag` is the option by which `holdfast blocked` finds this list; "" for its default list."""
         self._listed, self.flag = listed, flag
 
     def read_entries(self) -> Future[Entries | OSError]:

@@ -53,8 +53,8 @@ class CallerQueue(Generic[T]):
         return self.oldest(newcomer)[0] if greedy else oldest
 
     def take_turn(self, may: Callable[[str], bool]) -> tuple[T, str] | None:
-        """Return and remove the oldest caller of a host, together with the host. The host is the next one in turn for
-        which `may` returns true, and its turn comes last from now on."""
+        """Take a caller out of the queue; return it and its host. Hosts for which `may` returns true take turns, and
+        the oldest caller of a host comes first. Return None if there is no such host."""
         host = next(filter(may, self._hosts), None)
         if host is None:
             return None

@@ -38,7 +38,7 @@ class NodeTokens:
             self._minted = {}  # one that is damaged lets nobody in
 
     def mint_token(self, name: str, within_s: float) -> NodeToken:
-        """Make a token, only for the node `name` if given, and store it for later controllers."""
+        """Make a token and store it for later controllers. If `name` is given, only a node of this name can use it."""
         made, now = enrolment_token.make_token(name), self._clock()
         kept = {id: found for id, found in self._minted.items() if now < found.until + _KEPT_S}
         self._write_tokens(kept | {made.id: TokenRecord(secret=made.secret, until=now + within_s, name=name)})

@@ -64,7 +64,7 @@ class NodeEnrolment:
         certificates.take_recorded(authority.node_serials())
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
-        """Say why a node's certificate, which we signed, is no longer accepted; empty if it still is."""
+        """Return why a node's certificate is no longer accepted; "" if it is. The job's authority has signed it."""
         node, serial = mutual_tls.certificate_node(shown), mutual_tls.certificate_serial(shown)
         if self._certificates.is_valid(node, serial):
             return ""

@@ -72,7 +72,7 @@ _PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
 
 
 def _known_lines(launch: Launch, kept: LaunchPlan | None) -> tuple[Line, tuple[Doubt, ...]]:
-    """Return the launches before this one, and which states on disks are in doubt. Without a recent `kept`, all are."""
+    """Return the launches before this one, and doubts about states on disks. Without a recent `kept`, doubt all."""
     if kept and kept.generation >= launch.generation - 1:
         return kept.line, kept.left
     return (), (Doubt(generation=launch.generation - 1, not_after=-1),)
@@ -421,7 +421,7 @@ class ActionExecutor:
         }
 
     async def _final_copies(self, action: Finish, kept: LaunchPlan) -> dict[str, tuple[FinalState, ...]]:
-        """End all ranks, then choose the copies for a last checkpoint: only stopped ranks hold stable state."""
+        """End all ranks, so that no state changes any more; then choose the copies for a last checkpoint."""
         self.dispatch.on_stop(kept.generation)
         id = -(_LAST_IDS + action.id)
         errand = StopHere(id=id, generation=kept.generation, grace_s=action.grace_s)

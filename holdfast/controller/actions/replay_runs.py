@@ -55,7 +55,7 @@ class ReplayRuns:
         self._say = say
 
     async def replay_nodes(self, action: Replay) -> Outcome:
-        """Run a replay. The outcome names a proven bad node in `failed`, or in `nodes` suspects of which one is bad."""
+        """Run a replay. The outcome's `failed` has a node that is proved bad, or `nodes` has suspects: one is bad."""
         for _ in range(_BEATS):
             if self._registry.replayable is None:  # this controller has just come back
                 await asyncio.sleep(_BEAT_S)
