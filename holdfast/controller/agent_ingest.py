@@ -145,7 +145,7 @@ class AgentIngest:
         return self.certificates.recorded if self.controller.began_job else frozenset()
 
     def _had_lost_seat(self, node: str, generation: int) -> bool:
-        """Return whether a node had a seat in this generation. All journal entries about the generation are lost."""
+        """Return whether the journal has lost all entries of this generation, and the node had a seat in it."""
         return 0 < generation == self.registry.orphaned and self._was_launched(node)
 
     # --- messages ----------------------------------------------------------------------------------------------

@@ -318,7 +318,7 @@ class Controller:
         return unanswered
 
     def _unfinished_actions(self, unanswered: dict[int, Action]) -> list[Action]:
-        """Return the actions to carry out again. Launches and stops are left out if the decider waits for others."""
+        """Return the actions to carry out again: all but launches and stops for which the decider does not wait."""
         stale = {a.id for a in unanswered.values() if isinstance(a, Launch | Stop) and a.id != self.view.awaited}
         return [action for id, action in unanswered.items() if id not in stale]
 

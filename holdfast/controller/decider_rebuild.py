@@ -21,8 +21,8 @@ class RebuildError(Exception):
 
 
 def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
-    """Step the decider through the journal and yield each entry. Raise RebuildError if the decider's actions differ
-    from those in the journal."""
+    """Step the decider through the journal and yield each entry. Raise RebuildError if it requests other actions than
+    those in the journal."""
     for entry in journal.read():
         decision = decider.step(entry.at, entry.event)
         if decision != entry.decision and _written_actions(decision) != _written_actions(entry.decision):

@@ -118,7 +118,7 @@ class FailureOpinions:
 
 
 def make_diagnosis(cause: Alarm) -> Diagnosis:
-    """Return an alarm's cause of a failure in the form of a Diagnosis."""
+    """Return what an alarm says of a failure, in the form of a Diagnosis."""
     return Diagnosis(
         klass=cause.klass or UNKNOWN,
         group=cause.group or "unknown",

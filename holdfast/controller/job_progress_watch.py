@@ -70,8 +70,7 @@ class StallWatch:
         return self._view.phase in (Phase.STARTING, Phase.TRAINING)
 
     async def look_at_ranks(self) -> tuple[Alarm | Ended, ...]:
-        """Take all ranks' stacks; return alarms about ranks that block others, and what ranks that hang at exit
-        mean."""
+        """Take all ranks' stacks. Return alarms if ranks block others, and alarms or Ended if ranks hang at exit."""
         generation, seats = self._view.generation, self._view.seats
         self._looking = True
         try:

@@ -116,7 +116,7 @@ class NetworkWatch:
         return bool(not self._looking and self._is_under_way() and self._lasting_quiet_s(now))
 
     async def look_at_ranks(self) -> Alarm | None:
-        """Take the stacks of all ranks; return an alarm about quiet links. It names ranks that block, not suspects."""
+        """Take the stacks of all ranks; return an alarm about quiet links, with ranks that block but no suspects."""
         began_at, generation, seats = self._now(), self._view.generation, self._view.seats
         lasts_s = self._lasting_quiet_s(began_at)
         self._quiet.on_look(began_at)

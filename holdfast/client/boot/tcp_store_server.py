@@ -1,5 +1,4 @@
-"""Runs the job's TCPStore servers in a separate process: a new one for each generation, because old keys break
-restarts.
+"""Runs the job's TCPStore servers in a separate process, one for each generation, because old keys break restarts.
 
     python -m holdfast.client.boot.tcp_store_server RUN_DIR LOST_S HOST
 

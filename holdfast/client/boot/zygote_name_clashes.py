@@ -20,7 +20,7 @@ def forget_shadowed(folder: str) -> None:
     """Remove each module from sys.modules that has the name of a module in `folder` but comes from elsewhere.
 
     Call this in a fresh rank whose sys.path begins with `folder`. Code that has imported a removed module keeps using
-    it. So if torch is loaded, all our client modules are imported before: none of them gets a user's module by mistake.
+    it. If torch is loaded, all our client modules are imported before, so that none gets a user's module later.
     """
     names = {name for name in _importable_names(folder) if name in sys.modules and not _is_from(folder, name)} - _EARLY
     if not names:

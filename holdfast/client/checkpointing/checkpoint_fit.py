@@ -8,8 +8,7 @@ _MODEL, _OPTIMIZER, _RANK = "model.", "optimizer.", "@"
 
 
 def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bool) -> str:
-    """Return how the checkpoint differs from our state; "" if it fits. `trained`: our state is a model's, no plain
-    dict."""
+    """Return how the checkpoint differs from our state, or "". With `trained`, our state is a model's, not a dict."""
     there, here = _tensor_shapes(stored), _tensor_shapes(ours)
     if trained and (rest := _forgotten_optimizer(there, here)):
         give = "give optimizer=, or another path"
@@ -25,8 +24,7 @@ def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bo
 
 
 def _forgotten_optimizer(there: dict[str, str], here: dict[str, str]) -> str:
-    """If only the checkpoint has an optimizer, return the name of one of its tensors and how many more it has; else
-    ""."""
+    """If only the checkpoint has an optimizer, return one of its tensors by name and how many more it has; else ""."""
     if any(key.startswith(_OPTIMIZER) for key in here):
         return ""
     lost = [key for key in there if key.startswith(_OPTIMIZER)]

@@ -1,4 +1,4 @@
-"""Checks a Checkpointer's arguments. They give the object that reads the state, and the policy of checkpoints."""
+"""Checks a Checkpointer's arguments and makes of them an object that reads the state, and a checkpoint policy."""
 
 import os
 import re

@@ -23,7 +23,7 @@ class RivalRun:
         return self._world.broadcast_first(find_rival(self._url, self._run_id) if self._world.rank == 0 else "")
 
     def check_save(self) -> None:
-        """Raise StateError if there is a rival. If a rival was found before, look first whether it has ended."""
+        """Raise StateError if there is a rival. If one was found earlier, first look whether it has ended."""
         if self.sentence:
             self.sentence = self._find()
         if self.sentence:

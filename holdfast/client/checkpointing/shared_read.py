@@ -117,7 +117,7 @@ class SharedRead:
     def _read_ahead(
         self, pool: ThreadPoolExecutor, readers: "SimpleQueue[PartReader]", places: Sequence[BlockPlace]
     ) -> Iterator[tuple[torch.Tensor, str]]:
-        """Yield each block's content, and why it could not be read or "". Threads read the next blocks meanwhile."""
+        """Yield each block's content and an error, "" if it was read. Threads read the next blocks meanwhile."""
         reading: deque[Future[tuple[torch.Tensor, str]]] = deque()
         for place in places:
             if len(reading) == _AHEAD:

@@ -24,8 +24,7 @@ _NO_STATE = StateGrant(source="none")
 
 
 class PeekedState(NamedTuple):
-    """The state that `Checkpointer.restore` will find. With `is_chosen`, the keeper chose it and no other may be
-    used."""
+    """The state that `Checkpointer.restore` will find. With `is_chosen`, the keeper allows no other state."""
 
     step: int = 0
     extra: dict[str, Any] = {}

@@ -57,8 +57,7 @@ class StateRestore:
         self._snapshots = snapshots
 
     def from_memory(self, path: str, slot: int, step: int) -> None:
-        """Restore the snapshot in a slot of the arena at `path`, this rank's own or a fetched one. Raises
-        StateError."""
+        """Restore the snapshot in a slot of the arena at `path`; raises StateError. The arena may be a fetched one."""
         own = path == self._snapshots.path
         arena = self._snapshots.arena if own else Arena.open(path)
         if arena.layout != self._snapshots.layout.digest:
@@ -138,7 +137,7 @@ class StateRestore:
         self._snapshots.arena.drop_after(step)
 
     def plan_read(self, url: str) -> tuple[Metadata, RestorePieces | None]:
-        """Return a checkpoint's metadata, and the byte ranges to read; None for these if it is cut differently."""
+        """Return a checkpoint's metadata and the byte ranges to read, or None for these if it was split otherwise."""
         metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
         layout = self._snapshots.layout
         own, shared = (
@@ -164,8 +163,7 @@ class StateRestore:
         self._from_image(image)
 
     def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
-        """Restore a checkpoint of another world size or another split of the state. Return in words what it lacks, or
-        ""."""
+        """Restore a checkpoint of another world size or another split; return what could not be restored, or ""."""
         state = self._source.loadable_state()
         extra = metadata.state_dict_metadata.get(EXTRA)
         rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None

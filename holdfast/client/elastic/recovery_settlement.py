@@ -40,7 +40,7 @@ class SettledStep(msgspec.Struct, frozen=True):
 
 
 def settle_step(reports: Sequence[RankReport]) -> SettledStep:
-    """Return the newest step that any worker has made or voted for, and the layers that each worker has at it."""
+    """Return the newest step that any worker has made or whose vote it has finished, and each worker's layers then."""
     made = [step for report in reports for _, step in report.layers]
     committed = max([0, *made, *(report.voted for report in reports)])
     held = tuple(
@@ -91,8 +91,7 @@ def _split_shadows(
     *,
     shadows: bool,
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the layers that each worker holds: with `shadows`, only those that its plan does not give it; else only
-    the rest."""
+    """Return each worker's layers: with `shadows`, only those that its plan does not give it, else only the rest."""
     own = [
         plan.held[report.worker] if plan and report.meeting == newest and report.plan else mine
         for report, mine in zip(reports, held, strict=True)

@@ -132,7 +132,7 @@ class RoutedCopies:
         self._in_turns([into[index] for index in chosen.direct], [things[index] for index in chosen.direct])
 
     def end_copy(self, slot: int) -> None:
-        """Queue the copies that the optimizer's next step need not wait for: those from shadows and small items."""
+        """Queue the copies that the optimizer's next step need not wait for: of the tail and of small items."""
         chosen, into = self.split, self._slots.payloads[slot]
         self._in_turns([into[index] for index in chosen.tail], [self._shadows[index] for index in chosen.tail])
         _copy_tensors(*self._runs[slot])

@@ -61,8 +61,8 @@ def survive(
 ) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
     """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
-    Make groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. Everything else
-    that the function changes must be made inside it too, or be an extra of the Checkpointer. After an interruption, the
+    Make groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. All else that the
+    function changes must be made inside it too, or be an extra of the Checkpointer. After an interruption, the
     gradients of `model` and of the parameters of `optimizer` (one or several) are dropped. `mesh` is as in
     `holdfast.attach`.
 
@@ -211,8 +211,8 @@ class Survivor:
 
     def _rehearse(self) -> None:
         """Run the script's rehearsal of a step, in groups of this process alone. If the script needs a fixed number of
-        ranks, the rehearsal uses fake groups; with DDP it is left out. A dead rank's state will later replace the state
-        that it leaves."""
+        ranks, the rehearsal uses fake groups; with DDP it is left out. A dead rank's state will later replace our
+        state."""
         if self._rehearsal is None:
             return
         made = list(GROUP_CALLS.made)

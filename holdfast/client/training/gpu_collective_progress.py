@@ -36,8 +36,8 @@ class UnbegunTime:
         self.ended_at, self.longest_s = seen_ns / 1e9, max(self.longest_s, waited_s)
 
     def since(self, first: Entry | None, ended_at: float = 0.0) -> float:
-        """Return when the next operation, `first`, became ready to begin on the GPU; 0 if `first` is None. The GPU
-        makes collectives and messages: `ended_at` is when the newest of the other kind ended."""
+        """Return when the next operation, `first`, became ready to begin on the GPU; 0 if `first` is None. `ended_at`
+        is the end of the newest message if `first` is a collective, and the other way round."""
         return round(max(self.ended_at, ended_at, first["time_created_ns"] / 1e9), 3) if first else 0.0
 
 

@@ -35,5 +35,5 @@ class ParameterCount:
 
 
 def _is_whole(parameter: Any) -> bool:
-    """Return whether this parameter has its size in the whole model. One rank cannot tell in every case."""
+    """Return whether this parameter seems to have its full size, as in the whole model."""
     return isinstance(parameter, Parameter) and not any(hasattr(parameter, mark) for mark in _FLAT)

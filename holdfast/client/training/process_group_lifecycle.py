@@ -9,8 +9,7 @@ from holdfast.client.training import p2p_counts
 
 
 def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], None]) -> None:
-    """Wrap torch's group functions, once: call `on_group` after a group is made, `on_teardown` before and after its
-    end.
+    """Wrap torch's group functions, once: call `on_group` when a group was made, `on_teardown` while one is destroyed.
 
     `on_teardown` gets "parting" while a group is being destroyed, then "parted" if no group is left, else "".
     """

@@ -224,8 +224,8 @@ class RankProgress:
             slot.mark_grouped()
 
     def on_restored(self, step: int, took_s: float, made: int = -1) -> None:
-        """Report that the rank has restored `step`, or 0 for no state. `made` is the state's count of optimizer steps,
-        -1 if unknown."""
+        """Report that the rank has restored `step` (0: none), with the state's count of optimizer steps (-1:
+        unknown)."""
         self.numbers.on_restored(made)
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_restored(took_s)
@@ -238,8 +238,7 @@ class RankProgress:
             slot.mark_returned()
 
     def on_group_teardown(self, ending: str) -> None:
-        """Report that the script destroys a process group ("parting"), has no group left ("parted") or has groups
-        ("")."""
+        """Report that the script destroys a process group ("parting"), has none left ("parted") or has groups ("")."""
         if self._slot is not None:
             self._slot.mark_parting(ending)
 

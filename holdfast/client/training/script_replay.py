@@ -73,8 +73,7 @@ class ScriptReplay:
         return min(total, max(1, each) * stages)
 
     def boundary(self, tensor: "Tensor") -> "Tensor":
-        """In a replay, hash a tensor that this rank sends to another stage or adds to a sum. Returns the same
-        tensor."""
+        """In a replay, hash a tensor that this rank sends to another stage or adds to a sum. Returns the tensor."""
         if self.is_replay:
             from holdfast.client.training.parameter_hash import hash_tensors
 

@@ -17,8 +17,7 @@ _CHECKPOINT = "/torch/distributed/checkpoint/"  # it makes an empty step, so tha
 
 
 class SetUpWatch:
-    """Remembers when the main thread was last seen importing, and when it was last seen outside of its training
-    loop."""
+    """Remembers when the main thread was last seen importing, and when last seen outside of its training loop."""
 
     def __init__(self, main: int) -> None:
         self._main = main

@@ -84,8 +84,8 @@ class Batches:
     """The batches of a loader with their step numbers, without the skipped ones.
 
     The count goes on when the loader is iterated again, as in the next epoch. `step` is the number of the loader's
-    newest batch, skipped or not. Nothing is read ahead, so a loader whose state is saved with `step` resumes after that
-    batch.
+    newest batch, skipped or not. Nothing is read ahead, so a loader whose state is saved with `step` resumes from
+    there.
     """
 
     def __init__(self, loader: "Iterable[Any]", first: int) -> None:

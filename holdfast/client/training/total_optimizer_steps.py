@@ -16,7 +16,7 @@ class StepNumbers:
             self._origin, self.is_restored = made, True
 
     def go_on_from(self, step: int) -> int:
-        """Return how many steps were made before this process counted any: by the restored state, or else `step`."""
+        """Return how many steps came before the first counted one: by the restored state if there is one, or `step`."""
         self._origin = self._origin if self.is_restored else step
         return self._origin
 

@@ -19,8 +19,8 @@ _WRITE = "update holdfast.shared set content = %(content)s where name = %(name)s
 
 
 class BlockListDatabase:
-    """The block list in a database; a missing list is an empty list. Calls come from several threads, so each opens its
-    own connection."""
+    """The block list in a database; a missing list is an empty list. Each call opens its own connection, because calls
+    come from several threads."""
 
     def __init__(self, url: str) -> None:
         self._url = url

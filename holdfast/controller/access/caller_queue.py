@@ -45,9 +45,9 @@ class CallerQueue(Generic[T]):
         return one, self._all[one][1]
 
     def crowded_out(self, newcomer: str) -> T:
-        """Return the queued caller that must make room for a new caller from the host `newcomer`. By default this is
-        the oldest caller. If `newcomer` has more callers in the queue than the oldest caller's host, it is the oldest
-        from `newcomer`."""
+        """Return the queued caller that must make room for a new caller from the host `newcomer`. This is the oldest
+        caller. But if `newcomer` has more callers in the queue than that caller's host, it is the oldest from
+        `newcomer`."""
         oldest, _ = self.oldest()
         greedy = self.count(self._all[oldest][0]) < self.count(newcomer)
         return self.oldest(newcomer)[0] if greedy else oldest

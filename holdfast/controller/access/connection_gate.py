@@ -189,8 +189,8 @@ class _Room:
             self._drop(self._queue.crowded_out(host))
 
     def _call_next(self) -> None:
-        """Serve the next links, only a few in each turn of the event loop. Accepted links and known hosts are then not
-        held up."""
+        """Serve the next links. Only a few begin in each turn of the event loop, so that accepted links and known hosts
+        are not held up."""
         while self._queue and self._begun < _BEGUN_AT_ONCE:
             if len(self._served) >= self._most_served and not self._make_room(None):
                 return

@@ -46,8 +46,7 @@ class NodeCertificates:
         self._say(f"{node} is known again by its certificate")
 
     def tell_refusal(self, node: str, why: str) -> None:
-        """Say once that a node of the running job is refused at the controller's port. Nothing is said of other
-        nodes."""
+        """Say once that a node of the running job is refused at the port. Nothing is said about other nodes."""
         if node in self._view.active and node not in self._refused:
             self._refused.add(node)
             self._say(f"{node} is refused at the port: {why}")

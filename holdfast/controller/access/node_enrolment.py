@@ -135,8 +135,7 @@ class NodeEnrolment:
         return ""
 
     def _sign_certificate(self, asked: EnrolmentRequest, token: str) -> str:
-        """Sign a node's certificate, mark its token as used, and register the node. Raise _RefusedError if the node may
-        not enrol."""
+        """Sign a node's certificate, mark its token as used, and register the node. Raises _RefusedError."""
         if not enrolment.NAME.fullmatch(asked.name):
             raise _RefusedError(400, enrolment.NAMES)
         if token and (why := self._tokens.why_unusable(token, asked.name)):

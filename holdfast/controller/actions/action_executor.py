@@ -203,7 +203,7 @@ class ActionExecutor:
         self.aims.on_departure(node)
 
     async def _wait_until_unneeded(self) -> None:
-        """Wait for the next generation's first step, or a time limit. Its restore may need the evicted node's
+        """Wait for the next generation's first step, at most for a while. Its restore may need the evicted node's
         copies."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
@@ -291,8 +291,7 @@ class ActionExecutor:
         return steps_on_disks(launch.seats, leave_out_disks(held, left), plan.step if plan.is_held else -1)
 
     def _recall_or_plan(self, launch: Launch) -> Restore:
-        """Return the restore plan of a launch: the noted one, in case an earlier controller has sent it, else a new
-        one."""
+        """Return a launch's restore plan: the noted one, if an earlier controller may have sent it, or a new one."""
         kept = self.newest_plan()
         if kept and kept.id == launch.id:
             self._noted = kept

@@ -81,8 +81,7 @@ class ReplayRuns:
         return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)
 
     async def _find_ruling(self, action: Replay, asked: ReplayRequest) -> ReplayRuling:
-        """Return what replays show. Replay a seeded script in two halves; otherwise, or for several suspects, in
-        groups."""
+        """Return what replays show: of two halves if the script is seeded; without a clear result, of groups."""
         numbers, found = count(1), None
         if asked.seeded and self._limits.halves:
             with contextlib.suppress(UnfitError):
