@@ -40,8 +40,7 @@ class SealFence:
         return not self._up and era == self._era
 
     def raise_fence(self) -> None:
-        """Refuse all seals until `lower` is called, and then those of writers that began before. Any thread may call
-        it."""
+        """Refuse all seals until `lower` is called, and then those of earlier writers. Any thread may call this."""
         with self.lock:
             self._up, self._era = True, self._era + 1
             for source in list(self._sources):

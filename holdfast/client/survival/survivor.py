@@ -63,8 +63,7 @@ def survive(
 
     Make groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. All else that the
     function changes must be made inside it too, or be an extra of the Checkpointer. After an interruption, the
-    gradients of `model` and of the parameters of `optimizer` (one or several) are dropped. `mesh` is as in
-    `holdfast.attach`.
+    gradients of `model` and of the parameters of `optimizer` (one or several) are dropped. `mesh` is as in `attach`.
 
     `semantics` is the least that a recovery must guarantee. "exact" means the bits of a run without failures.
     "fp_order" means the same samples in the same steps, but sums of floats in another order. With "fp_order", ranks
@@ -72,9 +71,9 @@ def survive(
     another `here.rank` and `here.world`, and must give its ranks the same batch, as `holdfast.GlobalBatch` does.
 
     `rehearsal` makes one step like those of the function, with made-up samples and without the Checkpointer. A spare
-    rank (`recovery.spares`) calls it while the job trains, so that the spare's own first step takes no longer than the
-    others'. No other rank takes part, and the result is discarded. With `pipeline` the ranks hold the state and send it
-    to one another in `pipeline.steps`; no Checkpointer is needed.
+    rank (`recovery.spares`) calls it while the job trains, so that its own first step is as fast as any other's. No
+    other rank takes part, and the result is discarded. With `pipeline` the ranks hold the state and send it to one
+    another in `pipeline.steps`; no Checkpointer is needed.
 
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):

@@ -203,8 +203,7 @@ class ActionExecutor:
         self.aims.on_departure(node)
 
     async def _wait_until_unneeded(self) -> None:
-        """Wait for the next generation's first step, at most for a while. Its restore may need the evicted node's
-        copies."""
+        """Wait a while for the next generation's first step: its restore may need the evicted node's copies."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.view.limits.wait_s):
@@ -223,9 +222,8 @@ class ActionExecutor:
             self.registry.keep_copies_on(self._launched)
 
     def _note_step(self) -> None:
-        """Write two facts into the launch plan's record: the generation has made a step, and the step of the newest
-        checkpoint. After a loss of all memory, nodes know only the states on their disks. The record then tells which
-        of these states belong to the job's lineage."""
+        """Record in the launch plan's note that the generation has made a step, and the newest stored step. If all
+        memory is lost, the note tells which states on the nodes' disks are of the job's lineage."""
         kept = self._noted = self._noted or self.newest_plan()
         if kept is None:
             return
