@@ -22,7 +22,7 @@ State = dict[str, Any]
 
 
 class UserState:
-    """The script's own state dict. It must have all its tensors before a restore, because torch loads into them."""
+    """The script's own state dict. It must be complete at the first save or restore: torch loads into its tensors."""
 
     is_followed = False  # by torch: what changes it is the script's own
 

@@ -73,7 +73,7 @@ class OptimizerWait(NamedTuple):
 
 
 class UnprovenSnapshot(NamedTuple):
-    """A snapshot whose changes only the script announces. It is sealed once its tensors prove to be unchanged."""
+    """The newest snapshot, if only the script announces changes. It is sealed once its tensors prove unchanged."""
 
     items: list[int]  # that are read while training goes on
     tensors: list[torch.Tensor]

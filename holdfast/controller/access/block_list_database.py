@@ -32,7 +32,7 @@ class BlockListDatabase:
             return self._read(link, _READ)
 
     def add_entry(self, entry: BlockedHost) -> None:
-        """Add an entry. It replaces older entries for the same host or the same GPUs that do not expire later."""
+        """Add an entry. It replaces older entries that block no other host or GPU and do not expire later."""
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:

@@ -52,7 +52,7 @@ class BlockListFile:
             raise BlockListError(f"{where} is damaged: {e}; mend it or remove it") from None
 
     def add_entry(self, entry: BlockedHost) -> None:
-        """Add an entry. It replaces older entries for the same host or the same GPUs that do not expire later."""
+        """Add an entry. It replaces older entries that block no other host or GPU and do not expire later."""
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
@@ -125,7 +125,7 @@ def _open_itself(path: str, flags: int) -> int:
 
 
 def with_entry(entries: Entries, entry: BlockedHost) -> Entries:
-    """Return the list with this entry, without older entries for the same host or GPUs that do not expire later."""
+    """Return the list with this entry, without older ones that block no other host or GPU and do not expire later."""
     return (*(old for old in entries if not _is_within(old, entry)), entry)
 
 
