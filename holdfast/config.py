@@ -65,7 +65,7 @@ class ReleaseLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS files with which the hosts of a job prove who they are; if empty, the job makes its own authority."""
+    """The TLS files with which the hosts of a job prove who they are. Without them, the job makes its own authority."""
 
     authority: str = ""
     certificate: str = ""

@@ -1,4 +1,4 @@
-"""Receives agents, one WebSocket for each, and turns their beats and posts into job-level events."""
+"""Receives the messages of agents, over one WebSocket for each agent, and turns them into events for the job."""
 
 import asyncio
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class AgentIngest:
         admission: HostAdmission,
         say: Callable[[str], None],
     ) -> None:
-        """`controller` gets the events made from messages; each node is told to send a beat every `beat_s` seconds."""
+        """`controller` gets the events that messages lead to. Nodes shall send beats every `beat_s` seconds."""
         self.controller, self.view = controller, controller.view
         self.links, self.registry, self.aims = controller.links, controller.registry, controller.aims
         self.detectors, self.dispatch, self.executor = controller.detectors, controller.dispatch, controller.executor
@@ -110,11 +110,11 @@ class AgentIngest:
         return ""
 
     def _hello_refusal(self, hello: Hello, node: str, *, local: bool) -> str:
-        """Say in a few words why a node's hello is refused; empty if it is accepted.
+        """Return in a few words why a node's hello is refused; "" if it is accepted.
 
-        A hello may name a later epoch or generation than the journal has. That is accepted only from nodes of this host
-        and from nodes that had a seat: otherwise any node that was let in could stop the job with such a claim. If the
-        whole journal is lost, nobody knows who had a seat, and nodes that joined before are believed.
+        A hello may name a later epoch or generation than the journal has. Such a claim is accepted only from nodes of
+        this host and from nodes that had a seat: any other node could stop the job with it. If the whole journal is
+        lost, nobody knows who had a seat, and nodes that joined before are believed.
         """
         if node not in ("", hello.node):
             return "this link is another node's"
@@ -141,17 +141,17 @@ class AgentIngest:
         return self.registry.has_seat(node) or node in launched
 
     def _nodes_before_loss(self) -> frozenset[str]:
-        """The nodes that may have had a seat if all of the journal is lost: those that an earlier controller let in."""
+        """Return the nodes that an earlier controller let in, if the whole journal is lost: they may have had seats."""
         return self.certificates.recorded if self.controller.began_job else frozenset()
 
     def _had_lost_seat(self, node: str, generation: int) -> bool:
-        """Return whether a node had a seat in this generation, of which the journal has lost all entries."""
+        """Return whether the journal has lost all entries of this generation, and the node had a seat in it."""
         return 0 < generation == self.registry.orphaned and self._was_launched(node)
 
     # --- messages ----------------------------------------------------------------------------------------------
 
     def _say_once(self, node: str, sentence: str) -> None:
-        """Say that a node is refused or ignored; repeat that for the same node only after an hour."""
+        """Say that a node is refused or ignored, unless the same was said of this node in the last hour."""
         if not self._told.is_repeat(self.controller.clock(), (node, sentence.split()[0])):
             self._say(sentence)
 
@@ -267,7 +267,7 @@ class AgentIngest:
         )
 
     def _on_imports(self, node: str, told: ScriptImports) -> None:
-        """Record the script's modules as the node of rank 0 reports them, and send them to nodes without ranks."""
+        """Record the imports of the script that the node of rank 0 reports, and send them to nodes without ranks."""
         if told.generation != self.view.generation or not self.view.seats or node != self.view.seats[0].node:
             return
         self.registry.record_imports(told.modules)
@@ -280,7 +280,7 @@ class AgentIngest:
             self.links.send_message(node, ScriptImports(generation=self.view.generation, modules=modules))
 
     def _empty(self, now: float, hello: Hello) -> None:
-        """Stop ranks of an old generation that still run on a node. The node was thought lost and has come back."""
+        """Stop the ranks of an old generation on a node that was thought lost and has come back."""
         # The node remembers for ever what it was told under an id, so one is never used again.
         self._stale_id = min(self._stale_id - 1, -int(now * 1e6))
         self._stale[hello.node] = (self._stale_id, hello)

@@ -241,7 +241,7 @@ def _order_route(controller: Controller, audit: AuditLog, *, preview: bool = Fal
 
 
 async def _order_fault(controller: Controller, order: Order) -> str:
-    """Say why the order cannot be taken; empty if it can."""
+    """Return why the order cannot be taken; "" if it can."""
     if refusal := order_refusal(controller.view, order, controller.links.linked_nodes):
         return refusal.text
     return release_api.update_fault(controller, order) or await release_api.signature_fault(controller, order)
@@ -325,7 +325,7 @@ async def _answer_request(request: web.Request, handler: Answer) -> web.StreamRe
 
 
 def _why_forbidden(caller: Caller, request: web.Request) -> str:
-    """Say why this caller may not make this request; empty if it may."""
+    """Return why this caller may not make this request; "" if it may."""
     if request.path == _AGENT:
         return "" if caller.node else f"{caller.name} is not a node of this job"
     archives = request.path.startswith(_ARCHIVES)
@@ -337,7 +337,7 @@ def _why_forbidden(caller: Caller, request: web.Request) -> str:
 
 
 def _missing_right(caller: Caller, verb: str) -> str:
-    """Say which right this order needs and the caller lacks, else "". Updates and rollbacks need ADMIN."""
+    """Return in words which right the caller lacks for this order, or "". Updates and rollbacks need ADMIN."""
     needed = Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
     if (caller.right or 0) >= needed:
         return ""

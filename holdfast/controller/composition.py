@@ -30,7 +30,7 @@ from holdfast.core.snapshots.recovery_floor_coordination import RecoveryFloor
 
 
 class BuiltController(NamedTuple):
-    """A controller, and those of its parts that its process and its API talk to."""
+    """A controller, and the parts of it that its process and its API use directly."""
 
     controller: Controller
     ingest: AgentIngest

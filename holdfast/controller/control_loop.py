@@ -118,9 +118,9 @@ class Controller:
         *,
         resumed_at: float = 0.0,
     ) -> int:
-        """Drive the job to its end and return its exit code; `on_begun` is called once orders can be taken. A new job
-        begins with `release` at `started_at`. `resumed_at` is when the run was last resumed, 0 if never. A job that
-        had ended by then goes on only if it ended because its nodes ran out of time."""
+        """Drive the job to its end and return its exit code. A new job begins with `release` at `started_at`.
+        `on_begun` is called once people can give orders. `resumed_at` is when the run was last resumed, 0 if never. A
+        job that had already ended goes on only if it ended because its nodes ran out of time."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
         self.registry.expect_nodes(self.clock(), known - set(self.view.gone), self.journal.alive_at)
@@ -180,7 +180,7 @@ class Controller:
         self.process_event(Successor(epoch=self.epoch, lost=lost, alone_since=self.journal.alive_at))
 
     def _hear_departures(self) -> None:
-        """Process the last progress and the end of each node of this generation that left without a controller."""
+        """Process what nodes of this generation last reported when they left while no controller ran."""
         if self.view.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
             return
         generation, active = self.view.generation, self.view.active
@@ -197,8 +197,8 @@ class Controller:
             self.announce_news(ended if one.ended else departure_alarm(one))
 
     def on_newer_node(self, hello: Hello, nodes: Iterable[str]) -> None:
-        """Announce that the journal has lost entries, because a node's hello names a newer epoch or generation. `nodes`
-        are the only ones that can have been launched; if it is empty, any node may have been."""
+        """Announce a loss of journal entries, which shows when a node's hello has a newer epoch or generation than the
+        journal. `nodes` are the nodes on which that generation may run; an empty `nodes` means that nobody knows."""
         if hello.epoch >= self.epoch:
             self.journal.raise_epoch(hello.epoch + 1)
         lost = Lost(kept=self.seq, of=0, generation=hello.generation, nodes=tuple(sorted(nodes)))
@@ -265,7 +265,7 @@ class Controller:
             self._spawn_task(self.executor.end_at_once(-1 if counted else self.reached_step))
 
     def on_store_lost(self) -> None:
-        """If ranks are starting, raise an alarm if they do not make a step soon: they may wait for the lost store."""
+        """If ranks are starting, raise an alarm unless they make a step soon. They may wait for the lost store."""
         if self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
             self._spawn_task(self._check_starting(self.view.generation))
 
@@ -284,13 +284,13 @@ class Controller:
         task.add_done_callback(self._acts.discard)
 
     def _prepare_launch(self, action: Action) -> None:
-        """Prepare detectors and copies for a generation that is about to start."""
+        """Before a launch, reset the detectors and choose the nodes that keep copies of snapshots."""
         if isinstance(action, Launch):
             self.detectors.on_launch(self.clock(), action)
             self.aims.place_copies(action.generation, action.seats, self.view.mesh)
 
     def _prepare_copies(self, event: Event) -> None:
-        """Place copies again once the script has reported its parallel groups."""
+        """After a report of the script's parallel groups, choose again which nodes keep copies of snapshots."""
         if isinstance(event, MeshReport):
             self.aims.place_copies(self.view.generation, self.view.seats, self.view.mesh)
 
@@ -318,7 +318,7 @@ class Controller:
         return unanswered
 
     def _unfinished_actions(self, unanswered: dict[int, Action]) -> list[Action]:
-        """Return the actions to carry out again; launches and stops count only if the decider still waits for them."""
+        """Return the actions to carry out again: all but launches and stops for which the decider does not wait."""
         stale = {a.id for a in unanswered.values() if isinstance(a, Launch | Stop) and a.id != self.view.awaited}
         return [action for id, action in unanswered.items() if id not in stale]
 
@@ -358,7 +358,7 @@ class Controller:
             self.links.send_acks()
 
     def check_nodes(self) -> None:
-        """Check for silent or cut-off nodes, late copies and stalls, and report them; called at short intervals."""
+        """Report silent nodes, cut-off nodes, slow copies of snapshots and stalls. Called at short intervals."""
         now = self.clock()
         for silent in self.registry.overdue_alarms(now):
             self._on_silence(silent)

@@ -22,7 +22,7 @@ class RebuildError(Exception):
 
 def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
     """Step the decider through the journal and yield each entry. Raise RebuildError if it requests other actions than
-    the journal has."""
+    those in the journal."""
     for entry in journal.read():
         decision = decider.step(entry.at, entry.event)
         if decision != entry.decision and _written_actions(decision) != _written_actions(entry.decision):
@@ -33,7 +33,7 @@ def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
 def _written_actions(decision: Decision) -> bytes:
     """Return a decision's actions without texts, causes and durations, which may differ between versions of holdfast.
 
-    The result is encoded as bytes, because NaN does not equal itself.
+    The result is encoded as bytes. Two values that are NaN then compare as equal.
     """
     actions = [msgspec.to_builtins(action) for action in decision.actions if not isinstance(action, Say)]
     told = [{name: value for name, value in one.items() if not _is_manner(name)} for one in actions]

@@ -70,7 +70,7 @@ class StallWatch:
         return self._view.phase in (Phase.STARTING, Phase.TRAINING)
 
     async def look_at_ranks(self) -> tuple[Alarm | Ended, ...]:
-        """Take all ranks' stacks; return alarms if ranks block others, and alarms or Ended if they hang at exit."""
+        """Take all ranks' stacks. Return alarms if ranks block others, and alarms or Ended if ranks hang at exit."""
         generation, seats = self._view.generation, self._view.seats
         self._looking = True
         try:

@@ -58,7 +58,7 @@ class NetworkWatch:
         self._quiet.on_traffic(now, self._machine_of(node), links)
 
     def on_beat(self, beat: Beat) -> LinksDown | LinksUp | None:
-        """Record the links that a beat reports; return an event if one went down or is up again."""
+        """Record the links that a beat reports; return an event if a node's links went down or are up again."""
         if not beat.links_read:  # nothing is known anew
             return None
         self._switch.on_beat(beat)
@@ -73,8 +73,8 @@ class NetworkWatch:
         return LinksDown(nodes=tuple(sorted(cut)))
 
     def judge_alarm(self, alarm: Alarm) -> Alarm | None:
-        """Return a node's alarm. If several machines lost links at that time, return an alarm about all of them, or
-        None if it was already raised."""
+        """Return the alarm to raise for one node's alarm. If several machines lost links at that time, return one alarm
+        about all of them, or None if that one was already raised. Otherwise return the node's alarm unchanged."""
         return self._switch.judge_alarm(alarm, self._view.generation)
 
     def forget_node(self, node: str) -> None:
@@ -86,7 +86,7 @@ class NetworkWatch:
         return {node: links for node, (at, links) in self._traffic.items() if now <= at + _STALE * self._every_s}
 
     def on_reach(self, reach: Reach) -> None:
-        """Store which nodes a node reached; `check_round` judges that together with the answers of the others."""
+        """Store which nodes a node reached; `check_round` judges the answers of all nodes together."""
         if not self._is_under_way() or not self._registry.is_seated(reach.node):
             return
         is_seated = self._registry.is_seated
@@ -116,7 +116,7 @@ class NetworkWatch:
         return bool(not self._looking and self._is_under_way() and self._lasting_quiet_s(now))
 
     async def look_at_ranks(self) -> Alarm | None:
-        """Take the stacks of all ranks; return an alarm about quiet links that names blocking ranks but no suspects."""
+        """Take the stacks of all ranks; return an alarm about quiet links, with ranks that block but no suspects."""
         began_at, generation, seats = self._now(), self._view.generation, self._view.seats
         lasts_s = self._lasting_quiet_s(began_at)
         self._quiet.on_look(began_at)

@@ -47,19 +47,18 @@ class NodeLinks:
         return self._outboxes.get(node) is outbox
 
     def has_newer_link(self, node: str, outbox: Outbox) -> bool:
-        """Return whether the node has opened a newer link since, even if that is closed. Messages on this link are then
-        outdated."""
+        """Return whether the node has opened a newer link than this one, even if the newer link is already closed."""
         return self._opened.get(outbox, 0) < self._newest.get(node, 0)
 
     def make_outbox(self) -> Outbox:
-        """Return the outbox of a link that was just opened; `open_link` later says which node it belongs to."""
+        """Make the outbox of a link that was just opened. `open_link` later tells whose link it is."""
         outbox: Outbox = asyncio.Queue(_OUTBOX)
         self._links += 1
         self._opened[outbox] = self._links
         return outbox
 
     def open_link(self, node: str, outbox: Outbox) -> bool:
-        """Send the node's messages through this outbox from now on. Return False if they already went through it."""
+        """Send the node's messages through this outbox from now on. Return False if it was in use for them before."""
         is_new = not self.is_newest(node, outbox)
         self._outboxes[node] = outbox
         self._newest[node] = max(self._newest.get(node, 0), self._opened.get(outbox, 0))
@@ -90,7 +89,7 @@ class NodeLinks:
         return outbox is not None and _put_message(outbox, message)
 
     def hold_ack(self, outbox: Outbox, seq: int) -> None:
-        """Keep a post's acknowledgement until `send_acks`. It will go through the link on which the post came."""
+        """Keep a post's acknowledgement; `send_acks` sends it through the link on which the post came."""
         self._acks.append((outbox, Ack(seq=seq)))
 
     def send_acks(self) -> None:

@@ -58,7 +58,7 @@ def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], pr
 
 
 def await_holder(go: int, holder: int) -> None:
-    """Wait until this process is the holder's child, and make it die with the holder."""
+    """Wait until this process is a child of `holder`, and let it die with `holder`. `go` is a pipe that says when."""
     if not os.read(go, 1):
         os._exit(127)  # the zygote died before it could tell of us
     os.close(go)
@@ -66,8 +66,8 @@ def await_holder(go: int, holder: int) -> None:
 
 
 def _forget_the_zygote() -> None:
-    """Reset values that standard modules and numpy cached in the zygote; `random` reseeds itself after a fork. Other
-    modules are left alone, because each object that is changed costs the rank a copied page of memory."""
+    """Reset values that standard modules and numpy cached in the zygote. Other modules are left alone, because each
+    changed object costs the rank a copied page of memory. The module `random` reseeds itself after a fork."""
     for path in sys.path:
         finder = sys.path_importer_cache.get(path)
         if finder is not None and hasattr(finder, "invalidate_caches"):

@@ -25,8 +25,8 @@ def find_strays() -> tuple[str, ...]:
 
 
 def move_imports(staged: StagedRelease, preloaded: tuple[str, ...]) -> None:
-    """Redirect the imports of a fresh rank to the staged release, and drop the zygote's `preloaded` stray modules if
-    their files belong to the user's tree."""
+    """Redirect the imports of a fresh rank to the staged release. Remove each module of `preloaded` whose file belongs
+    to the user's tree, so that it is imported from the release."""
     sys.path[:] = [staged.staged_path(path) if path else path for path in sys.path]
     for mapping in editable_mappings():
         mapping.update({name: staged.staged_path(path) for name, path in mapping.items()})

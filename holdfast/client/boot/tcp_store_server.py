@@ -1,4 +1,4 @@
-"""Runs the job's TCPStore servers in a separate process. Each generation gets a new server, as old keys break restarts.
+"""Runs the job's TCPStore servers in a separate process, one for each generation, because old keys break restarts.
 
     python -m holdfast.client.boot.tcp_store_server RUN_DIR LOST_S HOST
 
@@ -68,7 +68,7 @@ def _start_server(host: str) -> TCPStore:
 
 
 class StoreDesk:
-    """Answers controllers until one sends quit, or none has been connected for a while."""
+    """Answers controllers. It ends when a controller sends quit, or when none has been connected for a while."""
 
     def __init__(self, stores: StoreServers) -> None:
         self._stores = stores

@@ -1,4 +1,4 @@
-"""Makes code that runs from the copy of a release appear under its path in the user's own tree. Tracebacks, stacks and
+"""Shows code that runs from the copy of a release under its path in the user's own tree. Tracebacks, stacks and
 debuggers then name the user's own files, but show the source that runs. `__file__` stays in the copy, so a script finds
 the files of its release beside itself."""
 
@@ -16,7 +16,7 @@ _copies: list[StagedRelease] = []  # the one that this process runs from, if it 
 
 
 def install_finder(staged: StagedRelease) -> None:
-    """Install the renaming importer in a fresh rank, before anything is imported from the copy."""
+    """Install, in a fresh rank, the importer that shows a copy's modules under the user's own paths."""
     _copies.append(staged)
     finder = machinery.FileFinder.path_hook(
         (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
@@ -39,7 +39,7 @@ def install_finder(staged: StagedRelease) -> None:
 
 
 def displayed_name(path: str, source: bytes) -> str:
-    """Return the path under which tracebacks show a file; cache `source` as the text to show for that path."""
+    """Return the path under which tracebacks show a file, and let them show `source` as the text of that path."""
     copy = next((one for one in _copies if is_within(path, one.at)), None)
     if copy is None:
         return path

@@ -2,9 +2,9 @@
 
     python -u -m holdfast.client.boot.zygote --fd N [--preload MODULE]...
 
-The holder, a subreaper, starts the zygote with one end of a packet socket as file N. The zygote always has a child,
-the usher, forked in advance. The usher takes the waiting requests, forks a rank for each and ends; the kernel then
-makes the ranks children of the holder, which reaps them. A rank therefore costs one fork of latency, not two.
+The node's holder of ranks starts the zygote with one end of a packet socket as file N. The zygote always has a child,
+the usher, forked in advance. The usher takes the waiting requests, forks a rank for each and ends. The kernel then
+makes the ranks children of the holder, a subreaper. A rank therefore costs one fork of latency, not two.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class RankBirth(NamedTuple):
 
 
 class ZygoteLink(NamedTuple):
-    """The zygote's connection to the holder, with the variables and stray modules that a forked rank must undo."""
+    """The zygote's connection to the holder, and what forked ranks undo: environment variables and stray modules."""
 
     socket: socket.socket
     holder: int
@@ -69,7 +69,7 @@ class ZygoteLink(NamedTuple):
 
 
 def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
-    """Import the modules to preload, then tell the holder that the zygote is ready."""
+    """Import the modules to preload, then tell the zygote's parent process that the zygote is ready."""
     holder = os.getppid()
     process_attributes.die_with_parent(holder)
     process_attributes.close_all_but({0, 1, 2, fd})
@@ -138,7 +138,7 @@ def _announce_ranks(holder: socket.socket, answers: list[bytes], start: int) -> 
 
 
 def _run_usher(serving: ZygoteLink, answers: socket.socket, go: int) -> RankBirth:
-    """Fork a rank for every waiting request, then exit; returns only in the ranks."""
+    """Fork a rank for every waiting request, then exit. Only the forked ranks return from this function."""
     packet = serving.socket.recv(PACKET_BYTES)
     if not packet:
         os._exit(_NO_MORE)

@@ -8,7 +8,7 @@ _MODEL, _OPTIMIZER, _RANK = "model.", "optimizer.", "@"
 
 
 def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bool) -> str:
-    """Say how the checkpoint differs from our state; "" if it fits. `trained` is False if our state is a plain dict."""
+    """Return how the checkpoint differs from our state, or "". With `trained`, our state is a model's, not a dict."""
     there, here = _tensor_shapes(stored), _tensor_shapes(ours)
     if trained and (rest := _forgotten_optimizer(there, here)):
         give = "give optimizer=, or another path"
@@ -24,7 +24,7 @@ def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bo
 
 
 def _forgotten_optimizer(there: dict[str, str], here: dict[str, str]) -> str:
-    """If our state has no optimizer, return a stored optimizer tensor's name and the number of the others; else ""."""
+    """If only the checkpoint has an optimizer, return one of its tensors by name and how many more it has; else ""."""
     if any(key.startswith(_OPTIMIZER) for key in here):
         return ""
     lost = [key for key in there if key.startswith(_OPTIMIZER)]

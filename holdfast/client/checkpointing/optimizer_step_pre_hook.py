@@ -38,7 +38,7 @@ class StepAnnouncement:
 
 
 def announce_steps(optimizer: Any) -> StepAnnouncement:
-    """Return an announcement that follows all these optimizers; raise TypeError if one of them has no method `step`."""
+    """Return a StepAnnouncement for one optimizer or several. Raise TypeError if one has no method `step`."""
     found = StepAnnouncement()
     for one in list_optimizers(optimizer):
         if not callable(getattr(one, "step", None)):

@@ -1,7 +1,7 @@
 """Restores a state that every rank holds whole, as with DDP. The number of ranks may have changed since it was saved.
 
-A snapshot that another number of ranks saved cuts its tensors at other places, so it is read by its own layout. A rank
-whose node has no snapshot receives the image of another rank through the process group.
+If another number of ranks saved a snapshot, its image has a layout of its own and is read by this layout. A rank whose
+node has no snapshot receives the image of another rank through the process group.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,8 +36,8 @@ def is_replicated(layout: ImageLayout) -> bool:
 
 
 def announce_sizes(layout: ImageLayout, say: Callable[[str], None]) -> None:
-    """Record in the progress slot that every rank has the whole state, so that any number of ranks can restore it.
-    Record also whether the script of this rank can go on with another number of ranks."""
+    """If every rank has the whole state, note in the progress slot that any number of ranks can restore it. If the
+    script can go on with another number of ranks, note this too; if only the state prevents it, `say` so."""
     if (slot := here.find_slot()) is None:
         return
     whole = is_replicated(layout)
@@ -54,7 +54,7 @@ def extra_index(layout: ImageLayout) -> int:
 
 
 def open_image(arena: Arena, slot: int, folder: Path) -> StateImage:
-    """Return the image in this slot, with the layout of its own that the keeper's folder has. Raises StateError."""
+    """Return the image in this slot. Its layout is read from the keeper's `folder`. Raises StateError."""
     path = folder / layout_file_name(arena.rank, arena.layout.hex())
     try:
         layout = from_msgpack(path.read_bytes(), ImageLayout)

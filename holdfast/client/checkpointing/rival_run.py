@@ -10,7 +10,7 @@ _LOOKS = 2  # a path is taken with the first checkpoint; if both runs came to th
 
 
 class RivalRun:
-    """Another run on rank 0's host that writes to our path, if there is one. Looking for it is a collective."""
+    """A rival: another run that writes to our path on rank 0's host. Every search for a rival is a collective."""
 
     def __init__(self, url: str, world: RankWorld, *, with_agent: bool) -> None:
         self._url = url
@@ -23,15 +23,15 @@ class RivalRun:
         return self._world.broadcast_first(find_rival(self._url, self._run_id) if self._world.rank == 0 else "")
 
     def check_save(self) -> None:
-        """Raise StateError if there is a rival and it has not ended since the last look."""
+        """Raise StateError if there is a rival. If one was found earlier, first look whether it has ended."""
         if self.sentence:
             self.sentence = self._find()
         if self.sentence:
             raise StateError(f"cannot save: {self.sentence}")
 
     def check_due(self) -> None:
-        """Look again before each of the first checkpoints; raise StateError if there is a rival now. A run that had
-        written nothing yet could not be seen when the Checkpointer was made."""
+        """Before each of the first checkpoints, look for a rival run again; raise StateError if there is one. A rival
+        that had written nothing yet could not be seen when the Checkpointer was made."""
         if self._looks == _LOOKS:
             return
         self._looks += 1

@@ -1,7 +1,7 @@
 """Reads a checkpoint with all ranks of the job together. Among ranks that need the same blocks, one rank reads each
-block and sends it to the others, while it already reads the next ones.
+block and sends it to the others; meanwhile it reads its next blocks.
 
-If N replicas each read everything, they would load the storage N times as much, and a large job waits for storage.
+If each of N replicas read everything, the load on the storage would be N times as high, and a large job would wait.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ _GARBLED = "a block came damaged from rank"
 
 def read_restored(world: RankWorld, url: str, pieces: Sequence[PartPiece], into: memoryview, why: str = "") -> None:
     """Read into memory what this rank needs of a checkpoint; a collective. If any rank cannot read, every rank raises
-    StorageError with the same sentence. `why`, if not empty, says why this rank has failed already.
+    StorageError with the same sentence. If this rank has already failed, `why` is the reason.
 
     Ranks share blocks if sending is faster than reading: over NCCL, or if the storage is remote. On one host, two ranks
     took 3.4 times as long to share blocks over gloo as to read them separately from a local disk.
@@ -48,7 +48,7 @@ def read_restored(world: RankWorld, url: str, pieces: Sequence[PartPiece], into:
 
 
 def read_together(world: RankWorld, url: str, pieces: Sequence[PartPiece], into: memoryview, why: str = "") -> None:
-    """Do what `read_restored` does, and always share blocks among the ranks that need the same ones."""
+    """Do what `read_restored` does, but let ranks that need the same blocks always read each block once for all."""
     read: SharedRead | None = None
     try:
         read = None if why else SharedRead(url, pieces, into)
@@ -90,8 +90,8 @@ class SharedRead:
         return blake2b(repr(self._blocks).encode(), digest_size=16).digest()
 
     def exchange_blocks(self, world: RankWorld, alike: tuple[int, ...]) -> None:
-        """Read each block once among the ranks that need the same ones. A failure is raised as StorageError only after
-        all blocks were sent, because the other ranks wait for them."""
+        """Read each block once among the ranks `alike`, which need the same blocks. If a block is bad, raise
+        StorageError, but only after all blocks were sent: the other ranks wait for them."""
         wrong: list[str] = []
         under_way: deque[_SentBlock] = deque()
         with ExitStack() as stack:
@@ -117,7 +117,7 @@ class SharedRead:
     def _read_ahead(
         self, pool: ThreadPoolExecutor, readers: "SimpleQueue[PartReader]", places: Sequence[BlockPlace]
     ) -> Iterator[tuple[torch.Tensor, str]]:
-        """Yield each block's content, and "" or why it could not be read. Threads read the next blocks meanwhile."""
+        """Yield each block's content and an error, "" if it was read. Threads read the next blocks meanwhile."""
         reading: deque[Future[tuple[torch.Tensor, str]]] = deque()
         for place in places:
             if len(reading) == _AHEAD:
@@ -160,7 +160,8 @@ def _find_device() -> torch.device:
 
 
 def _send_block(content: torch.Tensor, source: int, alike: tuple[int, ...], *, everyone: bool) -> list[Any]:
-    """Begin to send a block to all ranks that need it, or to receive it; return what to wait for."""
+    """Begin to send a block from rank `source` to all ranks or, without `everyone`, to the ranks `alike`. Other ranks
+    begin to receive it. Return the operations to wait for."""
     if everyone:
         return [dist.broadcast(content, src=source, async_op=True)]
     if dist.get_rank() != source:

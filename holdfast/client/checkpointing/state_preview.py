@@ -24,7 +24,7 @@ _NO_STATE = StateGrant(source="none")
 
 
 class PeekedState(NamedTuple):
-    """The state that `Checkpointer.restore` will find. `is_chosen`: the keeper chose it, so no other may be used."""
+    """The state that `Checkpointer.restore` will find. With `is_chosen`, the keeper allows no other state."""
 
     step: int = 0
     extra: dict[str, Any] = {}
@@ -32,7 +32,7 @@ class PeekedState(NamedTuple):
 
 
 def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
-    """Return what a Checkpointer with this `path` will restore; step 0 means nothing. This is a collective."""
+    """Return what a Checkpointer with this `path` will restore; its step is 0 if there is nothing. A collective."""
     world, link = RankWorld(), KeeperClient.for_this_rank()
     asked = StateRequest(rank=world.rank, generation=current_generation())
     grant = link.request_state(asked) if link else _NO_STATE
@@ -49,7 +49,7 @@ def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
 
 
 def _newest_whole(base: str, grant: StateGrant) -> str:
-    """Return the URL of the newest checkpoint that passes verification, as a restore will; "" if there is none."""
+    """Return the URL of the newest checkpoint that passes the verification of a restore; "" if none does."""
     for one in apply_doubts(find_checkpoints(base), grant.run, grant.doubts):
         try:
             if one.ok and not checkpoint_load.verify_checkpoint(one.url):

@@ -57,7 +57,7 @@ class StateRestore:
         self._snapshots = snapshots
 
     def from_memory(self, path: str, slot: int, step: int) -> None:
-        """Restore this rank's snapshot from its own arena or a fetched one. Raises StateError if it does not fit."""
+        """Restore the snapshot in a slot of the arena at `path`; raises StateError. The arena may be a fetched one."""
         own = path == self._snapshots.path
         arena = self._snapshots.arena if own else Arena.open(path)
         if arena.layout != self._snapshots.layout.digest:
@@ -71,8 +71,8 @@ class StateRestore:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
     def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> str:
-        """Restore the whole state from this node or another rank; a collective. Each rank then has a snapshot of it. A
-        rank that got another rank's state keeps its own random numbers. Return a sentence for the user, or ""."""
+        """Restore the whole state from this node or another rank, as a collective, and keep a snapshot of it. A rank
+        that got another rank's state keeps its own random numbers. Return a sentence for the user, or ""."""
         saved_by = self._from_whole(state, folder) if state.source != "replica" else 0
         told = world.gather_all((saved_by, sign_items(self._snapshots.layout)))
         source = next((rank for rank, (there, _) in enumerate(told) if there), None)
@@ -106,7 +106,7 @@ class StateRestore:
         return arena.world
 
     def _find_or_take(self, step: int, generation: int) -> int:
-        """Return the slot of this rank's snapshot of the restored step; take one if there is none."""
+        """Return the slot of this rank's snapshot of the restored step. If there is no such snapshot, take it now."""
         for sealed in self._snapshots.arena.list_sealed():
             if sealed.step == step:
                 return sealed.slot
@@ -137,7 +137,7 @@ class StateRestore:
         self._snapshots.arena.drop_after(step)
 
     def plan_read(self, url: str) -> tuple[Metadata, RestorePieces | None]:
-        """Return a checkpoint's metadata, and the byte ranges to read: None if its records are cut differently."""
+        """Return a checkpoint's metadata and the byte ranges to read, or None for these if it was split otherwise."""
         metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
         layout = self._snapshots.layout
         own, shared = (
@@ -146,8 +146,8 @@ class StateRestore:
         return metadata, RestorePieces(own, shared) if own is not None and shared is not None else None
 
     def from_parts(self, world: RankWorld, url: str, made: SnapshotName, pieces: RestorePieces) -> None:
-        """Restore a checkpoint that was split the same way; a collective. This rank reads it into a slot and seals the
-        slot as a snapshot. Blocks that several ranks need are read by one of them."""
+        """Restore a checkpoint that was split among ranks as the state is now; a collective. The rank's part is read
+        into a slot, which is sealed as a snapshot. Shared items are read by `read_restored`."""
         slot, why = self._snapshots.arena.begin_slot(made.step, made.generation, STORED), ""
         image = self._snapshots.images[slot.index] if slot else None
         try:
@@ -163,7 +163,7 @@ class StateRestore:
         self._from_image(image)
 
     def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
-        """Restore a checkpoint of another world size or split; return in words what could not be restored, or ""."""
+        """Restore a checkpoint of another world size or another split; return what could not be restored, or ""."""
         state = self._source.loadable_state()
         extra = metadata.state_dict_metadata.get(EXTRA)
         rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None
@@ -185,7 +185,7 @@ class StateRestore:
         return "" if here else f"is of {len(told)} ranks: random numbers will differ, extras are rank 0's"
 
     def _upload_image(self, image: StateImage, path: str, first: int) -> None:
-        """Restore the image that begins at `first` in the file `path`; a state on a GPU is restored by GpuUpload."""
+        """Restore the image at offset `first` of the file `path`. GpuUpload reads it for a state on a GPU."""
         side = self._snapshots.side
         if not side:
             self._from_image(image)

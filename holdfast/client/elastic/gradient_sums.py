@@ -1,9 +1,9 @@
 """Sums the gradients of a step over its microbatches. The sums are equal in every bit on all workers that hold a layer.
 
-A layer's flat gradient is cut into one piece for each of its holders. Every worker that computed the layer sends each
-piece to its holder, which sums it and sends the sum to the other holders. With `ordered`, a holder sums by microbatch
-number, so all routes give the same bits. With `float`, each worker first adds up its own microbatches; the holder then
-sums these in the order of each worker's first microbatch.
+A layer's flat gradient is cut into as many pieces as workers hold the layer; each of these holders sums one piece.
+Every worker that computed the layer sends each piece to its holder, and the holder sends the sum to the other holders.
+With the reduction "ordered", a holder sums by microbatch number, so all routes give the same bits. With "float", each
+worker first adds up its own microbatches; the holder sums these in the order of each worker's first microbatch.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def find_rows(plan: RoutePlan, layer: int) -> Rows:
 
 
 class GradientSums:
-    """Sums gradients on one worker, as one plan divides the work."""
+    """Sums the gradients of the layers that one worker holds under a plan."""
 
     def __init__(self, plan: RoutePlan, worker: int, reduction: Reduction, layers: int) -> None:
         self._worker, self._reduction = worker, reduction
@@ -74,7 +74,7 @@ class GradientSums:
         return count if self._reduction == "ordered" else min(count, 1)
 
     def _cut(self, layer: int, size: int) -> list[tuple[int, int]]:
-        """Return (start, end) of each holder's piece of a flat gradient of this size."""
+        """Return (start, end) of the piece that each worker with this layer sums, in a flat gradient of this size."""
         count = len(self._holders[layer])
         edges = [size * one // count for one in range(count + 1)]
         return list(pairwise(edges))

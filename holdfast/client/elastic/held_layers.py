@@ -50,7 +50,7 @@ class HeldLayers:
         self.incidents = 0
 
     def complete(self, plan: RoutePlan, have: Held) -> RoutePlan:
-        """Return the plan with shadows added, if workers keep shadows. `have` says which layers each worker holds."""
+        """Return the plan; if this job keeps shadow layers, add them. `have` says which layers each worker holds."""
         return add_shadows(plan, have) if self.keeps_shadows else plan
 
     def take_plan(self, bare: RoutePlan, plan: RoutePlan, worker: int) -> None:

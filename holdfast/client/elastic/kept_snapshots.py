@@ -1,4 +1,4 @@
-"""Snapshots of layers in memory. Each worker keeps its own, and those of one other worker, along a ring."""
+"""Snapshots of layers in memory. Each worker keeps its own snapshots and, in a ring, those of one other worker."""
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,8 @@ class KeptSnapshots:
         return self._packed[layer, step]
 
     def take(self, step: int, units: dict[int, LayerUnit], traffic: RankTraffic, reach: int) -> None:
-        """Keep this worker's layers, send them to the worker `reach` ranks further on, and keep those that arrive from
-        `reach` ranks before. All workers call this at the same step."""
+        """Keep this worker's packed layers and send them to the worker whose rank is higher by `reach`. Keep those of
+        the worker whose rank is lower by `reach`; ranks form a ring. All workers call this at the same step."""
         mine = {layer: units[layer].pack() for layer in sorted(units)}
         world, rank = dist.get_world_size(), dist.get_rank()
         came: dict[int, torch.Tensor] = {}
@@ -40,8 +40,8 @@ class KeptSnapshots:
 
 
 def choose_reach(plan: RoutePlan, node_ranks: int) -> int:
-    """Return how many ranks further on each worker sends its snapshots; 0 if there is no other worker. Prefer workers
-    that do not hold the same layers anyway, then workers on other nodes."""
+    """Choose the distance, in ranks, from each worker to the worker that gets copies of its snapshots. A good distance
+    leads to workers with other layers, then to workers on other nodes. Return 0 if there is only one worker."""
     world = len(plan.held)
     tried = {one % world for one in (1, node_ranks, node_ranks + 1, node_ranks - 1, 2 * node_ranks + 1)} - {0}
 

@@ -1,7 +1,8 @@
-"""Checkpoints of a pipeline on storage: a folder for each step, with a file for each layer, whole once all are there.
+"""Checkpoints of a pipeline on storage: a folder for each step, with a file for each layer.
 
-The first worker that holds a layer writes it, and any set of workers can read what others wrote. A folder's name has
-the step and a name for the generation that wrote it, as others may make the step again. A file ends with its digest.
+A checkpoint is whole once it has the files of all layers. The first worker that holds a layer writes the layer's file;
+any set of workers can read the files. Several generations may make the same step, so a folder's name has the step and a
+name for the generation. A file ends with its digest.
 """
 
 import contextlib
@@ -44,8 +45,8 @@ class LayerFiles:
         new.replace(folder / f"layer-{layer}")
 
     def read(self, layer: int, step: int) -> torch.Tensor:
-        """Return a packed layer of a step that is whole; raise LayerFileError if its file is missing or damaged. A
-        damaged checkpoint is first renamed, so that the next start of the job uses an older one."""
+        """Return a layer, packed, from the whole checkpoint of this step. Raise LayerFileError if the file is missing
+        or damaged. A damaged checkpoint is first renamed, so that the next start of the job uses an older one."""
         found = [(line, folder) for at, line, folder in self._list_whole() if at == step]
         if not found:
             raise LayerFileError(f"step {step} is not whole in {self._path} any more")

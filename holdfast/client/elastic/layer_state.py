@@ -34,7 +34,7 @@ class PackedTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UnitHeader(msgspec.Struct, frozen=True):
-    """The header of a packed unit: all that it has besides its tensors."""
+    """The header of a packed unit: everything in the unit except the content of tensors."""
 
     layer: int
     step: int  # the last whose update is in it
@@ -62,8 +62,8 @@ class LayerUnit:
         self.gradient: torch.Tensor | None = None  # flat, of the step after `step`, once it is summed over all workers
 
     def apply(self, step: int, scale: float | None, rate: float | None) -> None:
-        """Make the optimizer's step from the gradient in hand; do nothing if that step was made already. If the step is
-        interrupted, `whole` stays False, and no worker uses the unit as a state."""
+        """Make the optimizer's step from the gradients that were summed for it, unless the unit is already at this
+        step. If the optimizer is interrupted, `whole` stays False, and no worker uses the unit as a state."""
         if self.step >= step:
             return
         if self.optimizer is not None and self.gradient is not None:
@@ -95,7 +95,7 @@ class LayerUnit:
             parameter.grad = None
 
     def sum_squares(self) -> float:
-        """Return the sum of squares of the gradient in hand. Workers with the same gradient get the same bits."""
+        """Return the sum of squares of the summed gradient. Workers with the same gradient get the same bits."""
         return float(self.gradient.double().square().sum()) if self.gradient is not None else 0.0
 
     def pack(self) -> torch.Tensor:

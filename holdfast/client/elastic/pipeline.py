@@ -53,7 +53,7 @@ class StepSettings(NamedTuple):
 
 
 class ElasticPipeline:
-    """A model in layers that the job's ranks hold and compute in turns, with a plan that changes when ranks do.
+    """A model in layers that the job's ranks hold and compute in turns, by a plan that changes when ranks change.
 
     Ranks that survive a failure keep their layers. They agree on the last step, choose a new plan and go on, without a
     Checkpointer. What a step computes depends on its number, its microbatches and its layers, but on no rank.
@@ -84,12 +84,12 @@ class ElasticPipeline:
         shadows: bool = False,
         policies: Sequence[str] = _FOLLOWED,
     ) -> None:
-        """`layers` are functions, each of which makes one layer; a worker calls those of the layers that it holds, with
-        random numbers drawn from `seed`. `optimizer` gets a layer's parameters. `loss` gets the last layer's output and
-        the target that the batch returns, for one microbatch. `stages` is the number of ranks of one whole pipeline;
-        more ranks make replicas of it. `rate` gives the learning rate of a step. Snapshots go to another rank's memory
-        every `snapshot_every` steps (0: never), and layers to files under `path` every `store_every` steps. With
-        `shadows` each rank also keeps the layers of the ranks that it sends to."""
+        """`layers` are functions that make one layer each. A worker calls those for the layers that it holds, with
+        random numbers drawn from `seed`. `optimizer` gets a layer's parameters. `loss` gets the last layer's output for
+        one microbatch, and the target from `batch`. `stages` is the number of ranks of one whole pipeline; if there are
+        more ranks, they form replicas of this pipeline. `rate` gives the learning rate of a step. Snapshots go to
+        another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path` every
+        `store_every` steps. With `shadows` each rank also keeps the layers of the ranks that it sends to."""
         _check_arguments(layers, semantics, reduction, policies, store_every > 0 and path is None)
         self.job = PipelineJob(
             layers=len(layers),
@@ -117,8 +117,8 @@ class ElasticPipeline:
         return list(self._recovery.recoveries)
 
     def steps(self, total: int) -> Iterator[int]:
-        """Meet the other ranks, bring all layers to the step that they agree on, and yield the steps after it up to
-        `total`. Call `step` once for each. All ranks call this together, when the function that survives begins."""
+        """Meet the other ranks, bring all layers to one step, and yield each later step up to `total`. Call `step` once
+        for each. All ranks call this together, at the beginning of the function that survives."""
         self._recovery.meet()
         self._prepare()
         while (step := self._held.committed + 1) <= total:
@@ -129,7 +129,7 @@ class ElasticPipeline:
                 raise RuntimeError(f"step {step} was not made: call step() once for each number that steps() yields")
 
     def _prepare(self) -> None:
-        """Prepare the task order and the gradient sums, which are the same for all steps of a plan."""
+        """Prepare what all steps of a plan share: the order of the tasks and the gradient sums."""
         plan = self._held.plan
         self._tasks = order_tasks(plan.routes)
         self._sums = GradientSums(plan, dist.get_rank(), self._settings.reduction, self.job.layers)

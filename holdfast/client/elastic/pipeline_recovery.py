@@ -1,7 +1,7 @@
 """The meeting of a pipeline's workers, at the start of the job and again in each generation after a failure.
 
-Each worker reports what it has. All find the step that counts, choose the same plan by the same function, and bring
-their layers to where the plan wants them.
+Each worker reports what it has. All workers find the step that counts and choose the same plan by the same function.
+Then layers are sent to the workers that need them by the plan.
 """
 
 import sys
@@ -36,7 +36,7 @@ class NoPlanError(RuntimeError):
 
 
 class Recovery(NamedTuple):
-    """One recovery of a pipeline."""
+    """What one recovery of a pipeline did, why, and how long it took."""
 
     policy: str
     step: int  # after which the pipeline went on
@@ -49,7 +49,7 @@ class Recovery(NamedTuple):
 
 
 class PipelineRecovery:
-    """Takes part in the meetings of the job for one worker."""
+    """Takes part in the job's meetings on behalf of one worker."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class PipelineRecovery:
         return choice.chosen
 
     def change_plan(self) -> bool:
-        """Switch to the plan's successor if that begins at the next step; return whether it did. All workers call."""
+        """Switch to the next plan if it begins at the next step; return whether it did. All workers call this."""
         held = self._held
         then = held.bare.then
         if then is None or then.resume_step != held.committed + 1:

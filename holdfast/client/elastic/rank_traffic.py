@@ -10,8 +10,8 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class RankTraffic:
-    """Sends without waiting, so workers cannot block one another if all follow the same order of passes. A tensor that
-    is being sent is kept until `settle`."""
+    """Sends without waiting, so workers cannot block one another if all follow the same order of passes. Until
+    `settle`, it keeps the tensors that are being sent."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -1,6 +1,6 @@
 """Finds, from the reports that workers exchange after a failure, which step counts and who holds what.
 
-The last exchange of a step is its vote. Each worker enters the vote with its summed gradients in hand. So if one worker
+The last exchange of a step is its vote. Each worker has its summed gradients when it enters the vote. So if one worker
 has finished the vote, all others can make the step too, and do. If no worker has, all drop the step and make it again.
 """
 
@@ -40,7 +40,7 @@ class SettledStep(msgspec.Struct, frozen=True):
 
 
 def settle_step(reports: Sequence[RankReport]) -> SettledStep:
-    """Return the newest step that any worker has made or finished the vote of, with the layers that each has at it."""
+    """Return the newest step that any worker has made or whose vote it has finished, and each worker's layers then."""
     made = [step for report in reports for _, step in report.layers]
     committed = max([0, *made, *(report.voted for report in reports)])
     held = tuple(
@@ -59,8 +59,8 @@ def settle_step(reports: Sequence[RankReport]) -> SettledStep:
 
 
 def describe_situation(reports: Sequence[RankReport], settled: SettledStep) -> PipelineSituation:
-    """Return the situation from which routes are chosen. It has the earlier plan with today's numbers of workers;
-    workers that are gone get negative numbers."""
+    """Return the situation from which routes are chosen. In its earlier plan, workers have the numbers that they have
+    now; lost workers have negative numbers."""
     newest = max(report.meeting for report in reports)
     told = {report.worker: rank for rank, report in enumerate(reports) if report.meeting == newest and report.plan}
     plan = next(
@@ -91,7 +91,7 @@ def _split_shadows(
     *,
     shadows: bool,
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the layers that each worker holds: with `shadows`, those beyond its plan; without, those of its plan."""
+    """Return each worker's layers: with `shadows`, only those that its plan does not give it, else only the rest."""
     own = [
         plan.held[report.worker] if plan and report.meeting == newest and report.plan else mine
         for report, mine in zip(reports, held, strict=True)
@@ -117,7 +117,7 @@ def _renumber(plan: RoutePlan | None, numbers: dict[int, int], world: int) -> Ro
 
 
 def choose_costs(reports: Sequence[RankReport]) -> PhaseCosts:
-    """Return the costs measured by the worker with the most incidents, with the slowest worker's step time."""
+    """Return the costs as measured by the worker with the most incidents, but the slowest worker's step time."""
     known = max(reports, key=lambda report: report.incidents)
     step_s = max(report.step_s for report in reports)
     return msgspec.structs.replace(known.costs, step_s=step_s) if step_s else known.costs

@@ -29,7 +29,7 @@ class PassSettings(NamedTuple):
 
 
 class Island(NamedTuple):
-    """One layer's pass of one microbatch: the graph between its input and its output."""
+    """The autograd graph of one layer for one microbatch, by its input and its output."""
 
     layer: int
     given: torch.Tensor

@@ -1,4 +1,4 @@
-"""Shadow layers: a worker keeps them current beside its own, to compute them the moment their owner is lost."""
+"""Shadow layers: copies of other workers' layers, kept current so that a worker can take over a lost worker's part."""
 
 import msgspec
 
@@ -8,8 +8,8 @@ from holdfast.model.pipeline_routes import LayerTransfer, RoutePlan
 
 
 def add_shadows(plan: RoutePlan, have: Held) -> RoutePlan:
-    """Return the plan changed so that each worker also holds the layers of the workers that it sends to. A worker that
-    has a layer sends it to one that lacks it; `have` says who has which. A rollback uses the plan's own sources."""
+    """Return the plan with shadows: each worker also holds the layers of the workers that it sends to. Workers that
+    have a layer by `have` send it to workers that lack it. A rollback needs no such transfers."""
     wanted = [sorted({*mine, *more}) for mine, more in zip(plan.held, shadows_of(plan), strict=True)]
     held = tuple(map(tuple, wanted))
     if plan.rollback:

@@ -21,7 +21,7 @@ class LayerMismatch(Exception):
 
 
 class StateMoves:
-    """Brings the layers that a plan gives to this worker to the plan's step."""
+    """Gets the layers that a plan gives to this worker, in the states that the plan begins with."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class StateMoves:
         )
 
     def follow(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
-        """Change `units` to what the plan says. A sender keeps its layers until all workers have theirs."""
+        """Give `units` the layers of the plan. A worker that sends a layer keeps it until all workers have theirs."""
         step = plan.resume_step - 1
         if plan.rollback:
             self._roll_back(plan, units, rank, step)
@@ -102,7 +102,8 @@ def digest_states(units: dict[int, LayerUnit]) -> str:
 
 
 def check_states(units: dict[int, LayerUnit], wanted: tuple[int, ...], step: int) -> None:
-    """Compare the states of each layer among all its holders. Raises LayerMismatch on all workers."""
+    """Compare the copies of each layer on all workers that hold it. If a copy differs, or a worker lacks a layer of
+    `wanted` at this step, raise LayerMismatch on all workers."""
     late = [layer for layer in wanted if layer not in units or units[layer].step != step or not units[layer].whole]
     mine = {layer: digest_packed(units[layer].pack()) for layer in wanted if layer in units}
     told: list[tuple[list[int], dict[int, str]]] = [([], {})] * dist.get_world_size()

@@ -1,6 +1,6 @@
 """The last exchange of a step: it gives every worker each microbatch's loss and each layer's squared gradient norm.
 
-This exchange is also the step's vote: a worker takes part once it has all of its summed gradients in hand.
+This exchange is also the step's vote: a worker takes part only when it has all of its summed gradients.
 """
 
 import math
@@ -22,7 +22,7 @@ def exchange_totals(
     norms: bool,
 ) -> tuple[float, ...]:
     """Return the losses by microbatch, followed by the squared norm of each layer's summed gradient (zeros without
-    `norms`). Each number comes from one worker, so the sum over workers does not change it."""
+    `norms`). For each number, one worker gives its value and the others give 0, so their sum is exact."""
     told = torch.zeros(job.microbatches + job.layers, dtype=torch.float64)
     for m, loss in losses.items():
         told[m] = loss

@@ -1,9 +1,9 @@
 """Finds the CUDA graphs that change the state when they are replayed, and keeps our threads still during a capture.
 
 A replay runs no Python, so an optimizer's step inside a graph calls no hook. This module wraps torch's own classes
-instead: if an optimizer made a step while a graph was captured, each replay makes it again. Of graphs captured before
-the watch began, nothing is known. In torch's default mode, a capture fails if another thread of the process registers
-or allocates memory or asks for an event. Our threads do that, so they and captures wait for each other's end.
+instead: if an optimizer made a step while a graph was captured, each replay makes the step again. Nothing is known of
+graphs that were captured earlier. In torch's default mode, a capture fails if another thread of the process registers
+or allocates memory or asks for an event. So our threads wait for the end of a capture, and a capture for theirs.
 """
 
 import threading
@@ -49,14 +49,14 @@ class GraphWatch:
         self._followers.add(follower)
 
     def note_step(self) -> bool:
-        """Note that the graphs now being captured make a step. Return False if no known graph is being captured."""
+        """Note that the graphs in capture make an optimizer's step; return False if no known graph is in capture."""
         for graph in list(self._hooks):
             self._steps[graph] = True
         return bool(self._hooks)
 
     @contextmanager
     def between_captures(self) -> Iterator[None]:
-        """Make captures wait while this block runs; first wait for a running one. Not for the thread that captures."""
+        """Wait for a running capture, and delay new ones during this block. Capturing threads must not call this."""
         with self._news:
             self._news.wait_for(self._is_capture_over, _CAPTURE_S)
             self._asking += 1
@@ -68,7 +68,7 @@ class GraphWatch:
                 self._news.notify_all()
 
     def on_capture(self, graph: Any) -> None:
-        """Begin to watch a capture, once our threads keep still."""
+        """Wait until our threads have stopped using the GPU, then begin to watch a capture."""
         with self._news:
             self._captured_since = time.monotonic()  # from now on none of them begins anything
             self._news.wait_for(lambda: not self._asking, _CAPTURE_S)
@@ -76,7 +76,7 @@ class GraphWatch:
         self._hooks[graph] = register_optimizer_step_pre_hook(lambda *_: self._steps.__setitem__(graph, True))
 
     def on_captured(self, graph: Any) -> None:
-        """End what `on_capture` began."""
+        """Stop watching a capture that has ended, and let our other threads use the GPU again."""
         if hook := self._hooks.pop(graph, None):
             hook.remove()
         with self._news:
@@ -92,7 +92,7 @@ class GraphWatch:
 
 
 def watch_graphs(graphs: Any, watch: GraphWatch) -> None:
-    """Make this class of graphs report its captures and replays to the watch."""
+    """Make all graphs of the class `graphs` report their captures and replays to the watch."""
     begin: Callable[..., None] = graphs.capture_begin
     end: Callable[..., None] = graphs.capture_end
     replay: Callable[..., None] = graphs.replay

@@ -1,8 +1,8 @@
 """Restores a snapshot from an arena's file to a GPU through small pinned buffers.
 
-Mapping and registering gigabytes of small pages takes longer than reading them. Here several threads each read a
-piece into a buffer and pass it to the GPU, which restores 8 GB in a third of the time. The arena is registered
-afterwards, during the first step.
+Mapping and registering gigabytes of small pages takes longer than reading them. Here several threads each read a piece
+into a buffer and pass it to the GPU. This restores 8 GB in a third of the time. The arena is registered afterwards,
+during the first step.
 """
 
 import os

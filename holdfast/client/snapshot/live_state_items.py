@@ -40,7 +40,7 @@ class CurrentItems(NamedTuple):
 
 
 class StateLocations:
-    """Reads the items of a state. A tensor's shape is checked only if another tensor was there at the last read."""
+    """Reads the items of a state. Shapes are checked only when a tensor is not the same object as at the last read."""
 
     def __init__(self, layout: ImageLayout, found: FlatState, way: Callable[[Path], Way]) -> None:
         self._rows: list[ItemLocation] = []
@@ -58,7 +58,7 @@ class StateLocations:
         self._things = CurrentItems(0, [ABSENT] * len(self._rows), [])
 
     def set_spots(self, spot: Callable[[Path], Spot | None]) -> None:
-        """Let later reads take a tensor directly from the dict and key that `spot` returns for its path, if any."""
+        """Let later reads take a tensor from the dict and key that `spot` returns for its path, unless it is None."""
         spots = {index: found for index in self._tensors if (found := spot(self._paths[index]))}
         self._tensors = [*spots, *(index for index in self._tensors if index not in spots)]
         self._ways = [self._rows[index].way for index in self._tensors]

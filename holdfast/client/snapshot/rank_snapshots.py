@@ -19,7 +19,7 @@ from holdfast.client.snapshot.side_stream import SideStream
 
 
 class RankSnapshots:
-    """Takes the snapshots of one rank; memory and the unchanging bytes of images are prepared beforehand."""
+    """Takes the snapshots of one rank. Their memory, and the bytes that all of them share, are prepared beforehand."""
 
     def __init__(self, layout: ImageLayout, arena: Arena, path: str) -> None:
         self.layout = layout
@@ -37,14 +37,14 @@ class RankSnapshots:
             self.images[slot].write_frames()
 
     def populate_memory(self) -> None:
-        """Prepare the arena for copies made by the CPU."""
+        """Fault in every page of the arena now, so that copies by the CPU do not wait for the kernel."""
         self.arena.populate_pages()
 
     def use_gpu(
         self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None], *, followed: bool
     ) -> None:
         """Let the GPU make all copies from now on. `guarded` says for each item whether only announced steps change it.
-        Without `followed`, the script itself must announce its steps, and this is checked."""
+        Without `followed`, the script itself must announce its steps, and its announcements are checked."""
         GRAPH_WATCH.start()
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
@@ -71,7 +71,7 @@ class RankSnapshots:
             self._registered.register_later()
 
     def before_step(self, *_: object) -> None:
-        """Prepare for a change that the GPU is about to make to the state; see `SideStream.before_step`."""
+        """Make the GPU wait before it changes the state, until the queued copies of a snapshot have read it."""
         if self._registered:
             self._registered.start_registering()
         if self.side:

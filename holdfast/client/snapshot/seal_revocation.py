@@ -1,9 +1,9 @@
 """The seal fence: once a rank is told to leave its generation, no snapshot of the rank is sealed any more.
 
-An abort ends a sum of gradients early, and the GPU goes on with what is queued behind it: the optimizer's step, with
-wrong gradients, and the copies of the resulting state, which would seal themselves. So before the abort, the fence
-changes each queued header so that its copy does not seal the snapshot. A snapshot whose copies have begun by then was
-not queued behind an unfinished sum; it is valid and may be sealed.
+A seal marks a snapshot as whole. An abort ends a sum of gradients early, but the GPU goes on with what is queued behind
+the sum. It makes the optimizer's step with wrong gradients, copies the resulting state and seals the copy. So before
+the abort, the fence changes every queued header, and the copies stay without a seal. If the GPU has already begun to
+copy a snapshot, no unfinished sum was before it; the snapshot is valid and may be sealed.
 """
 
 import threading
@@ -15,7 +15,7 @@ class SealSource(Protocol):
     """An object that holds the headers by which queued snapshots would be sealed."""
 
     def void_seals(self) -> None:
-        """Prevent the seals of snapshots that no GPU has begun to copy."""
+        """Void the seals of snapshots that no GPU has begun to copy."""
 
 
 class SealFence:
@@ -27,12 +27,12 @@ class SealFence:
         self._sources: weakref.WeakSet[SealSource] = weakref.WeakSet()
 
     def make_pass(self) -> "SealPass":
-        """Return a pass for a writer that begins a snapshot now."""
+        """Return the right to seal for a writer that begins a snapshot now."""
         return SealPass(self, -1 if self._up else self._era)
 
     def add_source(self, source: SealSource) -> None:
-        """Let the next raise of the fence void this source's queued seals. Any thread may raise the fence, so the
-        source must be complete by now."""
+        """Add a source whose queued seals are voided when the fence is raised. Any thread may raise it from now on, so
+        the source must already be complete."""
         with self.lock:
             self._sources.add(source)
 
@@ -40,7 +40,7 @@ class SealFence:
         return not self._up and era == self._era
 
     def raise_fence(self) -> None:
-        """From now on, refuse seals to all writers that began before the next `lower`. Any thread may call this."""
+        """Refuse all seals until `lower` is called, and then those of earlier writers. Any thread may call this."""
         with self.lock:
             self._up, self._era = True, self._era + 1
             for source in list(self._sources):
@@ -48,12 +48,12 @@ class SealFence:
             self._sources.clear()
 
     def lower(self) -> None:
-        """Allow seals by writers that begin from now on; the rank enters its next generation."""
+        """Allow seals by writers that begin from now on. Called when the rank enters its next generation."""
         self._up = False
 
 
 class SealPass:
-    """The right of one writer to seal; it ends when the fence is raised next."""
+    """The right of one writer to seal snapshots. It ends when the seal fence is raised."""
 
     def __init__(self, fence: SealFence, era: int) -> None:
         self._fence, self._era = fence, era

@@ -33,7 +33,7 @@ class GlobalBatch:
     """
 
     def __init__(self, *, samples: int, size: int, microbatch: int, seed: int = 0) -> None:
-        """`samples` is the size of the dataset, `size` that of a step's batch, `microbatch` that of a microbatch."""
+        """`samples` is the number of samples in the dataset, `size` in a step's batch, `microbatch` in a microbatch."""
         if min(samples, size, microbatch) < 1:
             raise ValueError("samples, size and microbatch must be at least 1")
         if size % microbatch:

@@ -13,7 +13,7 @@ _LOOK_S = 0.02
 
 
 def await_ranks() -> None:
-    """Wait until all ranks of this generation wait here."""
+    """Return once all ranks of this generation have called this function."""
     host, port, world = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
     gate = dist.PrefixStore(f"holdfast/gate/{current_generation()}", store)

@@ -16,7 +16,7 @@ _PLAIN_ARGUMENTS = 3  # of init_process_group: backend, init_method and timeout
 
 
 def find_refusal(model: torch.nn.Module | None, unknown: list[str], groups: list[Any]) -> str:
-    """Return in words why the ranks of this script do not survive; "" if they do."""
+    """Return in words why this script's ranks cannot survive the failure of another rank; "" if they can."""
     if RankWorld.count:
         return "a Checkpointer was made before the function that survives; make it inside"
     if unknown:

@@ -25,8 +25,8 @@ _MULTIPLIED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def abort_groups() -> None:
-    """Abort every collective of this process that is under way, also those in which other threads wait. gloo has no
-    abort, so a receive is made to time out, which closes all connections of its group."""
+    """Abort every collective of this process that is under way, in whatever thread. gloo has no abort: a receive with a
+    short timeout takes its place, because a timeout closes all connections of the group."""
     groups = list(c10d._world.pg_map)
     for group in groups:
         _abort_gloo(group)
@@ -60,8 +60,8 @@ def _has_nccl(group: Any) -> bool:
 
 
 def await_gpus(model: torch.nn.Module | None, patience_s: float) -> str:
-    """Wait until the GPUs of this process's model, or its current GPU, have finished the queued work. Return "", or the
-    reason why they have not."""
+    """Wait until the GPUs of the model, or otherwise the current GPU, have finished all queued work. Return the reason
+    if this fails or takes longer than `patience_s`, else ""."""
     if not torch.cuda.is_initialized():
         return ""
     failed: list[str] = []
@@ -139,7 +139,7 @@ class GroupHolders:
                 yield None
 
     def replace_groups(self, new: dict[Any, Any]) -> None:
-        """Put the new group in place of each old one, wherever the old one still is."""
+        """Put each new group in the places that still hold the old one; `new` maps old groups to new ones."""
         for holder, key, old in self._places:
             if isinstance(holder, CellType):
                 holder.cell_contents = new[old]
@@ -149,8 +149,8 @@ class GroupHolders:
 
 
 def find_holders(groups: list[Any]) -> GroupHolders:
-    """Return the holders of these groups. A tuple cannot be changed, but it may be the arguments of a call that another
-    thread is making. So if tuples are found, wait a moment and look again."""
+    """Return the holders of these groups. A tuple cannot be changed, but it may exist only while another thread makes a
+    call. So if tuples are found, wait a moment and look again."""
     holders = GroupHolders(groups)
     for _ in range(_LOOKS):
         if "builtins.tuple" not in holders.unknown:
@@ -161,8 +161,8 @@ def find_holders(groups: list[Any]) -> GroupHolders:
 
 
 def bind_model(model: Any) -> None:
-    """Make DDP and FSDP2 use the new groups, which their attributes already hold, and drop the gradients and state of
-    an interrupted step. All ranks must call it together if the model contains DDP."""
+    """Make DDP and FSDP2 use the new groups, after these were put into their attributes. Drop the gradients and other
+    state of an interrupted step. All ranks must call this together if the model contains DDP."""
     for parameter in model.parameters():
         parameter.grad = None  # of the step that was left; or a view of the buckets of DDP's old reducer
     for module in model.modules():
@@ -185,7 +185,7 @@ def is_fsdp(module: Any) -> bool:
 
 
 def _bind_ddp(ddp: DistributedDataParallel) -> None:
-    """Give DDP a new reducer for the new group, with the same buckets on survivors and on new ranks."""
+    """Give DDP a new reducer for its new group. Survivors and new ranks get the same buckets."""
     ddp.reducer._remove_autograd_hooks()
     ddp.logger = None
     parameters, sparse = ddp._build_params_for_reducer()

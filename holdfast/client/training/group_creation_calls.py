@@ -37,7 +37,7 @@ class GroupCall(NamedTuple):
 
 
 class GroupCalls:
-    """The calls so far, in order: the default group's first."""
+    """The calls by which the script has made its process groups, in order. The first call made the default group."""
 
     def __init__(self) -> None:
         self.made: list[GroupCall] = []
@@ -95,8 +95,8 @@ class GroupCalls:
         self.made[:] = [] if whole else [call for call in self.made if call.group is not group]
 
     def make_again(self, made: list[GroupCall], *, alone: bool = False) -> dict[Any, Any]:
-        """Make these groups again, over the store that the environment now names. Return a dict from old to new groups.
-        `alone` makes them contain this process only; then none of them may be a group of some ranks only."""
+        """Repeat these calls, over the store that the environment now names. Return a map from old groups to new ones.
+        With `alone`, the new groups have this process only; then none of the old ones may be a group of some ranks."""
         self.made.clear()
         for call in made:
             args, kwargs = call.args, call.kwargs
@@ -110,7 +110,7 @@ class GroupCalls:
 
 
 def _names_survival() -> bool:
-    """Return whether code on the call stack uses the name `survive`; it then makes groups before it calls that."""
+    """Return whether code on the call stack names `survive`; such code makes groups before it calls `survive`."""
     return any("survive" in frame.f_code.co_names for frame, _ in traceback.walk_stack(None))
 
 

@@ -12,8 +12,8 @@ from holdfast.core.log_analysis.loss_names import is_loss_name, is_norm_name
 
 
 class LoggedLosses:
-    """Passes on the losses that one rank gives to its loggers. The values of a step are reported when the next step is
-    done; a loss that is not finite is reported at once."""
+    """Reports the losses that one rank gives to its loggers. A step's values are reported when the following step is
+    done. A loss that is not finite is reported at once."""
 
     def __init__(self, report: Callable[[int, object, object], None], announce: Callable[[str], None]) -> None:
         self._report_values = report  # step, loss and gradient norm
@@ -90,5 +90,5 @@ def _read_number(value: object) -> object:
 
 
 def _is_finite(value: object) -> bool:
-    """Return whether a value is known to be finite; False for a tensor on a device, so that it is reported at once."""
+    """Return whether a value is a finite float. For a tensor return False, because its value is not known yet."""
     return type(value) is float and math.isfinite(value)

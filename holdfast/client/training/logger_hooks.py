@@ -21,7 +21,7 @@ from holdfast.wire.replay_environment import is_replay
 
 
 class LoggerCall(NamedTuple):
-    """A function with which scripts log metrics, and its arguments that hold the metrics."""
+    """A function with which scripts log metrics, and the names of its arguments for metrics."""
 
     module: str
     owner: str  # the class; empty for a function of the module
@@ -61,8 +61,8 @@ CALLS = (
 
 
 def follow_loggers(progress: RankProgress, *, is_rank: bool = True) -> None:
-    """Hook this rank's loggers, both those imported already and those imported later, and read its losses from them. In
-    the rank's own process, also give the job's figures to W&B, MLflow and TensorBoard."""
+    """Hook this rank's loggers, imported now or later, to read the rank's losses. With `is_rank`, also let W&B, MLflow
+    and TensorBoard log the job's figures. Children of the rank call this without `is_rank`."""
     if SLOT not in os.environ or is_replay():
         return
     progress.logged = LoggedLosses(progress.note_logged, _announce_source)
@@ -73,7 +73,7 @@ def follow_loggers(progress: RankProgress, *, is_rank: bool = True) -> None:
 
 
 class LoggerFinder:
-    """An import finder that asks the other finders, and hooks the loggers' modules as soon as they are executed."""
+    """An import finder that finds modules by the other finders, and hooks loggers as soon as they are executed."""
 
     def __init__(self, losses: LoggedLosses, trackers: TrackerHooks | None = None) -> None:
         self._losses, self._trackers = losses, trackers
@@ -92,7 +92,7 @@ class LoggerFinder:
         return spec
 
     def _hook_after(self, loader: Any) -> None:
-        """Wrap `exec_module` of this loader for one call: it executes the module, then hooks it."""
+        """Replace `exec_module` of this loader for one call, which executes a module and then hooks its functions."""
         plain = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

@@ -1,8 +1,8 @@
 """Counts the messages that a rank sends to and receives from other ranks, and notes when it waits in torch.distributed.
 
-Torch's recorder does not record gloo's messages, and it numbers NCCL's per process, so two ranks cannot compare the
-numbers. Both ends of a channel count the same messages only if both count from the first one. Counting therefore begins
-before the first process group is made. A call costs a microsecond.
+Torch's recorder does not record gloo's messages. It numbers NCCL's messages separately in each process, so two ranks
+cannot compare the numbers. Both ends of a channel count the same messages only if both count from the first one.
+Counting therefore begins before the first process group is made. A call costs a microsecond.
 """
 
 import functools
@@ -21,8 +21,8 @@ class MessageCounts:
         self.waiting: set[int] = set()  # threads that wait for a collective or a message
 
     def note_message(self, group: Any, sends: bool, args: tuple[Any, ...]) -> None:
-        """Count a call of ProcessGroup.send or recv, whose arguments torch passes by position. A receive from any rank
-        names no sender, so its channel cannot be counted."""
+        """Count a call of ProcessGroup.send or recv, whose arguments torch passes by position. After a receive from any
+        rank, mark the counts as incomplete."""
         if len(args) != 3:
             self.complete = False
             return

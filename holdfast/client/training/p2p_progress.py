@@ -1,4 +1,4 @@
-"""Finds how far a rank's messages have come: which its process has posted, and under NCCL which have begun and ended.
+"""Finds how far a rank's messages have come: how many are posted and, under NCCL, how many have begun and ended.
 
 NCCL's entries in torch's recorder show the state of each message, or of its batch, but have no number that both ends
 share. The newest message's number is the count of all messages posted; older ones are numbered by counting back.
@@ -27,7 +27,7 @@ class MessageProgress:
     def list_channels(
         self, posted: _Posted, entries: list[Entry], members: Members, names: Mapping[str, str], rank: int
     ) -> list[ChannelState]:
-        """Return the state of every channel; `posted` must not have changed while `entries` were dumped."""
+        """Return the state of every channel. `posted` has the counts from the moment when `entries` were dumped."""
         found: list[ChannelState] = []
         sorted_entries = sort_messages(entries)
         self._note_unbegun([entry for channel in sorted_entries.values() for entry in channel])
@@ -43,8 +43,8 @@ class MessageProgress:
         return found
 
     def unbegun(self, ended_at: float) -> tuple[float, float]:
-        """Return since when the next message has been ready to begin on the GPU (0: none), and the longest wait of any
-        message. `ended_at` is when the newest collective ended."""
+        """Return two times: since when the next message has been ready to begin on the GPU (0: none), and the longest
+        wait of any message. `ended_at` is when the newest collective ended."""
         if not self._unbegun.ended_at:  # none has told how long it took: nobody may tell when they begin
             return 0.0, 0.0
         return self._unbegun.since(self._next, ended_at), round(self._unbegun.longest_s, 3)
@@ -57,7 +57,7 @@ class MessageProgress:
 
     def _count_back(self, key: ChannelKey, count: int, seen: list[tuple[bool, bool]]) -> tuple[int | None, int | None]:
         """Return the numbers of a channel's newest begun and newest ended message on the GPU; None if unknown. Messages
-        of one channel begin and end in order, so states are counted back from the newest message."""
+        of a channel begin and end in order, so the newest message's number and the states give both numbers."""
         begun = count - sum(not started for started, _ in seen)
         ended = count - sum(not over for _, over in seen)
         unseen = count - len(seen)
@@ -70,7 +70,7 @@ class MessageProgress:
 
 
 def find_groups_across(channels: list[ChannelState], members: Members, names: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of groups that contain both ends of a channel. In a pipeline, these span several stages."""
+    """Return the names of groups that contain both ends of a channel; in a pipeline they span several stages."""
     ends = [{source, target} for _, source, target, *_ in channels]
     return frozenset(
         names.get(group, group[:NAME_CHARS])
@@ -80,8 +80,8 @@ def find_groups_across(channels: list[ChannelState], members: Members, names: Ma
 
 
 def sort_messages(entries: list[Entry]) -> dict[ChannelKey, list[Entry]]:
-    """Return the messages in NCCL's recorder by channel, oldest first. For a message of a batch the batch's entry is
-    returned, because only that has a state."""
+    """Return the messages in NCCL's recorder by channel, oldest first. A message that was sent in a batch is
+    represented by the batch's entry, because only the batch's entry has a state."""
     batches = {_batch_of(e): e for e in entries if e["profiling_name"] == _BATCH}
     found: dict[ChannelKey, list[Entry]] = {}
     for entry in entries:
@@ -105,6 +105,6 @@ def leave_batches_out(entries: list[Entry]) -> list[Entry]:
 
 
 def _batch_of(entry: Entry) -> tuple[Any, ...]:
-    """Return the key that a batch's entry shares with the entries of its messages. A message outside of a batch never
-    matches the entry of coalesced collectives, which has a later collective number."""
+    """Return a key that a batch's entry shares with the entries of its messages only. The entry of coalesced
+    collectives has another key, because its collective number is later."""
     return entry.get("pg_id"), entry["collective_seq_id"], entry.get("p2p_seq_id")

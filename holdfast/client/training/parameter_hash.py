@@ -54,7 +54,7 @@ class ParameterHash:
         return hash_tensors(self._tensors)
 
     def _adjust_stride(self, step: int, began_at: float) -> None:
-        """Set how many steps lie between hashes, so that computing these takes only its share of time."""
+        """Set how many steps lie between hashes, so that hashing takes no more than its allowed share of the time."""
         now = time.perf_counter()
         before, self._last = self._last, (step, now)
         self._cost_s = now - began_at

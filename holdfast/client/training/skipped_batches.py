@@ -83,8 +83,9 @@ class BatchSkips:
 class Batches:
     """The batches of a loader with their step numbers, without the skipped ones.
 
-    Iterating again continues the count, as for the next epoch. `step` is the number of the newest batch that the loader
-    gave, skipped or not. Nothing is read ahead, so a loader whose state is saved with that step resumes there.
+    The count goes on when the loader is iterated again, as in the next epoch. `step` is the number of the loader's
+    newest batch, skipped or not. Nothing is read ahead, so a loader whose state is saved with `step` resumes from
+    there.
     """
 
     def __init__(self, loader: "Iterable[Any]", first: int) -> None:
@@ -113,7 +114,7 @@ class Batches:
 
 
 def batches(loader: "Iterable[Any]", first: int = 1) -> Batches:
-    """Yield (step, batch) from this loader, whose next batch belongs to step `first`.
+    """Yield (step, batch) for the batches of this loader; the first of them belongs to step `first`.
 
     >>> list(holdfast.batches(["a", "b"], first=5))
     [(5, 'a'), (6, 'b')]

@@ -16,13 +16,12 @@ class StepNumbers:
             self._origin, self.is_restored = made, True
 
     def go_on_from(self, step: int) -> int:
-        """Return how many steps came before the first counted one: the restored state's count, or else `step`."""
+        """Return how many steps came before the first counted one: by the restored state if there is one, or `step`."""
         self._origin = self._origin if self.is_restored else step
         return self._origin
 
     @property
     def made(self) -> int:
-        """Return how many steps the optimizer has made; -1 if unknown, or if the script's step numbers differ from
-        it."""
+        """Return how many steps the optimizer has made; -1 if unknown, or if the script counts its steps otherwise."""
         made = self._origin + self.counted if self._origin >= 0 else -1
         return made if self.told < 0 or made - 1 <= self.told <= made else -1

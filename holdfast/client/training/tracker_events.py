@@ -1,8 +1,8 @@
 """Adds the job's incidents, restarts and ETTR to what a script logs to W&B, MLflow or TensorBoard.
 
 The node writes the figures to a file. The script's logging calls look at that file at most once a second, and give new
-figures to the tracker that they log to. If that takes microseconds, the call does it itself; otherwise a thread does,
-which ends after the delivery. Nothing here imports a tracker, waits for one, or raises.
+figures to the tracker that they log to. A call delivers the figures itself if this takes microseconds. Otherwise it
+starts a thread, which ends after the delivery. Nothing here imports a tracker, waits for one, or raises.
 """
 
 import json
@@ -34,7 +34,7 @@ def attempt(deed: Callable[[], Found], otherwise: Found) -> Found:
 
 
 class Figures(NamedTuple):
-    """The job's figures as a tracker gets them, with the incidents that are new to it."""
+    """The job's figures for a tracker, with the incidents that this tracker does not have yet."""
 
     version: int
     metrics: dict[str, float]
@@ -42,8 +42,8 @@ class Figures(NamedTuple):
 
 
 class TrackerEvents:
-    """Delivers the job's figures to the trackers of this rank. If the script has several runs or writers of one
-    tracker, the first of them that logs gets the figures."""
+    """Delivers the job's figures to the trackers of this rank. If the script has several runs of a tracker, only the
+    first run that logs gets the figures."""
 
     def __init__(self, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._path, self._clock = folder, os.path.join(folder, FIGURES), clock
@@ -102,7 +102,7 @@ class TrackerEvents:
         self._thread.start()
 
     def _find_notes(self) -> list[dict[str, Any]]:
-        """Return the incidents that this process must log: those that its own generation's first step ended."""
+        """Return the incidents that ended with the first step of this process's generation; it must log them."""
         own = self._told["generation"] == int(os.environ.get("HOLDFAST_GENERATION", "0"))
         return self._told["notes"] if own else []
 
@@ -136,8 +136,8 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def log_with_figures(events: TrackerEvents, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Return the arguments for W&B's `Run.log`, with the job's figures added to the script's row. A row of their own
-    would advance W&B's count of steps."""
+    """Return the arguments for W&B's `Run.log`, with the job's figures added to the script's row. In a separate row the
+    figures would advance W&B's count of steps."""
     run = args[0]
     if (figures := events.find_due(WANDB, run)) is None:
         return args, kwargs
@@ -159,7 +159,7 @@ def _alert(run: Any, incidents: Mapping[int, str]) -> None:
 
 
 def add_to_mlflow(events: TrackerEvents, fluent: ModuleType, run_id: str | None, step: object) -> None:
-    """Log the job's figures to the run that the script has just logged to, or to MLflow's active run."""
+    """Log the job's figures to the run `run_id`, to which the script has just logged, or else to the active run."""
     # Runs are known by their ids; each call makes another object. The first thread that logs is the one that trains.
     if (figures := events.find_due(MLFLOW, fluent)) is None:
         return

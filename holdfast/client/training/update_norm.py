@@ -48,7 +48,7 @@ class UpdateWatch:
         return torch.stack(own).sum().sqrt() if own else None
 
     def on_clip(self, parameters: list[torch.Tensor], norm: torch.Tensor) -> None:
-        """Record the norm of these parameters' gradients, which are clipped next."""
+        """Record the norm of these parameters' gradients. Called before torch's clipping changes the gradients."""
         trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         ours = tuple(id(p) for p in parameters if id(p) in trained)
         if ours and self._hook is not None:

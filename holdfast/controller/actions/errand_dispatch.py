@@ -91,11 +91,11 @@ class ErrandDispatch:
                 self._links.send_errand(node, errand)
 
     def on_stop(self, generation: int) -> None:
-        """From now on, repeat no launch errand of this generation or an earlier one."""
+        """Stop repeating the launch errands of this generation and of earlier ones."""
         self._stopping = max(self._stopping, generation)
 
     def hurry(self) -> bool:
-        """From now on, send errands without waiting for answers; return False if this was already so."""
+        """Send errands without waiting for answers from now on. Return True in the first call only."""
         hurried, self._hurried = self._hurried, True
         return not hurried
 

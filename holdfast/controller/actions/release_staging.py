@@ -15,7 +15,8 @@ class ReleaseStaging:
 
     async def stage_release(self, action: Stage) -> Outcome:
         """Check a release on the first node that can do so, then stage it on the other nodes. If the check refuses the
-        release, the outcome's `detail` says why; nodes that could not get it are in `failed`."""
+        release, the outcome's `detail` says why. The outcome's `failed` has the nodes without the release, with
+        reasons."""
         failed: dict[str, str] = {}
         rest = [*action.nodes]
         while rest:

@@ -55,7 +55,7 @@ class ReplayRuns:
         self._say = say
 
     async def replay_nodes(self, action: Replay) -> Outcome:
-        """Run a replay. The outcome names a proven bad node in `failed`, or in `nodes` suspects of which one is bad."""
+        """Run a replay. The outcome's `failed` has a node that is proved bad, or `nodes` has suspects: one is bad."""
         for _ in range(_BEATS):
             if self._registry.replayable is None:  # this controller has just come back
                 await asyncio.sleep(_BEAT_S)
@@ -81,7 +81,7 @@ class ReplayRuns:
         return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)
 
     async def _find_ruling(self, action: Replay, asked: ReplayRequest) -> ReplayRuling:
-        """Replay in two halves if the script is seeded; if that fails or leaves several suspects, replay in groups."""
+        """Return what replays show: of two halves if the script is seeded; without a clear result, of groups."""
         numbers, found = count(1), None
         if asked.seeded and self._limits.halves:
             with contextlib.suppress(UnfitError):
