@@ -19,7 +19,8 @@ class ReleaseDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_releases(source: PageSource, before: Release, after: Release) -> ReleaseDiff:
-    """Return what a release changed; SourceError, in one sentence, if that cannot be known here."""
+    """Return what the newer release has changed. Raise SourceError, with one sentence as its message, if the files
+    cannot be compared here."""
     found = list(_compare_commands(before, after))
     files = 0
     if before.digest != after.digest:

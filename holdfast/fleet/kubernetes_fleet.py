@@ -261,8 +261,9 @@ class KubernetesFleet:
         return self._hosts.get(name)
 
     async def _delete_strays(self) -> None:
-        """Delete this run's pods that have no record, as after an interrupted acquisition, or that were given back. The
-        record of a node that was given back is kept until its end is proven."""
+        """Delete two kinds of this run's pods: pods without a record, which an interrupted acquisition leaves, and pods
+        of nodes that were given back. The record of a node that was given back is kept until the end of its pod is
+        proven."""
         records = self._records.nodes
         left = {node for node, record in records.items() if record.released} - self._ending
         for node in left:

@@ -123,9 +123,9 @@ class SlurmCommands:
         return {id: self._name_end(job) for id, job in found.items()}
 
     def _name_end(self, job: SlurmJob) -> SlurmJob:
-        """Return a job that is COMPLETING with its final state, if the job's log names that; else return the job
-        unchanged. Older versions of Slurm report the final state late but write it to the log, in our folder unless
-        redirected."""
+        """Return a COMPLETING job with the final state that the job's log names. Return any other job, or a job without
+        such a log, unchanged. Older versions of Slurm report the final state late, but write it to the log. The log is
+        in our folder unless the user redirects it."""
         if job.state != "COMPLETING":
             return job
         try:

@@ -30,8 +30,9 @@ def step_name(node: str) -> str:
 
 
 def judge_node(node: str, record: NodeRecord, view: ClusterView, *, launching: bool) -> FleetNode:
-    """Return where a node is. `launching` says that its `sbatch` or `srun` is alive. A node is gone only if Slurm has
-    seen it end on a host with which Slurm never lost contact."""
+    """Return the fleet's view of a node. `launching` says that the `sbatch` or `srun` process for the node is alive. If
+    Slurm has lost contact with the node's host while the node ran, the node is unknown: an end that Slurm reports is no
+    proof."""
     job = view.jobs.get(record.job)
     if record.job not in view.asked and (record.job or launching):
         return FleetNode(state=FleetState.QUEUED, reason="its job is being submitted")

@@ -60,7 +60,8 @@ def parse_row(values: tuple[object, ...]) -> JournalRow | None:
 
 
 def heading_checksum(start: bytes, epoch: int, marked: bool) -> bytes:
-    """Return the checksum of a journal file's heading: its start, its epoch and whether it has a mark."""
+    """Return the checksum of a journal file's heading: the start of the journal, its epoch, and whether it has a mark
+    file, which records how far the journal was written."""
     return hashlib.blake2b(start + struct.pack("<q?", epoch, marked), digest_size=CHAIN_BYTES).digest()
 
 

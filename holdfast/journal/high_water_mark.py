@@ -139,7 +139,8 @@ class MarkFile:
             raise self._make_error(e) from None
 
     def touch_file(self) -> None:
-        """Update the file's time, at most once a second; it tells the next writer how long this one lived."""
+        """Set the modification time of the mark file to now, at most once a second. From this time the next writer
+        learns how long this writer was alive."""
         now = time.monotonic()
         if now >= self._touched_at + TOUCH_S:
             self._touched_at = now

@@ -77,9 +77,10 @@ class PostgresJournal:
         *,
         adopts: bool = False,
     ) -> None:
-        """Open a run's journal for reading or, with `holder`, take its lease and write. Raises JournalError. A writer
-        needs `key`; a reader without it cannot read notes or the environments of releases. `adopts` accepts a run
-        without a proof, as older versions of holdfast leave none."""
+        """Open a run's journal. With `holder`, take the run's lease and write; without it, only read. Raise
+        JournalError if that fails. A writer needs `key`. A reader without `key` cannot read notes or the environments
+        of releases. With `adopts`, the journal may lack the proof of who wrote it, because older versions of holdfast
+        write none."""
         self.run_id = run_id
         self.lost: Lost | None = None  # a committed entry is not lost; what a failover loses, nodes know
         self.doubt = ""
@@ -227,7 +228,8 @@ class PostgresJournal:
                 raise self._break_off(e) from None
 
     def _break_off(self, why: JournalError | None) -> JournalError:
-        """Refuse all further writes, since entries we count as written may not be on the server; return the error."""
+        """Refuse all further writes, because entries that count as written may not be on the server. Return the error
+        that says why."""
         self._broken = why or JournalError(f"run {self.run_id} in {self._link.url} was written to by another process")
         return self._broken
 
@@ -264,7 +266,8 @@ class PostgresJournal:
             raise self._make_forged(f"{self._where} lacks the entries after {seq}")
 
     def _check_place(self, seq: int, chain: bytes) -> None:
-        """Raise if an entry was added or changed by others since the journal was proved."""
+        """Raise JournalError if others have added this entry, or have changed the journal up to it, since the proof of
+        the journal was checked."""
         if self._proven and (seq > self._seq or (seq == self._proven[0] and chain != self._proven[1])):
             raise self._make_forged(f"entry {seq} of {self._where} was not written by its controllers")
 

@@ -57,7 +57,8 @@ def require_schema(link: PostgresLink) -> None:
 
 
 def prepare_schema(link: PostgresLink) -> None:
-    """Make the tables, or bring older ones forward. Raise JournalError if they are newer."""
+    """Make the tables of the journal, or migrate those of an older version. Raise JournalError if the tables are of a
+    newer version."""
     if (version := read_version(link)) > SCHEMA:
         raise JournalError(_why_not(link, version))
     if version < SCHEMA:

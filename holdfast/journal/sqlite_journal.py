@@ -138,7 +138,8 @@ class SqliteJournal:
             self.lost = self._describe_loss(kept, known.seq, damaged=False)
 
     def _repair_end(self) -> JournalRow | None:
-        """Set aside the first damaged entry and all later ones; return the last entry left. Sets `lost` or `doubt`."""
+        """Set aside the first damaged entry and all later ones, and return the last entry that is left. Set `lost` if
+        entries are missing, or `doubt` if nobody can know."""
         last, damaged = self._last_sound()
         if damaged:
             self._set_aside(damaged)

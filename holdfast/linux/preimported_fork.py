@@ -92,8 +92,8 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _end_program(code: int) -> NoReturn:
-    """End a forked program without freeing its imported modules. Freeing them would first copy every page of them,
-    because the parent shares these pages: half a second of processor time for each node of a job."""
+    """End a forked program without freeing its imported modules. Their memory is shared with the parent, so freeing
+    them would first copy every page. The copies would cost half a second of processor time for each node of a job."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

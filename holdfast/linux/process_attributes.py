@@ -75,7 +75,8 @@ def die_with_parent(parent: int, code: int = 1) -> None:
 
 
 def die_with(pid: int) -> None:
-    """Kill this process when process `pid`, which may be any, dies. Exit at once if `pid` is already gone."""
+    """Kill this process when process `pid` dies, or at once if it is already gone. It may be any process, not only the
+    parent."""
     if os.getppid() == pid:
         die_with_parent(pid)
         return

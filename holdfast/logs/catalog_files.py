@@ -26,8 +26,8 @@ _CLASSES = "classes.toml"
 
 
 def load_failures(limits: WordLimits | None = None) -> FailureCatalog:
-    """Return the catalog of last words: the built-in classes and rows, plus the user's own rows if `limits` is
-    given."""
+    """Return the catalog of failures that logs can show: the built-in classes and rows, and the user's own rows if
+    `limits` is given."""
     more = _user_rows(limits, frozenset(klass.klass for klass in load_classes())) if limits else ()
     return _built_in_with(more) if more else load_built_in()
 
@@ -63,8 +63,9 @@ def load_classes() -> tuple[FailureClass, ...]:
 
 
 def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow, ...]:
-    """Return the user's rows. Raise ConfigError if one is faulty. They are not compared with the built-in rows here, or
-    an update of holdfast could stop a job; `holdfast catalog` compares them."""
+    """Return the user's rows of the catalog. Raise ConfigError if a row is faulty by itself. The rows are not compared
+    with the built-in rows, because an update of holdfast could then stop a job. `holdfast catalog` makes that
+    comparison."""
     path = user_rows.user_rows_path(limits)
     rows = (
         _parse_rows(_read_users(limits.catalog), limits.catalog, CatalogRow)

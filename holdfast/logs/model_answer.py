@@ -36,7 +36,8 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True, rename={"klass": "c
 
 
 def parse_answer(text: str) -> ModelAnswer:
-    """Return the JSON object in the reply: alone, in a code fence, or after other text. Raises NoAnswer."""
+    """Return the answer that a model's reply gives as a JSON object. The object may stand alone, in a code fence, or
+    after other text. Raise NoAnswer if the reply holds no complete answer."""
     text = text.rpartition("</think>")[2]
     starts = [m.start() for m in re.finditer(r"\{", text)][:_OBJECTS]
     for start in starts:

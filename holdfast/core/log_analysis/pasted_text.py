@@ -72,7 +72,8 @@ def _strip_numbers(texts: list[str]) -> list[str]:
 
 
 def _dedent(texts: list[str]) -> list[str]:
-    """Remove the indentation that all lines share, but keep that of frames if the start of the traceback is missing."""
+    """Remove the indentation that all lines share. If the start of the traceback is missing, its frames stay indented
+    by two spaces."""
     filled = [text for text in texts if text.strip()]
     shared = min((len(text) - len(text.lstrip(" ")) for text in filled), default=0)
     if any(text[shared:].startswith(_FRAME) for text in filled):

@@ -170,7 +170,8 @@ def _any_of(words: list[bytes]) -> bytes:
 
 
 def _index_word(needle: bytes) -> tuple[bytes, bool]:
-    """Return the word by which to index a literal ("" if it has none), and whether it is a whole word there."""
+    """Return the word by which to index a literal; empty if no word of the literal is long enough. Also return whether
+    a line that contains the literal must have this word as a whole word, not as a part of a longer one."""
     words = needle.translate(_WORDS).split()
     inner = words[needle[:1] in _LETTERS : len(words) - (needle[-1:] in _LETTERS)]  # those between two gaps
     alone = [word for word in inner if len(word) >= _WHOLE and word not in _COMMON]

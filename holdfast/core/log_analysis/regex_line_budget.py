@@ -24,7 +24,8 @@ def _search_steps(widths: list[int], chars: int) -> float:
 
 
 def _repeat_widths(tree: Sequence[Part], after: Part | None) -> list[int]:
-    """Return the maximum length of each repeat in `tree` that can end in several places; `after` is the next part."""
+    """Return the maximum lengths of those repeats in `tree` that have more than one possible end. `after` is the part
+    of the pattern that follows `tree`. Of several alternatives, only the slowest counts."""
     found: list[int] = []
     for place, (op, value) in enumerate(tree):
         follows = tree[place + 1] if place + 1 < len(tree) else after

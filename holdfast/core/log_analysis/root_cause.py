@@ -74,7 +74,8 @@ def find_root(hits: Sequence[CatalogHit], lines: Sequence[LogLine], ended_at: Ma
 
 
 def best_hint(hints: Sequence[CatalogHit], lines: Sequence[LogLine]) -> CatalogHit | None:
-    """Return the heaviest hint, or None if all are too light. Among equals the last wins: late lines say more."""
+    """Return the heaviest hint, or None if all are too light. Errors that the job survived weigh less. Among equally
+    heavy hints the last one wins, because later lines say more."""
     discount_survived(hints, lines)
     told = [hit for hit in hints if hit.weight >= _TOLD]
     return max(told, key=lambda hit: (hit.weight, hit.said.source, hit.said.index), default=None)
@@ -91,7 +92,8 @@ def rival_causes(finding: CauseFinding) -> list[CatalogHit]:
 
 
 def _first_hit(hits: list[CatalogHit], ended_at: Mapping[int, float]) -> CatalogHit:
-    """Return the earliest of the hits with about the highest weight; if their order is unknown, the heaviest."""
+    """Return the hit that came first among those with nearly the highest weight. If nobody knows which came first,
+    return the heaviest."""
     top = max(hit.weight for hit in hits)
     near = [hit for hit in hits if hit.weight >= top - _NEAR]
     if len({hit.rank for hit in near}) > 1 and all(hit.rank in ended_at for hit in near):

@@ -81,7 +81,8 @@ class RaisedException(msgspec.Struct, kw_only=True):
 
     @property
     def is_wrapper(self) -> bool:
-        """Whether the message only announces the traceback of another process or thread, which follows it."""
+        """Return whether the message only announces the traceback of another process or thread. That traceback follows
+        the message."""
         return self.message.startswith("Caught ") and _WRAPS.search(self.message) is not None
 
     @property

@@ -26,7 +26,7 @@ class LostLinks:
             self.until = self.until or now + wait_s
 
     def on_back(self, now: float, nodes: Iterable[str]) -> list[str]:
-        """Record that links of these nodes are up again. Return the nodes for which that is new."""
+        """Record that links of these nodes are up again. Return those of the nodes whose links were down."""
         back = sorted(self.nodes.intersection(nodes))
         if self._awaited.intersection(back):
             self.until = min(self.until, now + _REST_S)
@@ -50,7 +50,8 @@ class LostLinks:
         return now < self.until and not self._awaited.isdisjoint(active)
 
     def take_late(self, now: float) -> set[str]:
-        """Return the nodes whose links have not come back in time, and wait for them no longer."""
+        """Stop waiting for links once the time for them is over. Return the nodes whose links have not come back in
+        that time."""
         if not self.until or now < self.until:
             return set()
         late, self._awaited, self.until = self._awaited, set(), 0.0

@@ -19,7 +19,8 @@ class IncidentSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace_incident(record: Record) -> tuple[IncidentSpan, ...]:
-    """Return the span of the incident, from its last good step to the next one, and then those of its phases."""
+    """Return the spans of an incident: first the whole incident, from the last good step until training resumed, then
+    each of its phases."""
     verdict = record.verdict
     judged: dict[str, SpanValue] = {"verdict": verdict.remedy.value, "reason": verdict.reason}
     spans, at = list[IncidentSpan](), record.good_at

@@ -39,7 +39,8 @@ class IncidentStory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoryFold:
-    """Takes journal entries one by one and keeps the story of each incident, and of the open one."""
+    """Takes journal entries one by one. Keeps the story of each past incident, and the story so far of an open
+    incident."""
 
     def __init__(self) -> None:
         self.stories: dict[int, IncidentStory] = {}

@@ -75,7 +75,7 @@ class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of the steps that one incident or one planned restart lost have been made again."""
+    """The steps that one incident or planned restart had lost, as far as they have been made again."""
 
     incident: int = 0  # its number; 0: it was planned
     change: int = 0

@@ -204,7 +204,8 @@ class Ledger:
         return tuple(run for run in made if run.generations)
 
     def count_redone(self, step: int) -> int:
-        """Return how many steps were made again up to `step`, the newest, which may not be in the journal yet."""
+        """Return how many steps were made again up to `step`. This is the job's newest step, and may not be in the
+        journal yet."""
         return sum(ran.redone for ran in self._ran.values()) + self._count_unheard(step)[1]
 
     def _count_unheard(self, reached: int) -> tuple[int, int]:
@@ -248,7 +249,8 @@ class Ledger:
         return TimeUse.END if self._parted else TimeUse.REDO if self._redo_to is not None else use
 
     def _current_spans(self, until: float) -> list[Span]:
-        """Return the newest spans up to `until`: several only if there was no controller and ranks reported no step."""
+        """Return the spans from the last closed span to `until`. There is only one, unless the job was for some time
+        without a controller and without reported steps."""
         use, at, taken_over_at = self._current_use(), self._at, self._taken_over_at
         mending = self.phase is not Phase.TRAINING and (self._incident or self._change)  # then it is their cost
         if taken_over_at is None or taken_over_at <= at or mending:
@@ -360,7 +362,8 @@ class Ledger:
         self._owed.add_redone(event.step - made + 1, made - new)
 
     def _add_unheard(self, event: Progress) -> None:
-        """Count the steps from the furthest known one to the one resumed from as made, though nobody reported them."""
+        """Count steps that were made but never reported: those between the furthest known step and the step from which
+        the launch resumed."""
         alike = self.newest is not None and not event.counted and self.newest.numbered is event.numbered
         if alike and 0 <= self.best < event.first_step - 1:
             self._add_steps(self._stepped_in, event.first_step - 1 - self.best, 0)

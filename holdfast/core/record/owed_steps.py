@@ -8,9 +8,12 @@ from holdfast.model.incident_record import Change, Record
 
 
 class OwedSteps:
-    """Lost steps that have not been made again yet, each charged to the restart that lost it. If a failure comes while
-    steps are being redone, it is charged only with steps made since the last restart. The earlier failure keeps the
-    rest. So each restart is charged with as many steps as it reported lost."""
+    """Lost steps that have not been made again yet, each charged to the restart that lost it.
+
+    A failure may come while steps are being redone. Its restart is charged only with steps made since the restart
+    before. All other steps stay charged to the earlier restarts. So each restart is charged with as many steps as it
+    reported lost.
+    """
 
     def __init__(self) -> None:
         self.redone: list[RedoneSteps] = []

@@ -11,7 +11,7 @@ KEPT_NOTICES = 100  # about losses: a script may have a bad one at every step
 
 
 class AlarmNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """An alarm that some or all ranks are slow or have bad losses, which was reported while the job went on."""
+    """A report that some or all ranks are slow or have bad losses. Training went on while the report was made."""
 
     at: float  # when it was told
     generation: int

@@ -52,7 +52,8 @@ def count_rungs(incidents: Iterable[Record], changes: Iterable[Change] = ()) -> 
 
 
 def describe_rungs(counts: Mapping[str, int]) -> str:
-    """Return the counts as one line with shares; "" without any."""
+    """Return one line with the number and the share of interruptions that each rung (remedy of the ladder) has ended;
+    "" if there were no interruptions."""
     total = sum(counts.values())
     said = ", ".join(f"{rung} {count} ({100 * count / total:.0f} %)" for rung, count in counts.items())
     return f"ended by: {said}" if said else ""

@@ -59,7 +59,8 @@ def split_end(span: Span, at: float) -> list[Span]:
 
 
 def book_stall(spans: Sequence[Span], since: float, until: float, place: str) -> list[Span]:
-    """Return the spans with training time from `since` to `until` booked as a stall; `until` must be a span's end."""
+    """Return the spans after turning the end of one training span into a stall at `place`. The training span ends at
+    `until`. The stall begins at `since`, or with the span if that is later."""
     found: list[Span] = []
     for span in spans:
         if span.end_at == until and span.use in (TimeUse.TRAIN, TimeUse.REDO) and span.start_at < until:

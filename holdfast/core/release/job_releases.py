@@ -114,7 +114,9 @@ class JobReleases:
         return self.waiting is not None and self.due_at is not None and self.due_at <= now
 
     def next_release(self, now: float, *, machines: bool, guess: bool) -> Release:
-        """Return the release of the next generation. No update is started while nodes are replaced without proof."""
+        """Choose the release of the next generation, record its fate, and return it. `machines` says that the seated
+        nodes have changed, and `guess` that the verdict has no proof. If both are so, an update waits; a rollback never
+        does."""
         if not self._since:
             self._since[self.running.number] = now
         if self.waiting is None or (guess and machines and self._left is None):

@@ -1,4 +1,4 @@
-"""Probabilities of replays: how often to repeat a replay, and what it means if no fault showed."""
+"""Probabilities in replays: how often to repeat a replay, and how likely a fault still is if no replay showed it."""
 
 from math import ceil, inf, log, sqrt
 

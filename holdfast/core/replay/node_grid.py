@@ -70,10 +70,12 @@ def plan_grid(nodes: Sequence[str], m: int, n: int) -> ReplayPlan:
 
 
 def fit_grid(count: int, whole: int = 1) -> tuple[int, int]:
-    """Return the best m and n for `count` nodes. m is a multiple of `whole`, so that groups hold whole replicas.
+    """Return the best number of nodes in a group, and how many such groups `count` nodes form. Groups hold whole
+    replicas of the model, so their size is a multiple of `whole`, the nodes of one replica.
 
-    Prefers the fewest nodes left over, as these cost further waves; then the largest groups, which are most like the
-    job. Groups of one node are the last choice, because they cannot show faults between nodes. Raises UnfitError.
+    The best size leaves the fewest nodes over, because leftover nodes have to be replayed in further waves. Among
+    equally good sizes, the largest is taken, because large groups are most like the job. Groups of one node are the
+    last choice, because they cannot show faults between nodes. Raise UnfitError if no size fits.
     """
     sizes = [m for m in range(whole, count + 1, whole) if m <= count // m]
     wide = [m for m in sizes if m > 1] or sizes

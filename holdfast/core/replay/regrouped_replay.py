@@ -59,7 +59,7 @@ class ReplayRuling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DualPhaseReplay:
-    """One dual-phase replay, from its first groups to its ruling."""
+    """One dual-phase replay, from its first groups to its ruling, which says which nodes are faulty."""
 
     def __init__(self, plan: ReplayPlan, limits: ReplayLimits) -> None:
         self.plan = plan

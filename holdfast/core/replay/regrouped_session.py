@@ -124,7 +124,7 @@ def plan_replay(seats: Sequence[Seat], mesh: Dims, suspects: Nodes = ()) -> Repl
 def wave_launches(
     wave: ReplayWave, seats: Sequence[Seat], mesh: Dims, steps: int, not_after: int = -1
 ) -> tuple[GroupLaunch, ...]:
-    """Return the launches of all groups of a wave, to be started at once."""
+    """Return one launch for each group of a wave. All groups of a wave run at the same time."""
     nproc = {seat.node: seat.nproc for seat in seats}
     return tuple(group_launch(group, nproc, mesh, steps, not_after) for group in wave.groups)
 

@@ -160,10 +160,13 @@ class TwinSession:
         return [place for place, a, b in told if a is not None and b is not None and a != b]
 
     def _needs_referee(self, moment: "_Moment", apart: list[int], told: GroupResult) -> bool:
-        """Return whether exactly one pair of twins differs, so that a referee can judge it; otherwise set the ruling.
+        """Return whether to launch a referee; if not, this method has set the ruling. `apart` lists the places in a
+        half at which twins differ.
 
-        If several differ, one may have the error from another: a late pipeline stage sends wrong gradients to earlier
-        stages within the same step. And a node may keep a shard of state that another node computed wrongly.
+        A referee can judge only one pair of twins. If several pairs differ, one node may have the error from another: a
+        late pipeline stage sends wrong gradients to earlier stages within the same step. A single pair may also have an
+        error from another node, whose wrong part of the state it keeps. The signatures of what ranks sent would show
+        that. So without these signatures a referee judges a differing state only if a half is a single node.
         """
         half, at = self._half, f"at step {moment.step}"
         unsigned = moment.state and half > 1 and not any(step == moment.step for step, _ in told.signed)

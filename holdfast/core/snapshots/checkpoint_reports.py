@@ -1,4 +1,5 @@
-"""What nodes report about checkpoints on storage: which was written last, and when to tell the journal of it."""
+"""Follows what nodes report about checkpoints on storage: which checkpoint is the newest there, and when to write a
+report to the journal."""
 
 import msgspec
 

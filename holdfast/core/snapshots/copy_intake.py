@@ -21,8 +21,8 @@ class Intake(Enum):
 
 
 def judge_copy(sent: CopyName, coming: CopyName | None, sealed: Iterable[CopyName]) -> Intake:
-    """Return what to do with an offered copy: begin it, resume it because it is under way (`coming`), or nothing
-    because it is held."""
+    """Return what to do with a copy that a peer offers. A new copy begins, the copy that is under way (`coming`) is
+    resumed, and a copy that this node has already (`sealed`) is not sent again."""
     if sent == coming:
         return Intake.RESUME
     return Intake.HELD if sent in sealed else Intake.BEGIN

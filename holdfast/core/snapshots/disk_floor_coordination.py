@@ -1,8 +1,8 @@
-"""Which steps all nodes write to their local disks, and which of them they keep.
+"""Chooses which steps all nodes write to their local disks, and which of these steps they keep.
 
-All disks must hold the same step, or a restore finds none that every rank can get. So the controller names one step at
-a time (the disk floor). Once every node has written it, it is kept, and only then may an older one be removed. Nodes
-report in their beats.
+A restore needs one step that is on the disks of all nodes. So the controller names one step at a time (the disk floor).
+Once every node has written the disk floor, nodes keep it, and may remove older steps. Nodes report in their beats what
+they have written.
 """
 
 import re

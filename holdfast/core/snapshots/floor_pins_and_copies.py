@@ -119,7 +119,8 @@ Held = dict[int, OwnSnapshot]  # by rank
 
 
 class CopyRun(msgspec.Struct, kw_only=True):
-    """A transfer of one step to peers, which ends when the shell says so; sending threads check `cancelled`."""
+    """A transfer of the snapshots of one step to peers. It lasts until the keeper reports that sending has ended.
+    Sending threads stop once `cancelled` is set."""
 
     step: int
     began_at: float
@@ -276,7 +277,8 @@ class NodeFloor:
         self._next = chosen
 
     def next_seqs(self) -> dict[int, int]:
-        """Return the sequence numbers of the snapshots that will become the next floor, by rank."""
+        """Return, by rank, the sequence number of the snapshot held for the next floor (the next step that all nodes
+        will hold)."""
         return {rank: one.seq for rank, one in self._next.items()}
 
     def open_parcels(self) -> list[CopyParcel]:
@@ -318,7 +320,8 @@ class NodeFloor:
         return self._has_floor() and any(granted.slots < FLOOR_SLOTS for granted in self._granted.values())
 
     def shared_step(self, sealed: Sealed) -> int:
-        """Return the newest step that all ranks here have sealed; -1 if there is none or this node lacks a floor."""
+        """Return the newest step that all ranks here have sealed; -1 if there is none or this node takes no part in the
+        floor (the step that all nodes hold)."""
         if not self._has_floor() or self.lacks_slots():
             return -1
         newest = dict.fromkeys(self._granted, -1)

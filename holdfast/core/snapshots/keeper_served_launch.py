@@ -47,7 +47,8 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_launch(errand: LaunchHere) -> KeeperLaunch:
-    """Return the part of a launch that a keeper needs. A node that was away keeps no older snapshot."""
+    """Return what a keeper needs to know of a launch. If the node was away while others trained, its keeper drops all
+    snapshots in memory."""
     seat, restore = errand.seat, errand.restore
     return KeeperLaunch(
         generation=errand.generation,

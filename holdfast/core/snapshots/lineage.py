@@ -27,14 +27,15 @@ def find_maker(line: Line, generation: int, step: int) -> int:
 
 
 def is_of_line(line: Line, head: int, generation: int, step: int) -> bool:
-    """Return whether `generation` and `head` have the same state of this step. All states from before the oldest known
-    launch count as the same."""
+    """Return whether two generations, `generation` and `head`, have the same state of this step, because the same
+    ancestor made it. All states from before the oldest known launch count as the same."""
     return find_maker(line, generation, step) == find_maker(line, head, step)
 
 
 def list_heads(line: Line, held: Collection[int]) -> list[int]:
-    """Return the generations from which the job may go on: the newest that has reported a step, and later ones whose
-    states are held. A later one may have made steps without a controller, or restored a checkpoint from storage."""
+    """Return the generations whose states the job may go on with. They are the newest generation that has reported a
+    step, and each later generation of which states are held. A later generation may have made steps without a
+    controller, or restored a checkpoint from storage."""
     newest = max((one.generation for one in line if one.stepped), default=0)
     return [newest, *(one.generation for one in line if one.generation > newest and one.generation in held)]
 

@@ -87,8 +87,8 @@ def grant_memory(ask: MemoryRequest, made: Mapping[int, int], room: MemoryRoom) 
     """Return how many slots the asking rank gets, such that every rank of its node can have as many.
 
     `made` gives, by rank, the bytes already granted on this node, including copies for others. The asking rank's bytes
-    do not count, because they are replaced. Ranks that have not asked yet are assumed to need the mean of the others,
-    so that a refusal comes before training starts.
+    do not count, because they are replaced. A rank that has not asked yet is assumed to need as much as the other ranks
+    do on average. So a refusal comes before training starts.
     """
     others = {rank: size for rank, size in made.items() if rank != ask.rank}
     need, room_bytes = 0, room.bytes

@@ -77,8 +77,9 @@ def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | No
 
 
 def _shift_pairs(nodes: int, safe: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of shifts to try, best first: opposite shifts, then all others. The best ones are near a third of all
-    nodes: they make groups of three that keep halves only for each other."""
+    """Yield pairs of shifts to try, the best first. Pairs of opposite shifts come before all other pairs, and among
+    them those nearest to a third of all nodes. A shift by a third makes groups of three nodes that keep halves only for
+    one another."""
     yield from ((shift, nodes - shift) for shift in sorted(safe, key=lambda s: abs(3 * s - nodes)))
     yield from ((one, two) for one in safe for two in safe if one < two)
 

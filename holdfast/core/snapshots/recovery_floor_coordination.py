@@ -82,7 +82,8 @@ class RecoveryFloor:
         return self.tick(now)
 
     def tick(self, now: float) -> bool:
-        """Update the floor as time passes. Return whether the nodes must be sent a new aim."""
+        """Update the floor (the newest step that all nodes hold) from the nodes' newest reports. Return whether the
+        nodes must be sent a new aim."""
         if len(self._beats) < len(self.nodes) or not self._beats or any(b.sealed < 0 for b in self._beats.values()):
             return False
         before = self.floor
