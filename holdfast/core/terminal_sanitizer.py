@@ -55,7 +55,8 @@ def cut_words(text: str, most: int) -> str:
 
 
 def mark_cut(text: str) -> str:
-    """Return a text that was cut, without the half word at its end, and with the mark for cut text."""
+    """Return a text whose end was cut off, with the mark for cut text in its place. A last word that may be incomplete
+    is removed, unless more than half of the text would go."""
     words = text.rpartition(" ")[0]
     return f"{words if 2 * len(words) > len(text) else text}{CUT}"
 

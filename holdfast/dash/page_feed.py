@@ -30,7 +30,8 @@ def shown_sections(view: PageView) -> Sections:
 
 
 def compare_sections(before: Sections, after: Sections) -> Sections:
-    """Return the sections that changed; of a list or object in them, only the entries or fields that changed."""
+    """Return the sections that have changed. A section that is a list or an object is reduced to its changed entries or
+    fields."""
     return {name: _compare_values(before.get(name), new) for name, new in after.items() if before.get(name) != new}
 
 
@@ -96,8 +97,8 @@ class PageFeed:
         return render_page(f"holdfast: {self._sections['head']['run_id']}", sections, stories)
 
     def tell_story(self, number: int, *, logged: bool = True) -> Any:
-        """Return the story of an incident as plain values, with what the ranks in question printed last before it; None
-        if there is no such incident."""
+        """Return the story of an incident as plain values, with the last output of the ranks that the story names.
+        Return None if there is no such incident. Without `logged`, leave the output out."""
         story = self._fold.tell_story(number)
         if story is None:
             return None

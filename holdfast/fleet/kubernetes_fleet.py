@@ -316,7 +316,8 @@ class KubernetesFleet:
             self._keep(nodes=self._records.nodes | {node: record})
 
     async def _call_all(self, calls: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Await all calls, a few at a time; raise the first refusal, or else the first error."""
+        """Await all calls, a few at a time. If calls failed, raise the first FleetRefusal among the errors, or the
+        first error if there is no refusal."""
 
         async def call(one: Coroutine[Any, Any, None]) -> None:
             async with self._room:

@@ -97,7 +97,7 @@ class _HostStatus(msgspec.Struct, frozen=True):
 
 
 class HostView(msgspec.Struct, frozen=True):
-    """The parts of a machine, which Kubernetes calls a node, that a fleet reads."""
+    """What a fleet reads about a machine. Kubernetes calls the machine a node."""
 
     metadata: _PodMeta = _PodMeta()
     status: _HostStatus = _HostStatus()

@@ -136,7 +136,7 @@ class SlurmCommands:
         return msgspec.structs.replace(job, state=end) if end else job
 
     def cancel(self, what: str) -> None:
-        """Cancel a job (12) or a job step (12.3); one that is already over is no error."""
+        """Cancel a job (12) or a job step (12.3). It is no error if the job or step is already over."""
         done = self._run(["scancel", "--quiet", what])
         sentence = slurm_reports.last_sentence(done.stderr)
         if done.returncode and "invalid job" not in sentence.lower() and "already" not in sentence.lower():

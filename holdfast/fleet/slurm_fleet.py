@@ -142,7 +142,8 @@ class SlurmFleet:
         return tuple(asked)
 
     def _submit(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Submit one Slurm job for these nodes, recorded on disk first so that the next controller finds the job."""
+        """Submit one Slurm job for these nodes. The nodes' records are written to disk before that, so that the next
+        controller finds the job. Return the names of the nodes."""
         if not names:
             return ()
         job_name = f"holdfast-{self._plan.run_id}-{names[0]}"

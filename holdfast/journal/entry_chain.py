@@ -1,4 +1,5 @@
-"""Encodes journal entries as bytes, and computes the checksum that ties each to the one before it.
+"""Encodes journal entries as bytes, and computes the checksum of each entry, which covers the checksum of the entry
+before.
 
 Entries are msgpack, not JSON, because msgpack can hold every float that a script may report, including NaN and
 infinity.

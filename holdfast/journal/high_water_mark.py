@@ -96,7 +96,8 @@ class MarkFile:
     """The writer's open handle on the mark file."""
 
     def __init__(self, path: Path, mark: HighWaterMark) -> None:
-        """Replace the mark file with a new one, atomically and readable by its owner only. Raises JournalError."""
+        """Atomically replace the mark file with a new one that only its owner can read. Raise JournalError if that
+        fails."""
         self._path = path
         self._mark = mark
         self._writes = 0
@@ -126,7 +127,8 @@ class MarkFile:
         return fd
 
     def write_mark(self, mark: HighWaterMark) -> None:
-        """Write the mark, once the entries it covers are on disk. A mark not yet synced is lost only in a power cut."""
+        """Write the mark. Call this only after the entries that the mark covers are on disk. A mark that is not synced
+        yet is lost only in a power cut."""
         self._writes += 1
         now = time.monotonic()
         changed, self._mark = mark.job_standing != self._mark.job_standing, mark

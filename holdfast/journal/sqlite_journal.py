@@ -156,8 +156,8 @@ class SqliteJournal:
         return last
 
     def _has_lost(self, known: HighWaterMark, kept: int) -> bool:
-        """Return whether an entry up to the mark is missing or changed. If the mark belongs to another journal, return
-        whether this journal is empty but that one was not."""
+        """Return whether an entry up to the mark is missing or changed. A mark of another journal tells only one thing:
+        entries are missing if that journal had some and this one is empty."""
         if known.start != self._start:
             return known.seq > 0 and kept == 0
         return known.seq > kept or (known.seq > 0 and not self._agrees_with_mark(known))

@@ -10,7 +10,8 @@ _ROOT = 0
 
 
 class SocketPeer(NamedTuple):
-    """The peer's pid and user. For a client they date from its connect call, for a server from its listen call."""
+    """The pid and the user of the process at the other end of a socket. A client's are those at its connect call, a
+    server's those at its listen call."""
 
     pid: int
     user: int

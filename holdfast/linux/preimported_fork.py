@@ -105,7 +105,8 @@ def _end_program(code: int) -> NoReturn:
 
 
 def exclude_modules(modules: set[str]) -> None:
-    """Hide these modules, except the standard library and holdfast, from forked programs that are `bare`."""
+    """Hide these modules from programs forked with `bare`, which are to have none that were imported for other
+    programs. The standard library and holdfast are never hidden."""
     _others.update(name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, "holdfast"})
 
 

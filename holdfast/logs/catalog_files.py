@@ -1,4 +1,4 @@
-"""Loads catalogs from files for detectors, which may not read files; a bad catalog raises ConfigError."""
+"""Loads the catalogs that detectors use, because detectors may not read files. A bad catalog raises ConfigError."""
 
 import re
 import tomllib
@@ -79,8 +79,8 @@ def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow,
 
 
 def load_lines(path: str = "") -> lines.LineCatalog:
-    """Return the catalog of log lines, built-in and from the user's file. Raise ConfigError if two rows match one
-    sample."""
+    """Return the catalog of log lines: the built-in rows, and those of the user's file at `path`. Raise ConfigError if
+    a row is faulty or if two rows match the same sample."""
     rows = _parse_rows(_read_ours("lines"), "lines.toml", lines.LineRow)
     if path:
         rows = (*rows, *_parse_rows(_read_users(path), path, lines.LineRow))

@@ -99,7 +99,7 @@ class TemplateMiner:
         self._in_key = False
 
     def add_lines(self, lines: list[bytes]) -> None:
-        """Add the next lines: whole lines without their line ends."""
+        """Sort the next lines of the log into kinds. Lines are whole and have no line ends."""
         lines = self._tidy_lines(lines)
         for window in self._open:
             window.add_lines(lines)
@@ -119,8 +119,8 @@ class TemplateMiner:
         self.tail = [*self.tail, *lines[-_STACK:]][-_STACK:]
 
     def _tidy_lines(self, lines: list[bytes]) -> list[bytes]:
-        """Return the lines as a terminal shows them, cut to a limit and without private keys. Masking works line by
-        line and could not recognize the lines inside a key."""
+        """Return the lines as a terminal shows them. Long lines are cut, and the lines of private keys are replaced:
+        masking sees one line at a time, and would not recognize the lines inside a key."""
         if any(b"\r" in line for line in lines):
             lines = [_last_overwrite(line) for line in lines]
         if max(map(len, lines), default=0) > _LINE:

@@ -116,7 +116,8 @@ def _shown_tail(miner: TemplateMiner, budget: int, mask: Callable[[str], str]) -
 
 
 def _shown_windows(kinds: list[LineKind], budget: int, mask: Callable[[str], str]) -> dict[int, ShownLine]:
-    """Return the worst and rarest lines, each with the lines around it, or alone if those do not fit."""
+    """Return the worst and rarest lines by number. Each line comes with the lines around it, or alone if the lines
+    around it exceed the budget."""
     found: dict[int, ShownLine] = {}
     misses = 0
     for window in _ranked_windows(kinds):

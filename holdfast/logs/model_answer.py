@@ -81,8 +81,8 @@ def check_answer(answer: ModelAnswer, shown: Sequence[ShownLine], classes: Mappi
 
 
 def count_votes(votes: Sequence[ModelVote]) -> ModelVote:
-    """Return the most confident vote for the class that most votes name; raise NoAnswer if there is no majority. Its
-    confidence is at most CAP times the share of votes that agree."""
+    """Return the most confident of the votes for the class that most votes name. Raise NoAnswer if no class has a
+    majority. The confidence of the returned vote is at most CAP times the share of votes that agree."""
     named = Counter(vote.answer.klass for vote in votes)
     klass, count = named.most_common(1)[0]
     if count * 2 <= SAMPLES:
@@ -126,7 +126,8 @@ def apply_vote(vote: ModelVote, rules: Diagnosis, klass: FailureClass) -> Diagno
 
 
 def sanitize_words(text: str) -> str:
-    """Return foreign text fit for a terminal and a journal: one line, no control characters, limited length."""
+    """Return text of a language model made safe for a terminal and a journal: one line, without control characters, of
+    limited length."""
     words = " ".join(plain_line(text.replace("\n", " ")).split())
     return words if len(words) <= _WORDS_CHARS else words[:_WORDS_CHARS] + "..."
 

@@ -29,7 +29,8 @@ def discount_wrappers(hits: Sequence[CatalogHit], lines: Sequence[LogLine]) -> N
 
 
 def _tells_of_peer(said: LogLine, after: LogLine) -> bool:
-    """Return whether this is NCCL's last error, and it says that a peer has gone, here or on the next line."""
+    """Return whether this line is the one that NCCL begins with "Last error" and it tells of a closed connection. What
+    it tells may stand on the next line, `after`."""
     found = _LAST.search(said.text)
     return found is not None and _GONE.search(found["words"] or after.text) is not None
 

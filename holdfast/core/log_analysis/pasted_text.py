@@ -36,8 +36,8 @@ def _unescape(text: str) -> str:
 
 
 def _unwrap(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Join lines that a terminal broke at its width: no line is wider, and lines of that width end within a word. Lines
-    that end with a border, as in tables, do not count."""
+    """Join lines that a terminal has broken at its width. A text counts as broken if no line is wider than a usual
+    terminal and most lines of full width seem to end within a word."""
     width = max((len(text) for _, text in lines), default=0)
     broken = {place for place, (_, text) in enumerate(lines[:-1]) if len(text) == width}
     inside = [place for place in broken if _is_broken(lines[place][1], lines[place + 1][1])]
@@ -54,7 +54,8 @@ def _unwrap(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _is_broken(text: str, after: str) -> bool:
-    """Return whether a line may be broken within a word; not if both lines begin alike, as a program's own lines do."""
+    """Return whether a terminal may have broken this line within a word. `after` is the next line. If both lines begin
+    alike, they are two lines of the program, and neither is broken."""
     alike = text[:_HEAD].translate(_DIGITS) == after[:_HEAD].translate(_DIGITS)
     ended = text[-1:] in _BORDERS or "%|" in text  # a bar of progress is as wide as the terminal
     return not (alike or ended or after[:1].isspace() or not after or _BEGINS.match(after))

@@ -27,7 +27,8 @@ class CauseFinding(msgspec.Struct, kw_only=True):
 
     @property
     def rank(self) -> int | None:
-        """The rank that failed first, or None. The rank of an echo does not count: it only reported the failure."""
+        """The rank that failed first; None if it is unknown. A rank that only reported another rank's failure (an echo)
+        does not count."""
         root, summary = self.root, self.summary
         if root.named:
             return root.rank

@@ -38,7 +38,8 @@ class LostLinks:
         return self.nodes - self._awaited if now < self.until else self.nodes
 
     def forget_nodes(self, nodes: Iterable[str], kept: Set[str] = frozenset()) -> None:
-        """Stop waiting for these nodes, which are back or have left; links of those in `kept` still count as down."""
+        """Stop waiting for these nodes, whose links are back or which have left. The links of nodes in `kept` still
+        count as down."""
         gone = set(nodes)
         self._awaited -= gone
         self.nodes -= gone - kept

@@ -119,7 +119,11 @@ class JobNodes:
         examine: bool,
         drained: Collection[str] = (),
     ) -> tuple[list[str], list[Action]]:
-        """Evict the active nodes among `nodes`. Return the evicted nodes and the actions that this requires."""
+        """Evict the active nodes among `nodes`. Return the evicted nodes, and the actions that their eviction requires.
+
+        Nodes in `silent` leave because they do not answer, and nodes in `drained` because a drain was ordered. With
+        `examine`, evicted nodes that still answer are probed.
+        """
         leaving = sorted(self.active.intersection(nodes))
         actions: list[Action] = []
         self.out.update(leaving)

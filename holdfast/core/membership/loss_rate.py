@@ -31,7 +31,8 @@ class StandbyAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossRate(msgspec.Struct, frozen=True):
-    """The rate of node losses per node-hour: a mixture of Gamma distributions, each as (weight, shape, hours)."""
+    """The rate of node losses per node-hour, as a mixture of Gamma distributions. Each part of the mixture has a
+    weight, a shape, and a number of node-hours (the inverse scale)."""
 
     parts: tuple[tuple[float, float, float], ...] = _PRIOR
 

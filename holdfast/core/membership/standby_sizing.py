@@ -44,9 +44,9 @@ def binomial_quantile(nodes: int, p: float, confidence: float = 0.99) -> int:
 
 
 def size_standbys(losses: LossRates, confidence: float = 0.99) -> StandbySizing:
-    """Return how many standbys are enough at this confidence: `plain`, if nodes are lost only one by one; `ours`, if
-    groups and blasts are lost as well. `short` is the chance that `plain` standbys are too few in the second case.
-    Assumes that kinds of losses are independent."""
+    """Return how many standbys are enough at this confidence, under two assumptions. `plain` assumes that nodes are
+    lost only one by one. `ours` assumes that whole groups, and nodes behind one switch, are lost as well. `short` is
+    the chance that `plain` standbys are too few under the second assumption. Kinds of losses count as independent."""
     rate = losses.nodes * losses.p
     kinds = ((rate * (1 - losses.group_share), 1), (rate * losses.group_share, losses.group), *losses.blasts)
     plain, ours = binomial_quantile(losses.nodes, losses.p, confidence), -1

@@ -268,7 +268,8 @@ class Standbys:
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.under_probe)
 
     def tick(self, now: float, *, standing: bool = False) -> tuple[Dismiss, ...]:
-        """Give back requested nodes that are late, unless they are queued. End a pause in requests that is over.
+        """Give back requested nodes that are late, unless they are queued. Allow requests again if the pause in them is
+        over. `standing` says that the job waits for nodes.
 
         If other nodes came in time, the late node counts as slow. If none came, the fleet gets twice as long from now
         on: a fleet that needs an hour would never deliver if it were asked anew every few minutes.
@@ -285,7 +286,8 @@ class Standbys:
         return tuple(action for node in late for action in self.dismiss_node(node, None, reason, Dismissal.LATE))
 
     def _arrival_limit_s(self, standing: bool) -> float:
-        """Return how long a node may take to arrive; less while the job waits, to leave time for another node."""
+        """Return how long a node may take to arrive. With `standing`, the job waits for nodes. The limit is then lower,
+        so that another node can be requested in time."""
         longest_s = max(self.limits.ready_s, self.limits.wait_s / 2) if standing else self._patience_s
         return min(self._patience_s, longest_s)
 

@@ -118,7 +118,8 @@ class Ledger:
                 self._on_launch(action)
 
     def _watch_takeover(self, entry: Entry) -> None:
-        """Record a time without a controller, and whether a later event says what the ranks did in that time."""
+        """Record a time without a controller. Also record whether a later event tells what the ranks did in that
+        time."""
         match entry.event:
             case Successor(alone_since=since):
                 alone_at = min(max(since, self._last_at), entry.at)
@@ -337,7 +338,8 @@ class Ledger:
         self._ran.setdefault(release.number, ReleaseRun(release=release.number, source=release.source))
 
     def _set_parted(self, parted: bool, at: float) -> None:
-        """Record whether ranks will make no more steps in this generation. If that changes, the span ends at `at`."""
+        """Record whether the ranks of this generation have made their last step. If the record changes, the current
+        span ends at `at`."""
         if parted is not self._parted:
             self._close_span(at)
             self._parted = parted
@@ -383,7 +385,8 @@ class Ledger:
         self._redo_from(self.best if record.resumed_from is None else record.resumed_from)
 
     def _redo_from(self, step: int) -> None:
-        """Charge the work after this step to the incident or planned restart that lost it; else the work is new."""
+        """Charge the work after this step to the incident or planned restart that lost the next step. If no restart has
+        lost it, the work counts as new."""
         self._redo_to, whose = self._owed.find_debt(step) or (None, RedoneSteps())
         self._incident, self._change = whose.incident, whose.change
 

@@ -33,7 +33,8 @@ class OwedSteps:
             self.redone.append(whose)
 
     def find_debt(self, step: int) -> tuple[int, RedoneSteps] | None:
-        """Return the last step charged to the restart that lost step `step` + 1, and that restart; None if none did."""
+        """Return what is known of step `step` + 1 if a restart lost it: the last step charged to that restart, and the
+        restart's record. Return None if no restart lost the step."""
         return next(((last, self.redone[whose]) for last, whose in reversed(self._last) if last > step), None)
 
     def add_redone(self, first: int, count: int) -> None:

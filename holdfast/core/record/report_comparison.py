@@ -11,7 +11,8 @@ _FEW = 5  # incidents: fewer say little about how often something fails
 
 
 class ComparedJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of two jobs. Each pair has the value of the first and of the second job; None means unknown."""
+    """Figures of two jobs. In each pair, the first value is the first job's, and the second value the second job's.
+    None means unknown."""
 
     job_s: tuple[float, float]
     ettr: tuple[float | None, float | None]

@@ -1,4 +1,4 @@
-"""Alarms about slow ranks and bad losses that were only reported while the job went on."""
+"""Alarms about slow ranks and bad losses that interrupted nothing: they were reported, and the job went on."""
 
 import msgspec
 

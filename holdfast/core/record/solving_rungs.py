@@ -45,7 +45,8 @@ def rung_of_change(change: Change) -> Rung:
 
 
 def count_rungs(incidents: Iterable[Record], changes: Iterable[Change] = ()) -> dict[str, int]:
-    """Return how many interruptions each rung ended, the most first."""
+    """Return how many interruptions each rung (remedy of the ladder) ended. The rung with the highest count comes
+    first."""
     counts = Counter(rung_of(record) for record in incidents)
     counts.update(map(rung_of_change, changes))
     return {rung.value: count for rung, count in counts.most_common()}

@@ -40,8 +40,8 @@ class OpenStandstill:
 
 
 def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
-    """Return the index of the span to cut: the one that contains the last good step before span `index` ended. It may
-    be earlier than `index`, because a rank may have failed while there was no controller."""
+    """Return the index of the span to cut, which contains the last good step at `good_at`. The search begins at `index`
+    and goes back over times without a controller, because a rank may have failed in such a time."""
     while index and spans[index].start_at > good_at:
         before, use = spans[index - 1].use, spans[index].use
         if before not in ALONE and not (use in ALONE and before in TRAINED):

@@ -1,8 +1,8 @@
 """The releases of the user's code in a job: the running one, the waiting one, and those to roll back to.
 
-During a recovery only one thing is changed at a time. So a new release is on trial: until it has made `trial_steps`
-steps it is suspected before any machine, and for a day it is rolled back before a person is asked. A release that was
-rolled back is not taken again.
+During a recovery only one thing is changed at a time, so a new release is on trial. If a failure comes in its first
+`trial_steps` steps, the release is suspected before any machine. On its first day it is rolled back before a person is
+asked. A release that was rolled back is not taken again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -162,7 +162,8 @@ class JobReleases:
         self.fates[number], self.told[number] = fate, why
 
     def rolled_back_as(self, release: Release) -> int:
-        """Return the number of an earlier release with the same code that was rolled back; 0 if there is none."""
+        """Return the number of a release that was rolled back and has the same code, command line and environment as
+        this one; 0 if there is none."""
         same = (release.digest, release.argv, release.env)
         bad = [n for n, fate in self.fates.items() if fate is Fate.ROLLED_BACK]
         return next((n for n in bad if release.digest and _launch_key(self.known[n]) == same), 0)

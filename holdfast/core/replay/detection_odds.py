@@ -26,11 +26,12 @@ def repeats_needed(q: float, confidence: float, most: int) -> int:
 
 
 def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
-    """Return the repeats of phase two, if q is unknown and the fault first showed in replay `shown_at` of phase one.
+    """Return how often to repeat phase two if the fault first showed in replay `shown_at` of phase one, and at most
+    `most`.
 
-    With every q equally likely beforehand, q then follows Beta(2, shown_at). The chance that the fault stays hidden
-    in r more replays is s(s+1) / ((s+r)(s+r+1)) with s = shown_at. The result makes this chance small enough for both
-    phases together to reach the confidence.
+    The chance q that the fault shows in one replay is unknown. With every q equally likely beforehand, q now follows
+    Beta(2, s) with s = `shown_at`. The chance that the fault stays hidden in r more replays is then s(s+1) /
+    ((s+r)(s+r+1)). With the returned number of repeats, both phases together reach the confidence.
     """
     hidden = 1.0 - sqrt(confidence)
     s = shown_at
@@ -46,7 +47,9 @@ def excluded_rate(replays: int, confidence: float) -> float:
 
 
 def remaining_belief(replays: int, prior: float = 0.5) -> float:
-    """Return the chance that a machine is faulty though no replay showed it, if every q was equally likely."""
+    """Return the chance that a machine is faulty although none of `replays` replays showed a fault. `prior` is the
+    chance before the replays. The chance that a fault shows in one replay is unknown: all values count as equally
+    likely."""
     hidden = prior / (replays + 1)
     return hidden / (hidden + 1.0 - prior)
 

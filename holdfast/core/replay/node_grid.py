@@ -4,7 +4,7 @@ Of the m * n nodes of the grid, node x is in horizontal group x // m and in vert
 horizontal and a vertical group share at most one node. So if one group of each phase fails because of one node, that is
 the node that they share. With m > n they may share more, and such a plan is refused.
 
-Nodes that do not fit into the grid, fewer than m, are tested in further groups of m that are filled up with nodes of
+Fewer than m nodes may be left over, outside the grid. They are tested in further groups of m, filled up with nodes of
 the grid. A group of another size would do other work and could not be compared.
 """
 

@@ -1,8 +1,9 @@
 """Dual-phase replay: finds a faulty node by repeating the job's own work on nodes grouped in two different ways.
 
-A pure step machine. `next_wave` returns the groups to run at once, or the final ruling. `on_group_result` records
-whether the fault showed in a group, None if that is not known. A phase repeats until the fault shows or its repeats
-are used up. If one node is faulty, the groups that failed in both phases have exactly that node in common.
+This is a pure step machine. `next_wave` returns the groups that run together next, or the ruling at the end.
+`on_group_result` records whether the fault showed in a group, or None if nobody knows. A phase repeats until the fault
+shows or the phase's repeats are used up. If one node is faulty, the groups that failed in both phases have exactly that
+node in common.
 """
 
 from enum import StrEnum

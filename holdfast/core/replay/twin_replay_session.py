@@ -181,7 +181,8 @@ class TwinSession:
         return False
 
     def _launch_referee(self, asked: Referee) -> None:
-        """Launch the referee in the place of one twin, in the half that the referee is not part of."""
+        """Launch a half in which the referee (a third node that repeats the twins' work) replaces a twin. The replaced
+        twin is the one in the half without the referee."""
         assert self._differ is not None
         half = self._half
         base = half if asked.replica < half else 0  # one of the first half goes into the second

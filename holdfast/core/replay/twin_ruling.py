@@ -191,7 +191,7 @@ class TwinComparison:
 
 
 def _differing_places(pair: tuple[int, int], signatures: Signatures) -> Iterator[tuple[int, int, int]]:
-    """Yield, in order, the places at which the signatures of two replicas differ, with both signatures."""
+    """Yield, in order, each place at which the signatures of two replicas differ, and both signatures at this place."""
     one, other = signatures.get(pair[0], ()), signatures.get(pair[1], ())
     if one == other:
         return

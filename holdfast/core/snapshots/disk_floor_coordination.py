@@ -50,7 +50,7 @@ class DiskFloor:
         self.aim = self._newest = -1
 
     def hold_steps(self, steps: Collection[int]) -> None:
-        """Record which steps the disks of all nodes of a launch hold; no other step counts."""
+        """Record the steps that the disks of all nodes of a launch hold. They replace all steps recorded before."""
         self._kept, self._is_known = tuple(sorted(steps))[-self.limits.keep :], True
 
     def tick(self, now: float, floor: int, beats: Collection[Beat]) -> bool:

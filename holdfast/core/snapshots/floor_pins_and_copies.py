@@ -193,7 +193,8 @@ class NodeFloor:
         return dict.fromkeys(one for held in (self._floor, self._before, self._next) for one in held.values())
 
     def _begin_generation(self, news: GenerationBegun) -> None:
-        """Reset for a new generation. Drop the floor only if it is later than the step that the job resumes from."""
+        """Begin a new generation. The snapshots held for the floor are given up only if they are later than the step
+        from which the job resumes."""
         self.aim, self.backed, self.ranks = Aim(generation=news.generation), -1, news.ranks
         self._granted.clear()
         self._arrived.clear()
@@ -259,13 +260,15 @@ class NodeFloor:
         return behind and self.sending is None and len(self._granted) >= self.ranks
 
     def is_next_ready(self) -> bool:
-        """Return whether all ranks here hold a snapshot for the next floor, of the same step."""
+        """Return whether every rank here holds a snapshot for the next floor, and all of these snapshots are of the
+        same step."""
         if not self._next or len(self._next) < len(self._granted) or not self.wants_next():
             return False
         return len({one.step for one in self._next.values()}) == 1
 
     def _choose_next(self, sealed: Sealed) -> None:
-        """Hold for each rank its oldest snapshot that is not older than the aim, until all ranks hold the same step."""
+        """Choose for each rank the oldest snapshot that is at least as new as the controller's aim. Repeated choices
+        bring all ranks to the same step."""
         if not self.wants_next():
             return
         least = max([self.aim.next, *(one.step for one in self._next.values())])
@@ -282,7 +285,8 @@ class NodeFloor:
         return {rank: one.seq for rank, one in self._next.items()}
 
     def open_parcels(self) -> list[CopyParcel]:
-        """Return the parcels of the next floor that have not arrived at their peers; empty if there is no peer."""
+        """Return the parts of snapshots that are still to be sent to peers for the next floor (the next step that all
+        nodes will hold). Return an empty list if this node has no peer."""
         parcels = [parcel for one in self._next.values() for parcel in self._make_parcels(one)]
         return [parcel for parcel in parcels if (parcel.snapshot, parcel.to) not in self._arrived]
 

@@ -1,10 +1,10 @@
 """The lineage of states: whether two states of the same step are the same, and which of them the job may go on with.
 
 A state is named by its step and a generation that had it: one that made it, restored it, or went on from it. Two
-generations may have made the same step with different results, and no launch may mix these. Launches form a tree: each
-resumes from one state of an older generation. A state belongs to the lineage of a generation if this generation and the
-one in the state's name go back to the same maker of the step. Comparing steps with those that launches resumed from is
-not enough: some steps were never reported to a controller.
+generations may have made the same step with different results, and no launch may mix these results. Launches form a
+tree: each resumes from one state of an older generation. A state belongs to the lineage of a generation if the same
+ancestor made its step for this generation and for the generation in the state's name. Comparing only the steps from
+which launches resumed is not enough, because some steps were never reported to a controller.
 """
 
 from collections.abc import Collection

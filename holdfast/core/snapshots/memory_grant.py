@@ -34,7 +34,7 @@ class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def part_bytes(self) -> int:
-        """Return one node's part of the available bytes, because several nodes may share the host."""
+        """Return this node's equal part of the host's available bytes. Several nodes of the run may share the host."""
         return self.available_bytes // self.nodes
 
     @property

@@ -112,7 +112,8 @@ def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int,
 def _match_keepers(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...]:
     """Return, for every node, the peer that keeps its copies.
 
-    A node without a match shares a peer outside its own groups with another node, or takes a neighbour.
+    Some nodes may have no peer of their own outside their groups. Such a node shares another node's peer, if that peer
+    is outside its groups. Otherwise it takes a peer that still keeps nothing, or its neighbour.
     """
     chosen = match_owners(nodes, shared)
     free = deque(n for n in range(nodes) if n not in chosen.values())
@@ -138,7 +139,8 @@ def match_owners(nodes: int, barred: Sequence[frozenset[int]]) -> dict[int, int]
 
 
 def _augment_matching(owner: int, nodes: int, barred: Sequence[frozenset[int]], keeper_of: dict[int, int]) -> None:
-    """Extend the matching by one owner along a shortest alternating path, if there is one."""
+    """Find a keeper for one more owner. If all allowed keepers are taken, move owners to other keepers along a shortest
+    alternating path of the matching. Change nothing if there is no such path."""
     came_from: dict[int, int] = {}  # keeper -> owner who would take it
     queue = deque([owner])
     while queue:

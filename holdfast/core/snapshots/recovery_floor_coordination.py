@@ -94,7 +94,8 @@ class RecoveryFloor:
         return told or self.floor != before
 
     def _compare_pace(self, now: float, raised: bool) -> None:
-        """Note since when the next floor is due; if it is overdue, say in `behind` that copies do not keep up."""
+        """Record when the next floor became due. Set `behind` to a sentence if the copies on peers are long overdue and
+        the job is many steps ahead of them."""
         newest = max(beat.sealed for beat in self._beats.values())
         if raised or self._due is None:
             self._due = (now, newest) if self._next >= 0 else None

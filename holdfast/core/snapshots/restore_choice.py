@@ -1,8 +1,8 @@
-"""Choice of the step to restore: the newest one that every rank can get from memory or a local disk of some node.
+"""Chooses the step to restore: the newest one that every rank can get from memory or a local disk of some node.
 
-Memory comes before disk, and the rank's own node before others.
-Storage is not considered: its checkpoints are older, and a rank that gets nothing from memory looks there itself. A
-parity half is usable only together with the state that it was XORed with.
+Memory comes before disk, and the rank's own node before other nodes. A parity half is usable only together with the
+state that it was XORed with. Checkpoints on storage are not considered, because they are older. A rank that gets
+nothing from memory looks for a checkpoint by itself.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,7 +18,8 @@ _NAMED = 4  # steps at which ranks were that a sentence names
 
 
 def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: int | None = None) -> Restore:
-    """Return the restore plan of a generation. With `not_after`, use only verified copies of steps up to that one."""
+    """Return the plan to restore the newest step that every rank can get. With `not_after`, use only verified copies of
+    that step or older ones."""
     world = world_size(seats)
     usable = [c for c in copies if c.world == world and not c.poisoned and 0 <= c.rank < world]
     if not_after is not None:
@@ -39,8 +40,8 @@ def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: i
 
 
 def _describe_apart(world: int, copies: list[Copy]) -> str:
-    """Return in words the newest step that is held for each rank, highest step first; "" if nothing is held for some
-    rank."""
+    """Return in words which ranks have which step as their newest, from the highest step down. Return "" if some rank
+    has no usable copy at all."""
     newest = {c.rank: c.step for c in sorted(copies, key=lambda c: c.step)}
     if len(newest) < world:
         return ""
