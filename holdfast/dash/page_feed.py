@@ -45,7 +45,7 @@ def _compare_values(old: Any, new: Any) -> Any:
 
 
 class PageFeed:
-    """Folds new journal entries into versions of the page's view. Other threads may call only `patches_since`."""
+    """Reads new journal entries and keeps versions of the page's view. Other threads may call only `patches_since`."""
 
     def __init__(self, source: PageSource, clock: Callable[[], float] = time.monotonic) -> None:
         self._source, self._clock = source, clock
@@ -115,6 +115,7 @@ class PageFeed:
         return {"rank": rank, "lines": [line[:_LINE_CHARS] for line in lines[-_LINES:]]}
 
     def compare_release(self, number: int) -> Any:
-        """Return what a release changed against the one before it, as plain values; None if there is no such pair."""
+        """Return what a release changed against the one before it, as plain values; None if one of the two is
+        unknown."""
         pair = self._fold.find_releases(number)
         return strip_tree(msgspec.to_builtins(compare_releases(self._source, *pair))) if pair else None

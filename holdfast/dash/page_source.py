@@ -14,7 +14,7 @@ class SourceError(Exception):
 
 
 class JobPresence(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller's status, or why the job has no controller."""
+    """The status that a job's controller reports, or the reason why the job has no controller."""
 
     status: dict[str, Any] | None = None  # as the controller tells it; None: there is no controller
     absence: str = ""  # why there is none

@@ -45,7 +45,8 @@ def _compare_commands(before: Release, after: Release) -> Iterator[str]:
 
 
 def _compare_trees(source: PageSource, before: Release, after: Release) -> tuple[list[str], int]:
-    """Return the lines in which two trees differ, and in how many further files they differ."""
+    """Return the lines in which two trees differ, and the number of further files with differences that the lines leave
+    out."""
     for release in (before, after):
         if not release.digest:
             raise SourceError(f"release {release.number} ran where its files stand, and no copy of them was kept")

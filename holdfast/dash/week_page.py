@@ -1,4 +1,5 @@
-"""The summary of several runs as one file to mail: no script, nothing fetched, in the style of the page."""
+"""The summary of several runs as one HTML file to mail. It has the style of the page, no script, and loads nothing from
+the network."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

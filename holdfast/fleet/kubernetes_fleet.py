@@ -248,7 +248,8 @@ class KubernetesFleet:
         return FleetNode(state=FleetState.UNKNOWN, reason="its pod is not there any more, and nobody saw it end")
 
     async def _look_at_host(self, pod: PodView) -> HostView | None:
-        """Return a pod's host, from memory unless the host or the pod is in trouble; None if we may not read it."""
+        """Return a pod's host, or None if we may not read it. The answer is remembered, and refreshed if the host or
+        the pod is in trouble."""
         name = pod.spec.node_name
         known = self._hosts.get(name)
         if name and (name not in self._hosts or is_in_doubt(pod) or (known is not None and known.trouble)):

@@ -37,7 +37,7 @@ class PodShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_queued(self) -> bool:
-        """Whether the pods wait in a queue of Kueue, which admits them all at once."""
+        """Return whether the pods wait in a queue of Kueue, which admits all pods of a job at the same time."""
         return _QUEUE_LABEL in _whole_pod(self.template)["metadata"].get("labels", {})
 
 
@@ -114,7 +114,8 @@ def make_secret(shape: PodShape, node: str, files: Mapping[str, bytes], owner: M
 
 
 def owner_reference(run: str, uid: str) -> Manifest:
-    """Return the owner reference by which Kubernetes removes all objects of a run together with its lease."""
+    """Return the owner reference that ties an object to the run's lease: Kubernetes removes the object with the
+    lease."""
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": run, "uid": uid}
 
 

@@ -128,8 +128,8 @@ class SlurmFleet:
         return tuple(f"n{number}" for number in range(first, first + count))
 
     def _submit_each(self, names: tuple[str, ...], some: bool) -> tuple[str, ...]:
-        """Submit one Slurm job per node. If Slurm refuses one, the earlier ones stay, and the caller asks again
-        later."""
+        """Submit one Slurm job per node, and return the nodes that have one. If Slurm refuses a job, the jobs before it
+        stay. Raise OSError if there are none, unless `some` nodes have a job already."""
         asked: list[str] = []
         for name in names:
             try:
@@ -142,8 +142,8 @@ class SlurmFleet:
         return tuple(asked)
 
     def _submit(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Submit one Slurm job for these nodes. The nodes' records are written to disk before that, so that the next
-        controller finds the job. Return the names of the nodes."""
+        """Record these nodes on disk, so that the next controller finds their job. Then submit one Slurm job for all of
+        them."""
         if not names:
             return ()
         job_name = f"holdfast-{self._plan.run_id}-{names[0]}"
@@ -211,8 +211,8 @@ class SlurmFleet:
         return view
 
     def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
-        """Return the fields of a node's record that change: its host, whether its step was seen, lost contact, and its
-        place in the network."""
+        """Return those fields of a node's record that Slurm's answers change, such as the node's host or place in the
+        network."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
             host = job.hosts[record.order]

@@ -9,7 +9,7 @@ from holdfast.model.fleet_node_states import FleetNode, FleetState
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the fleet records about a node; it is on disk before the fleet acts."""
+    """What the fleet records about a node. The record is written to disk before the fleet acts on it."""
 
     job: int = 0  # 0: asked for, and Slurm's answer is not known
     job_name: str = ""

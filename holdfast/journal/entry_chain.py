@@ -52,7 +52,8 @@ def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = 
 
 
 def parse_row(values: tuple[object, ...]) -> JournalRow | None:
-    """Return the row; None if a value has the wrong type, as in a damaged file."""
+    """Return the values of a table's row as a JournalRow. Return None if a value has the wrong type, as in a damaged
+    file."""
     seq, at, event, decision, epoch, chain = values
     whole = isinstance(seq, int) and isinstance(at, float) and isinstance(epoch, int)
     if whole and isinstance(event, bytes) and isinstance(decision, bytes) and isinstance(chain, bytes):

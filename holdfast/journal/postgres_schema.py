@@ -66,7 +66,8 @@ def prepare_schema(link: PostgresLink) -> None:
 
 
 def migrate_schema(link: PostgresLink, to: int) -> int:
-    """Bring the tables to version `to`, the current one or the one before; return the version that they had."""
+    """Bring the tables to version `to`, which is the current version or the one before it. Return the version of the
+    tables before this call."""
     if not SCHEMA - 1 <= to <= SCHEMA:
         raise JournalError(f"this holdfast can bring tables to version {SCHEMA} or back to {SCHEMA - 1}, not to {to}")
     with link.transaction():

@@ -1,7 +1,7 @@
 """The journal in one SQLite file: write-ahead log, one writer, synced before actions are carried out.
 
-Every entry carries a checksum over itself and the one before it, and a mark outside the file records how far it was
-written. Opening the journal for writing detects and reports entries that are lost or damaged.
+The checksum of every entry covers the entry and the checksum of the entry before. A mark in a file of its own records
+how far the journal was written. Opening the journal for writing detects and reports entries that are lost or damaged.
 """
 
 import contextlib

@@ -48,7 +48,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The descriptors left open in a child: stdout, stderr, and `keep`; HOLDFAST_KEPT has the numbers of the latter."""
+    """The descriptors that stay open in a child: stdout, stderr, and those in `keep`. The child finds the numbers in
+    `keep` in HOLDFAST_KEPT."""
 
     stdout: int
     stderr: int
@@ -111,12 +112,13 @@ def exclude_modules(modules: set[str]) -> None:
 
 
 def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: bool) -> int:
-    """Fork a program into its own session and return its pid; with `tied`, the child dies with this process.
+    """Fork a program into its own session and return its pid. With `tied`, the child dies with this process.
 
-    This process must have no threads. In the child, `let_go` must close all inherited file objects, or they would later
-    close descriptors that the program has reused. No caller up to `run` may catch all exceptions or clean up. A program
-    whose module is not imported, or was imported with another environment, runs in a new interpreter. On return, ps and
-    /proc show the child's command line."""
+    This process must have no threads. In the child, `let_go` must close all inherited file objects. Left open, they
+    would later close descriptors that the program has reused. No caller up to `run` may catch all exceptions or clean
+    up. A program whose module is not imported, or was imported with another environment, runs in a new interpreter. On
+    return, ps and /proc show the child's command line.
+    """
     assert _born_env, "who forks is below `run`"
     parent = os.getpid()
     shown, show = os.pipe()

@@ -98,9 +98,9 @@ def _tally_text(named: Counter[str]) -> str:
 
 
 def apply_vote(vote: ModelVote, rules: Diagnosis, klass: FailureClass) -> Diagnosis:
-    """Return the diagnosis that follows from the majority's vote. Raise NoAnswer if it names another class than the
-    rules and is no surer than they are. The model can name and explain a cause, but its answer alone never evicts a
-    machine."""
+    """Return the diagnosis that follows from the majority's vote. Raise NoAnswer if the vote contradicts the class of
+    the rules and is no surer than the rules. The model can name and explain a cause, but its answer alone never evicts
+    a machine."""
     answer = vote.answer
     explanation = f"A language model thinks: {sanitize_words(answer.explanation) or klass.title}"
     if klass.klass == rules.klass:

@@ -1,4 +1,4 @@
-"""Gives NCCL's general error little weight where its last error says that a peer closed the connection."""
+"""Gives little weight to NCCL's general errors that a line "Last error" explains: a peer closed the connection."""
 
 import re
 from collections.abc import Sequence

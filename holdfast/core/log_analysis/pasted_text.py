@@ -23,7 +23,8 @@ _FRAME = ('File "', "File: ")  # stands two columns to the right of what it belo
 
 
 def restore_pasted(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return these lines as the program wrote them, if possible; a joined line has the index of its first part."""
+    """Return these lines as the program wrote them, as far as that can be restored. A line that is joined from several
+    has the index of the first."""
     lines = _unwrap([(index, _unescape(text)) for index, text in lines])
     texts = _strip_bytes(_dedent(_strip_numbers([text for _, text in lines])))
     return [(index, text) for (index, _), text in zip(lines, texts, strict=True)]

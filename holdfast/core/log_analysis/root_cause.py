@@ -44,7 +44,8 @@ class CauseFinding(msgspec.Struct, kw_only=True):
         return summary.root_rank if summary.root_rank is not None else self._rank_of_others()
 
     def _rank_of_others(self) -> int | None:
-        """Return a rank for a root hit that has none: from other hits or the local rank; None if that is ambiguous."""
+        """Return the rank to name for a root hit without a rank. It comes from other hits, or from the device or local
+        rank in the log. Return None if nothing names a rank or several ranks are possible."""
         ranked = [hit for hit in self.hits if hit.row.role == "cause" and hit.rank is not None]
         if ranked:
             return _first_hit(ranked, {}).rank

@@ -208,7 +208,8 @@ class _TracebackParser:
                 self._newest.more.append(said)
 
     def _read_quoted(self, text: str) -> str:
-        """Return the cause that Hydra prints as repr() below its own message, written as "Type: text"; "" if none."""
+        """Return a cause that Hydra quotes below its own message, in the form "Type: text". Return "" if the line
+        quotes no cause."""
         if self._frames is not None or not self._message or self._newest is None:
             return ""
         found = _QUOTED.match(text) if self._newest.name == "InstantiationException" else None

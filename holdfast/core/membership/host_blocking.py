@@ -84,7 +84,7 @@ class HostFaults:
         self._evicted |= {node: (faults.get(node, ""), incident) for node in nodes if node not in known}
 
     def on_examined(self, node: str, fault: str) -> None:
-        """Record the examination of an evicted node: the fault found, or that nothing is held against the node."""
+        """Record the result of an evicted node's examination: `fault` is what was found, or "" if nothing was."""
         _, incident = self._evicted.pop(node, ("", 0))
         if fault:
             self._evicted[node] = (fault, incident)

@@ -171,7 +171,8 @@ class JobNodes:
         return admitted
 
     def may_grow(self) -> bool:
-        """Return whether the job runs on fewer nodes than wanted and enough standbys wait for one more replica."""
+        """Return whether the job runs on fewer nodes than wanted and there are enough standbys for one more replica of
+        the model."""
         missing, usable = self.job.max_nodes - len(self.seats), len(self.usable_pool)
         if missing <= 0 or not usable:
             return False

@@ -48,7 +48,7 @@ class LossRate(msgspec.Struct, frozen=True):
         return LossRate(tuple((w / sum(weights), a + seen.lost, b + hours) for w, (_, a, b) in pairs))
 
     def quantile(self, share: float) -> float:
-        """Return the rate below which the true rate lies with this probability."""
+        """Return a rate of losses such that the true rate lies below it with the probability `share`."""
         top = max((a + 40 * sqrt(a) + 40) / b for _, a, b in self.parts)
         return _bisect(lambda rate: sum(w * _gamma_below(a, b * rate) for w, a, b in self.parts) - share, top)
 

@@ -29,7 +29,7 @@ class StandbySizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def binomial_quantile(nodes: int, p: float, confidence: float = 0.99) -> int:
-    """Return the smallest number of lost nodes that is not exceeded with this confidence."""
+    """Return the smallest count such that, with this confidence, no more nodes than that are lost."""
     if not 0 < p < 1:
         return nodes if p >= 1 else 0
     total, mean = 0.0, nodes * p

@@ -119,7 +119,8 @@ class Standbys:
         self.fleet.take_report(now, nodes)
 
     def pause_requests(self, now: float) -> float:
-        """Ask the fleet for no nodes for a while, twice as long each time until a node comes; return how long."""
+        """Stop asking the fleet for nodes for a while, and return for how many seconds. Each pause is twice as long as
+        the last, until a node comes."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_RETRY_S)
         self._retry_at = now + pause_s
         return pause_s
@@ -194,7 +195,8 @@ class Standbys:
     def evict_node(
         self, node: str, kind: Kind, generation: int, *, examine: bool, drained: bool = False
     ) -> tuple[Dismiss, ...]:
-        """Dismiss a seated node or, at its first eviction, keep it for an examination, from which it may come back."""
+        """Dismiss a seated node. At a node's first eviction, with `examine`, keep the node for an examination instead,
+        after which it may be a standby. A silent node is never kept."""
         again = node in self._evicted
         self._evicted.add(node)
         if kind is Kind.SILENCE or again or not examine or not self.job.probes:
@@ -236,7 +238,8 @@ class Standbys:
         return found, (*actions, Say(text=f"after its eviction: {found}"))
 
     def dismiss_node(self, node: str, kind: Kind | None, reason: str, cause: Dismissal) -> tuple[Dismiss, ...]:
-        """Forget a node and return the action that gives it back; none for a silent node that may come back."""
+        """Forget a node and return the action that gives it back. Return no action for a silent node if the fleet
+        cannot acquire nodes, because this node may come back."""
         beside = node in self.pool or node in self.coming or node in self.checking.values()
         (self.unseated.add if beside or kind is None else self.unseated.discard)(node)
         self.pool.pop(node, None)
@@ -292,8 +295,9 @@ class Standbys:
         return min(self._patience_s, longest_s)
 
     def wake_at(self, *, steady: bool = False, standing: bool = False) -> float | None:
-        """Return when standbys next need attention: at an arrival deadline, at a retry and, while the job is steady, at
-        a new probe. None if never."""
+        """Return when standbys next need attention, or None. A node's arrival may be due, the fleet may be asked again,
+        or the examination of a node without a link may have to end. While the job is `steady`, probes may also be
+        due."""
         patience_s = self._arrival_limit_s(standing)
         known = self.fleet.nodes  # empty where the fleet tells nothing, as at the start of thousands
         asked = (

@@ -38,7 +38,8 @@ class OwedSteps:
         return next(((last, self.redone[whose]) for last, whose in reversed(self._last) if last > step), None)
 
     def add_redone(self, first: int, count: int) -> None:
-        """Count `count` steps from `first` on as made again."""
+        """Record that `count` steps, beginning with step `first`, were made again. Each restart gets the steps that
+        were charged to it."""
         end = first + count
         for last, whose in reversed(self._last):
             here = max(0, min(end, last + 1) - first)

@@ -356,7 +356,8 @@ def _show_span(span: Span) -> PageSpan:
 
 
 def _show_node(story: NodeStory, live: dict[str, Any], front: int) -> PageNode:
-    """Return a node as the page shows it; `live` is the controller's status of it, `front` the furthest node's step."""
+    """Return a node as the page shows it. `live` is what the controller reports of the node, and `front` is the step of
+    the node that is furthest ahead."""
     return PageNode(
         node=story.node,
         role=str(live.get("role", "")) or story.role,

@@ -37,7 +37,8 @@ class ReleaseOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseHistory:
-    """Folds the journal into the times of each release. Fates come from the decider, steps from the ledger."""
+    """Reads from the journal when each release was ordered and first launched. Its chapters take fates from the
+    decider, and steps from the ledger."""
 
     def __init__(self) -> None:
         self._brought: dict[int, float] = {}

@@ -13,7 +13,7 @@ ALONE = (TimeUse.UNWATCHED, TimeUse.UNKNOWN)  # uses of time without a controlle
 
 
 class OpenStandstill:
-    """When and where the job stopped making steps. The next step clears it, in whichever generation that is made."""
+    """When and where the job stopped making steps. The next step of any generation clears both."""
 
     def __init__(self) -> None:
         self.since: float | None = None  # None: it does not, as far as anybody has told

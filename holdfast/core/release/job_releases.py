@@ -58,7 +58,8 @@ class JobReleases:
         return f"release {number} is checked and staged", (action,)
 
     def on_staged(self, now: float, event: Outcome, active: set[str]) -> tuple[str, tuple[Action, ...]]:
-        """Mark a staged release as waiting or merged, or as refused because staging failed on an `active` node."""
+        """Record the outcome of staging a release. The release waits, or was refused because staging failed on an
+        `active` node, or is merged: a newer release has come before this one ran."""
         taken = self.staging.pop(event.action)
         number, failed = taken.number, {node: why for node, why in event.failed.items() if node in active}
         if failed or not (event.ok or event.failed):
@@ -150,8 +151,8 @@ class JobReleases:
         return self.previous_release is not None and self._made < self._trial_steps
 
     def is_suspect(self, now: float) -> bool:
-        """Return whether the running release is on trial or less than a day old, and there is an older one to go back
-        to."""
+        """Return whether a failure may be the running release's fault: it is on trial or less than a day old, and an
+        older release exists to roll back to."""
         since = self._since.get(self.running.number, 0.0)
         return self.previous_release is not None and (self.on_trial or now < since + _SUSPECT_S)
 

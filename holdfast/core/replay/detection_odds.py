@@ -42,7 +42,8 @@ def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
 
 
 def excluded_rate(replays: int, confidence: float) -> float:
-    """Return the highest chance per replay that a fault may have, with this confidence, if it never showed."""
+    """Return the highest chance to show in one replay that a fault can have, with this confidence, if no replay showed
+    it."""
     return shown_odds(confidence, 1.0 / replays) if replays else 1.0
 
 

@@ -27,7 +27,7 @@ class UnfitError(ValueError):
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The groups of both phases. The groups of a wave run at once; the waves of a phase follow one another."""
+    """The groups of both phases. All groups of a wave run at the same time. The waves of a phase follow one another."""
 
     m: int
     n: int

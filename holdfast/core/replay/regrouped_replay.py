@@ -86,7 +86,8 @@ class DualPhaseReplay:
         return self._ruling or ReplayWave(groups=tuple(self._open))
 
     def on_group_result(self, group: ReplayGroup, faulty: bool | None) -> None:
-        """Record whether the fault showed in a group, None if unknown. Late and repeated answers change nothing."""
+        """Record whether the fault showed in a group. None means that nobody knows: the group is then tried again, up
+        to a limit. Late and repeated answers change nothing."""
         if group not in self._open:
             return
         if faulty is None:
@@ -121,7 +122,8 @@ class DualPhaseReplay:
         self._begin_wave()
 
     def _all_failed(self) -> bool:
-        """Return whether all groups of the grid failed. One faulty node cannot explain that: they share no node."""
+        """Return whether all groups of the grid failed in this phase. One faulty node cannot explain that, because
+        groups of one phase share no node."""
         grid = {name for name, _ in self.phase_waves[0]}
         return grid <= self._shown[self.phase - 1].keys()
 

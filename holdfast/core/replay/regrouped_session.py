@@ -104,7 +104,8 @@ class GroupSession:
 
 
 def plan_replay(seats: Sequence[Seat], mesh: Dims, suspects: Nodes = ()) -> ReplayPlan:
-    """Return the plan for the suspects alone if they form enough groups, else for all nodes. Raises UnfitError."""
+    """Return a plan to replay the suspects alone, or all nodes if the suspects form too few groups. Raise UnfitError if
+    all nodes are too few."""
     if len({seat.nproc for seat in seats}) != 1:
         raise UnfitError("nodes with different numbers of ranks cannot stand in for one another")
     whole = nodes_per_replica(valid_mesh(seats, mesh), seats[0].nproc)

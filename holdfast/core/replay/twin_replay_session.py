@@ -37,7 +37,8 @@ def nodes_per_half(count: int, mesh: Dims, nproc: int) -> int:
 
 
 class TwinSession:
-    """A two-half replay, used like a GroupSession. If it rules SOME or EVERYWHERE, a dual-phase replay follows."""
+    """A replay in two halves, with the methods of a GroupSession. After the ruling SOME or EVERYWHERE, a dual-phase
+    replay follows."""
 
     def __init__(self, asked: ReplayRequest, limits: ReplayLimits) -> None:
         self._asked, self._limits = asked, limits
@@ -74,8 +75,8 @@ class TwinSession:
     # --- rounds ------------------------------------------------------------------------------------------------
 
     def _start_round(self) -> None:
-        """Start another round, with twice as many steps as the last. Short first rounds find frequent faults cheaply,
-        and long later ones save starts."""
+        """Start the next round, with twice as many steps as the last. Short first rounds find frequent faults cheaply.
+        Long later rounds need fewer launches."""
         replicas, half = len(self._nodes) // self._unit, self._half
         turn = self._round % replicas * self._unit if replicas % 2 else 0  # then every round leaves out another one
         self._order = (*self._nodes[turn:], *self._nodes[:turn])
@@ -139,7 +140,8 @@ class TwinSession:
             self._set_ruling(RulingKind.EVERYWHERE, (), "the script signed nothing")
 
     def _node_signatures(self, moment: "_Moment", one: GroupResult, other: GroupResult) -> dict[int, list[int | None]]:
-        """Return each node's signature for this point in time, by the number that TwinComparison gives to the node."""
+        """Return the signature of each node for this point in time. Nodes are numbered as in TwinComparison: first the
+        nodes of one half, then their twins."""
         places = range(self._half)
         first = {place: [self._node_signature(moment, one, place)] for place in places}
         return first | {self._half + place: [self._node_signature(moment, other, place)] for place in places}
@@ -208,7 +210,8 @@ class _Moment(msgspec.Struct, frozen=True):
 
 
 def _shared_moments(one: GroupResult, other: GroupResult) -> list[_Moment]:
-    """Return the points in time for which both halves have signatures, in order: within a step, or after a step."""
+    """Return the points in time for which both halves have signatures, in order. At a step, the point within the step
+    comes before the point after it."""
     sent = {step for step, _ in one.signed} & {step for step, _ in other.signed}
     kept = {step for step, _ in one.marks} & {step for step, _ in other.marks}
     found = [_Moment(step, False) for step in sent] + [_Moment(step, True) for step in kept]

@@ -1,4 +1,5 @@
-"""The best interval between checkpoints: their cost against the work they save (Young 1974, Daly 2006)."""
+"""The best interval between checkpoints, which weighs their cost against the work that they save (Young 1974, Daly
+2006)."""
 
 from math import sqrt
 

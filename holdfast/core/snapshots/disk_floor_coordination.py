@@ -54,7 +54,8 @@ class DiskFloor:
         self._kept, self._is_known = tuple(sorted(steps))[-self.limits.keep :], True
 
     def tick(self, now: float, floor: int, beats: Collection[Beat]) -> bool:
-        """Record the nodes' progress and their newest good floor. Return whether nodes must be sent a new aim."""
+        """Record which nodes have written the step that they were told to. Return whether nodes must be sent a new aim.
+        The next step to write is `floor`, the newest good floor in memory."""
         if not self.limits.path:
             return False
         if self.aim >= 0 and all(beat.disk_tried >= self.aim for beat in beats):

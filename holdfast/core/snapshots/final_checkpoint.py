@@ -42,8 +42,8 @@ def _find_whole(copies: Mapping[str, Collection[Copy]], *, disk: bool) -> list[t
 
 
 def describe_doubt(found: Mapping[str, Collection[FinalState]], not_after: int) -> str:
-    """Return in words which states are in doubt, and what is done with the newest good state and the newest doubted
-    one."""
+    """Return in words which states are in doubt, and where the newest good state and the newest state in doubt are
+    written."""
     of = f"states after step {not_after}" if not_after >= 0 else "all states since the newest launch"
     states = {state.doubted: state.step for node in found.values() for state in node}
     good = f"step {states[False]}, the newest good one, goes to storage" if False in states else ""

@@ -1,7 +1,8 @@
 """A node's part in the recovery floor, as a pure state machine: which snapshots to pin, and which to send to the peer.
 
-All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Held means
-pinned: the rank goes on in its other slots. The shell lists, pins and sends snapshots, and reports the results.
+All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. A snapshot is held
+by pinning its slot, and the rank goes on in its other slots. The keeper lists, pins and sends snapshots, and reports
+the results.
 """
 
 import msgspec
@@ -128,7 +129,8 @@ class CopyRun(msgspec.Struct, kw_only=True):
 
 
 class NodeFloor:
-    """A node's floor: `step` takes `FloorNews` and returns deeds that pin newly held snapshots and unpin others."""
+    """A node's part in the floor, which is the step that all ranks of all nodes hold. `step` takes news and returns
+    what to do: pin snapshots newly held for the floor, and unpin others."""
 
     def __init__(self, *, to_disk: bool = False) -> None:
         """With `to_disk`, the node has a floor even if no peer keeps copies of it: its own disk keeps the floor."""
@@ -223,7 +225,7 @@ class NodeFloor:
         return tuple(map(MarkVerified, good))
 
     def _find_step(self, step: int, sealed: Sealed) -> Held:
-        """Return the newest snapshot of this step of each rank with an arena."""
+        """Return, by rank, the newest snapshot of this step. Ranks without an arena in this generation are left out."""
         found: Held = {}
         for one in sealed:
             if one.step == step and one.rank in self._granted:
@@ -231,7 +233,8 @@ class NodeFloor:
         return found
 
     def is_late(self, now: float) -> bool:
-        """Return whether the next floor may take a spare slot, because it has been without one for too long."""
+        """Return whether the next floor may take a rank's spare slot now. It may for a while after it waited too long
+        for a slot or missed the step that other nodes have copied."""
         return now < self._late_until
 
     def _note_refusal(self, now: float) -> None:
@@ -320,7 +323,8 @@ class NodeFloor:
         return any(granted.verifies for granted in self._granted.values())
 
     def lacks_slots(self) -> bool:
-        """Return whether this node should have a floor but a rank has too few slots for one."""
+        """Return whether this node takes part in the floor (the step that all nodes hold) but a rank has too few slots
+        to hold a snapshot for it."""
         return self._has_floor() and any(granted.slots < FLOOR_SLOTS for granted in self._granted.values())
 
     def shared_step(self, sealed: Sealed) -> int:

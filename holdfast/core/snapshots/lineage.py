@@ -41,11 +41,12 @@ def list_heads(line: Line, held: Collection[int]) -> list[int]:
 
 
 def add_launch(line: Line, origin: LaunchOrigin) -> Line:
-    """Return the line with one more launch. If there are many, the oldest is forgotten."""
+    """Return the line (all known launches) with one more launch. Beyond a fixed number of launches, the oldest is
+    forgotten."""
     return (*(one for one in line if one.generation < origin.generation), origin)[-_LAUNCHES:]
 
 
 def bans_before(line: Line, left: tuple[Doubt, ...]) -> tuple[Doubt, ...]:
-    """Return the doubts about states that are older than this line. If launches were forgotten, all such states are in
-    doubt; else return `left`."""
+    """Return the doubts about states made before the launches in `line`. If `line` is so long that older launches were
+    forgotten, all states from before it are in doubt. Otherwise return `left`, the doubts known already."""
     return (Doubt(generation=line[0].generation - 1, not_after=-1),) if len(line) >= _LAUNCHES else left

@@ -67,7 +67,8 @@ _MOST = 1e18  # of any unit
 
 
 def parse_cap(text: str) -> MemoryCap:
-    """Parse a cap such as 50% or 64G; K to T are powers of 1024, KB to TB of 1000. Raise ValueError if invalid."""
+    """Parse a cap such as 50% or 64G. The units K to T are powers of 1024, and the units KB to TB are powers of 1000.
+    Raise ValueError if the text is no cap."""
     found = _CAP.fullmatch(text.strip())
     number, unit = (float(found[1]), found[2].upper()) if found else (0.0, "")
     if found and unit == "%" and 0 < number <= 100:

@@ -32,7 +32,8 @@ class ParityPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[Half, Half]], str]:
-    """Return the keepers of every node's two halves; if parity is impossible, an empty dict and the reason."""
+    """Return, by node, the two nodes that keep its halves, and an empty text. If parity is impossible, return an empty
+    dict and the reason."""
     nproc = seats[0].nproc
     if len(seats) < 2:
         return {}, ""  # there are no copies at all

@@ -102,7 +102,8 @@ def evicted_together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[
 
 
 def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...] | None:
-    """Return each node's keeper, the node at one fixed distance near half of all nodes; None if none is safe."""
+    """Return, by node, the keeper of the node's copies. All keepers are at the same distance, as near to half of all
+    nodes as is safe. Return None if no distance is safe."""
     for shift in sorted(range(1, nodes), key=lambda s: abs(2 * s - nodes)):
         if all((node + shift) % nodes not in shared[node] for node in range(nodes)):
             return tuple((node + shift) % nodes for node in range(nodes))

@@ -1,8 +1,8 @@
 """The recovery floor: the newest step that every rank and every rank's peer hold.
 
 Ranks take snapshots at every step, so without coordination the peers would hold different steps. The controller tells
-the nodes which step to hold and copy next. When the last node has done so, that step is the new floor and the old one
-may be dropped. Nodes report in their beats, so a lost report is repeated.
+the nodes which step to hold and copy next. When the last node has copied that step, it is the new floor, and nodes may
+drop the old floor. Nodes report in their beats, so a lost report is repeated.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,8 @@ class RecoveryFloor:
         self.nodes: frozenset[str] = frozenset()
 
     def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
-        """Place copies for a new generation; return sentences on evictions that lose state, or why parity failed."""
+        """Choose the peers for a new generation. Return sentences on evictions that would lose state, and on why parity
+        failed."""
         self.generation, self.nodes, self._seats = generation, frozenset(seat.node for seat in seats), seats
         self.floor = self.verified = self._next = -1
         self.disk.on_launch()
@@ -108,7 +109,7 @@ class RecoveryFloor:
             self.behind += f"; missing from {named}" if late else ""
 
     def aim_for(self, node: str) -> Aim:
-        """Return the aim of one node, without the peer's address, which is not known here."""
+        """Return the aim of one node. The caller has to add the peer's address."""
         return Aim(
             generation=self.generation,
             floor=self.floor,
@@ -122,7 +123,7 @@ class RecoveryFloor:
         )
 
     def _wards_of(self, keeper: str) -> tuple[Seat, ...]:
-        """Return the seats of the nodes whose copies this one keeps."""
+        """Return the seats of all nodes whose copies are on the node `keeper`."""
         if self._kept_by is None:
             self._kept_by = {}
             for seat in self._seats:
@@ -153,7 +154,8 @@ class RecoveryFloor:
         return self._aim_if_settled(now)
 
     def _look_further(self, now: float) -> int:
-        """Return how many steps ahead to aim next: twice as many as now, but not more than are made in some seconds."""
+        """Return how many steps ahead to aim next: twice as many as now, but no more than the ranks make within a time
+        limit."""
         made = max(beat.sealed for beat in self._beats.values()) + self._ahead - self._next
         timely = ceil(made / max(now - self._aimed_at, 0.01) * _MOST_S)
         return max(2, min(2 * self._ahead, _MOST, timely))
