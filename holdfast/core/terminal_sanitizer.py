@@ -45,7 +45,7 @@ def plain_line(text: str) -> str:
 
 
 def _as_text(text: str) -> str:
-    """Return the text with U+FFFD in place of bytes that are not valid text, as file names may contain."""
+    """Return the text with U+FFFD in place of bytes that are no valid text. File names may contain such bytes."""
     return _HALVES.sub("\ufffd", text)
 
 

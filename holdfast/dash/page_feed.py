@@ -79,7 +79,7 @@ class PageFeed:
         self.whole = msgspec.json.encode({"version": self.version, "sections": after})
 
     def patches_since(self, version: int) -> list[bytes] | None:
-        """Return the changes since a version, oldest first; None if that version is too old."""
+        """Return the changes since a version, the oldest first; None if the changes since then are no longer kept."""
         found = [(number, patch) for number, patch in list(self._patches) if number > version]
         if version > self.version or (version < self.version and (not found or found[0][0] != version + 1)):
             return None

@@ -213,7 +213,8 @@ class KubernetesFleet:
         return True
 
     async def _avoid_host_of(self, node: str, reason: str) -> None:
-        """Keep this job's later nodes off the host of this node, and other jobs' nodes too if we may taint the host."""
+        """Keep this job's later nodes off the host of this node. If we may taint the host, keep other jobs' nodes off
+        it too."""
         with contextlib.suppress(KubernetesError):
             await self._table.refresh(anew=True)
         pod = self._table.pods.get(node) or self._table.removed.get(node)

@@ -161,7 +161,8 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
 
 
 def survey_node(folder: Path) -> FleetNode:
-    """Return a local node's state: up if its holder runs; else starting, gone or unknown, by its other processes."""
+    """Return a local node's state. The node is up if its holder runs. Otherwise it is gone if none of its processes is
+    left, starting if it was never up, and unknown in all other cases."""
     was_up = (folder / "agent.log").exists()  # asked first: a holder notes its pid before it starts an agent
     pid = _read_pid(folder / "holder.pid")
     if pid and _has_mark(pid, _node_mark(folder)):

@@ -160,7 +160,8 @@ def _fill_container(own: Manifest, shape: PodShape, command: Sequence[str]) -> N
 
 
 def _add_volumes(spec: Manifest, own: Manifest, secret: str) -> None:
-    """Mount the secret, a folder for the run's files, and shared memory, which would be 64 MiB otherwise."""
+    """Mount the secret, a folder for the run's files, and shared memory. Without the mount, shared memory would be 64
+    MiB."""
     ours: tuple[tuple[str, str, Manifest], ...] = (
         ("holdfast-secret", SECRET_FOLDER, {"secret": {"secretName": secret, "defaultMode": _SECRET_MODE}}),
         ("holdfast-home", HOME_FOLDER, {"emptyDir": {}}),

@@ -197,7 +197,7 @@ _children: dict[int, "subprocess.Popen[bytes]"] = {}  # of ours: polled, so that
 
 
 def is_alive(pid: int, mark: str) -> bool:
-    """Return whether process `pid` still runs: it is our unfinished child, or has `mark` in its environment."""
+    """Return whether a process still runs. A process that is not our child must have `mark` in its environment."""
     if (child := _children.get(pid)) is not None:
         if child.poll() is None:
             return True

@@ -61,7 +61,8 @@ class SlurmFleet:
     can_acquire = True
 
     def __init__(self, run_dir: Path, plan: SlurmPlan, env: Mapping[str, str], mint: Callable[[str], str]) -> None:
-        """`mint` makes the token with which a node of this name enrols."""
+        """Read the records of the run's nodes from disk. `mint` makes a node's token, with which it joins, from the
+        node's name."""
         self.survey_s = _SOON_S
         self._dir, self._plan, self._env, self._mint = run_dir / FOLDER, plan, dict(env), mint
         self._dir.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,8 @@ class JournalRow(msgspec.Struct, frozen=True):
 
 
 def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = None) -> JournalRow:
-    """Return the next row; `chain` is the checksum of the row before it, and `key` encrypts environments."""
+    """Return an entry as the journal's next row. `chain` is the checksum of the row before it. `key` encrypts
+    environments."""
     event, decision = _ENCODER.encode(entry.event), _ENCODER.encode(entry.decision)
     if key:
         event, decision = key.encrypt_env(event), key.encrypt_env(decision)

@@ -14,7 +14,8 @@ class JournalFullError(JournalError):
 
 
 class JournalAwayError(JournalError):
-    """The database does not answer. Every entry that was acted on is in it and readable once it answers again."""
+    """The database does not answer. It has every entry that was acted on, and these can be read when it answers
+    again."""
 
 
 class LeaseLostError(JournalError):

@@ -159,7 +159,8 @@ class PostgresJournal:
 
     @property
     def _deadline(self) -> float:
-        """Return the monotonic time until which nobody else can hold the lease, counted from our last request."""
+        """Return the monotonic time until which nobody else can hold the lease. It follows from our last request to the
+        server."""
         assert self._holder is not None
         return self._asked_at + self._holder.lease_s * (1 - MARGIN_S / LEASE_S)
 
@@ -214,7 +215,8 @@ class PostgresJournal:
         return {"run": self.run_id, "epoch": self._epoch, "holder": self._holder.name}
 
     def _retry(self, statement: str, values: dict[str, object]) -> list[tuple[object, ...]]:
-        """Run a statement that may be repeated; repeat it while the server is away and the lease is surely ours."""
+        """Run a statement that does no harm if it runs twice. While the server is away and the lease is surely ours,
+        try again."""
         if self._broken:
             raise self._broken
         while True:
@@ -234,7 +236,8 @@ class PostgresJournal:
         return self._broken
 
     def _why_not_ours(self) -> JournalError | None:
-        """Return why a write changed no row; None if an earlier attempt, whose answer was lost, had done the write."""
+        """Return why a write changed no row. Return None if the write was done before, by an attempt whose answer was
+        lost."""
         query = "select epoch, holder, address, chain from holdfast.run where run_id = %(run)s"
         found = self._retry(query, {"run": self.run_id})
         assert self._holder is not None

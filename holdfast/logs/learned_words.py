@@ -114,7 +114,8 @@ def _file_name(path: re.Match[str]) -> str:
 
 
 def weigh_rules(odds: Mapping[str, float], klass: str, confidence: float, trust: Sequence[float]) -> dict[str, float]:
-    """Combine the class odds from a log's words with the class that the rules name and the rules' confidence."""
+    """Return the share of belief in each class, from the odds by a log's words and from the rules' class and
+    confidence. `trust` weighs the words, the rules, and the rules' confidence."""
     words, rules, sure = trust
     logs = {one: words * math.log(max(share, 1e-4)) for one, share in odds.items() if one != NOTHING}
     if klass in logs:

@@ -1,10 +1,11 @@
-"""Condenses gigabytes of log into a few hundred kinds of lines, with count, first and last place, and nearby lines.
+"""Condenses gigabytes of log into a few hundred kinds of lines. Each kind has its count, where it came first and last,
+and the lines around it.
 
 Works like Drain: lines with the same number of words and the same beginning are compared word by word, and words that
-differ become wildcards. We measured the package drain3 and did not take it: it needs 20 µs per line, has had no
-release since 2022, pins old versions of two other packages, and keeps no surrounding lines. Most lines of a log
-repeat an earlier one but for its digits. So each block is counted without digits by fast built-in loops, and only new
-lines are compared.
+differ become wildcards. We measured the package drain3 and did not take it: it needs 20 µs per line, has had no release
+since 2022, pins old versions of two other packages, and keeps no surrounding lines. Most lines of a log differ from an
+earlier line only in digits. So each block is counted without digits by fast built-in loops, and only new lines are
+compared.
 """
 
 import re

@@ -58,7 +58,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
 
     @property
     def echoes(self) -> int:
-        """Return how many lines other than the root cause's line are echoes."""
+        """Return how many lines only report another failure (echoes). The root cause's own line does not count."""
         lines = {(hit.said.source, hit.said.index) for hit in self.hits if hit.row.role == "echo"}
         return len(lines - {(self.root.said.source, self.root.said.index)})
 
@@ -84,7 +84,8 @@ def best_hint(hints: Sequence[CatalogHit], lines: Sequence[LogLine]) -> CatalogH
 
 
 def rival_causes(finding: CauseFinding) -> list[CatalogHit]:
-    """Return hits of other classes that are about as heavy as the root and so might be the cause too."""
+    """Return the hits of other classes that could be the cause as well, because they are about as heavy as the root
+    cause."""
     root = finding.root
     return [
         hit

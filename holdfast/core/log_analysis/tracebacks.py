@@ -56,7 +56,7 @@ class TracebackFrame(msgspec.Struct, frozen=True):
 
     @property
     def is_user_code(self) -> bool:
-        """Whether the frame is in the user's code, as far as its path shows."""
+        """Return whether the frame's path looks like the user's code, not like a library."""
         return not _LIBRARY.search(self.file)
 
 

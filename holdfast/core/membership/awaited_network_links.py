@@ -1,4 +1,5 @@
-"""Links that are down, and the wait for those that several machines have lost together, as part of the job's state."""
+"""Nodes whose links are down, as part of the job's state. If several machines lost links together, the job waits for
+them."""
 
 from collections.abc import Iterable, Set
 
@@ -14,7 +15,7 @@ class LostLinks:
         self.until = 0.0  # 0: nothing is waited for
 
     def on_lost(self, nodes: Iterable[str]) -> list[str]:
-        """Record that links of these nodes are down. Return the nodes for which that is new."""
+        """Record that links of these nodes are down. Return those of the nodes whose links were not down already."""
         lost = sorted(set(nodes) - self.nodes)
         self.nodes.update(lost)
         return lost

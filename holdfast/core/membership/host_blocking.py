@@ -97,7 +97,7 @@ class HostFaults:
 
     @property
     def has_evicted(self) -> bool:
-        """Whether there are evicted nodes whose hosts may have to be blocked."""
+        """Return whether any evicted nodes have hosts that may have to be blocked."""
         return bool(self._evicted)
 
     def block_gone(self, gone: Container[str], met: Mapping[str, Ready], staying: Iterable[str]) -> list[Block | Say]:

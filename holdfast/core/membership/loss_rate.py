@@ -53,7 +53,7 @@ class LossRate(msgspec.Struct, frozen=True):
         return _bisect(lambda rate: sum(w * _gamma_below(a, b * rate) for w, a, b in self.parts) - share, top)
 
     def most_lost(self, nodes: int, hours: float, confidence: float = 0.99) -> int:
-        """Return the number of losses that these nodes will not exceed in these hours, with this confidence."""
+        """Return a number such that, with this confidence, these nodes have no more losses than that in these hours."""
         exposed, total = nodes * hours, 0.0
         for count in range(nodes):
             for w, a, b in self.parts:
@@ -66,7 +66,7 @@ class LossRate(msgspec.Struct, frozen=True):
 
 def advise_standbys(nodes: int, refill_h: float, seen: NodeLosses) -> StandbyAdvice:
     """Return how many standbys to keep, at least one. They cover, in 99 of 100 cases, the nodes lost while one standby
-    is replaced. With no standby, every loss would cost that time."""
+    is replaced. Without a standby, the job would wait for a new node at every loss."""
     rate = LossRate().after(seen)
     standbys = max(1, rate.most_lost(nodes, refill_h))
     low, high = (100 * rate.quantile(share) for share in (_TAIL, 1 - _TAIL))

@@ -63,9 +63,9 @@ def size_standbys(losses: LossRates, confidence: float = 0.99) -> StandbySizing:
 
 
 def loss_distribution(kinds: Sequence[tuple[float, int]], most: int) -> Iterator[float]:
-    """Yield the chance of losing exactly 0, 1, 2, ... nodes; the last value is the chance of losing all `most` nodes.
-    Each of `kinds` is a mean number of events and the number of nodes lost in each event. Uses Panjer's recursion,
-    started at 1 and scaled down whenever a value grows too large for a float."""
+    """Yield the chances of losing exactly 0, 1, 2, ... nodes, and last the chance of losing all `most` nodes. Each of
+    `kinds` is a mean number of events and the number of nodes lost in each event. The chances come from Panjer's
+    recursion. Its values start at 1, and are scaled down whenever one grows too large for a float."""
     weights = [(mean * each, each) for mean, each in kinds if mean]
     scale = -sum(weight / each for weight, each in weights)  # logarithm of what the newest are to be multiplied by
     found, smaller_at, older_at, seen = [1.0], 0, 0, exp(scale)

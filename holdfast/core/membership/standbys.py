@@ -261,7 +261,8 @@ class Standbys:
         return self.faults.block_gone(self.gone, self._met, (*active, *self.pool, *self.under_probe))
 
     def doubt_all(self, now: float) -> None:
-        """Distrust all standbys until they report again, because their state is unknown and one may run ranks."""
+        """Treat all standbys as not ready until they report again, because their state is unknown and some may run
+        ranks."""
         self.coming |= dict.fromkeys(sorted({*self.pool, *self.under_probe}), now)
         for known in (self.pool, self._checked, self.suspects, self.examined, self.checking):
             known.clear()

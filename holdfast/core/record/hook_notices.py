@@ -139,7 +139,8 @@ class HookNotices:
 
 
 class NoticePacer:
-    """Lets one notice pass per interval, or at once if urgent. That notice carries the texts of others that waited."""
+    """Lets one notice pass per interval, and an urgent notice at once. The passing notice carries the texts of those
+    that wait."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s

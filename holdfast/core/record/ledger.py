@@ -148,8 +148,8 @@ class Ledger:
 
     @property
     def _last_known_at(self) -> float:
-        """Return until when ranks are known to have trained: their newest step or, after a takeover until steps are
-        reported, the old controller's last sign of life if that is later."""
+        """Return until when ranks are known to have trained: until their newest step. After a takeover, before steps
+        are reported, it is at least until the old controller's last sign of life."""
         untold = self._taken_over_at is not None and not self._told
         return max(self._good_at, self._alone_since) if untold else self._good_at
 
@@ -218,8 +218,8 @@ class Ledger:
         """Return the account without time that a later entry may change, for counters, which must never fall.
 
         Training counts up to the newest step, because an alarm would make later time lost. A launch counts once its
-        first step is made, because the step may be older than its report. A pause counts once it is over: it may turn
-        into an incident. Until the job makes a step or ends, it is unknown whether ranks restored their state or ran.
+        first step is made: the step may be older than its report. A pause counts once it is over: it may turn into an
+        incident. Until the job makes a step or ends, it is unknown whether ranks restored their state or ran.
         """
         account = self.make_account(now)
         if self.phase is Phase.DONE:
@@ -371,7 +371,8 @@ class Ledger:
         self._ran[release] = self._ran[release].add_steps(new, redone)
 
     def _on_recovery(self, record: Record | Change, whose: RedoneSteps) -> None:
-        """Backdate a finished incident or planned restart to the last good step, and start to count redone steps."""
+        """End the training span of an incident or planned restart at the last good step. Then begin to count redone
+        steps."""
         self._backdate_span(record)
         if incident_text.describe_unknown_resume(record) and not is_given_up(record):
             self._ran[self._release] = msgspec.structs.replace(self._ran[self._release], unsure=True)
@@ -395,7 +396,8 @@ class Ledger:
             self._spans = book_stall(self._spans, record.stepped_at, record.good_at, self._standstill.place)
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
-        """Return the spans with time since the last good step booked as lost, or as the job's end with `ends`."""
+        """Return the spans with the time after `good_at` (the last good step) booked as lost. With `ends`, training
+        time after the newest step, up to `good_at`, counts as the job's end."""
         if self._cut is None:
             return list(self._spans)
         index, instead = self._cut

@@ -1,4 +1,4 @@
-"""Where a span of the account is cut: at the last good step before a stop, and where a stall began."""
+"""Cuts the account's spans: at the last good step before a stop, and at the time when a stall began."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,8 @@ class OpenStandstill:
                 self.since = None
 
     def split_newest(self, spans: list[Span]) -> list[Span]:
-        """Return the spans with the newest one cut where the stall began, and the rest of it booked as a stall."""
+        """Return the spans with the open stall booked: the last span, if it is training, becomes a stall from its begin
+        on."""
         if self.since is None or spans[-1].use not in (TimeUse.TRAIN, TimeUse.REDO):
             return spans
         *before, last = spans

@@ -80,7 +80,8 @@ class JobReleases:
         return f"release {number} is staged{rides}", ()
 
     def rollback_refusal(self, number: int) -> str:
-        """Return why the job cannot go back to this release (0: the one before); "" if it can."""
+        """Return why the job cannot go back to this release; "" if it can. The number 0 stands for the previous
+        release."""
         if number == 0:
             return "" if self.previous_release is not None else "there is no release to go back to"
         if number not in self.known:

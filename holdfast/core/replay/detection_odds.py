@@ -16,7 +16,8 @@ def shown_odds(q: float, repeats: float) -> float:
 
 
 def repeats_needed(q: float, confidence: float, most: int) -> int:
-    """Return how often to repeat each phase so that both show the fault with this confidence; at most `most`."""
+    """Return how often to repeat each phase so that both show the fault with this confidence. Never return more than
+    `most`."""
     if not 0.0 < confidence < 1.0 or not 0.0 <= q <= 1.0 or most < 1:
         raise ValueError("a confidence lies between 0 and 1, a chance from 0 to 1, and there is one replay at least")
     if q == 1.0:

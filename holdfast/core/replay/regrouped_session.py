@@ -86,7 +86,8 @@ class GroupSession:
             self._waiting[name] = msgspec.structs.replace(launch, replay=replay)
 
     def _judge_wave(self) -> None:
-        """Judge each group by comparing it with the others of its wave."""
+        """Judge each group of the wave by comparing all groups. If no comparison decides, use only crashes and bad
+        losses."""
         known = {name: told for name, told in self._told.items() if told is not None}
         faulty = self._alike.judge_wave(known)
         whole = [faulty[name] for name, told in known.items() if told.ended]

@@ -2,11 +2,11 @@
 
 Each half is a job of its own, with ranks numbered alike, so node x of one half is the twin of node x of the other. A
 rank computes signatures (hashes) of the data that it sends into a sum or to the next stage, before that data mixes with
-data of other ranks. It also computes one of its state after the step. If exactly one pair of twins differs first, the
-fault is there. The referee then takes the place of one twin, in the half that the referee is not part of. It repeats
-the steps up to the difference.
+data of other ranks. After each step it also signs its state. If only one pair of twins differs at the first difference,
+the fault is in this pair. The referee then takes the place of one twin, in the half that the referee is not part of. It
+repeats the steps up to the difference.
 
-A dual-phase replay takes over the cases that this cannot decide: several pairs that differ at the same time, a half
+A dual-phase replay takes over what a two-half replay cannot decide: several pairs that differ at the same time, a half
 that crashes, or work that does not give the same bits twice.
 """
 

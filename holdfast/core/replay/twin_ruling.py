@@ -55,7 +55,8 @@ class _Doubt(NamedTuple):
 
 
 class TwinComparison:
-    """One comparison of twins, from its first step to the ruling. `nodes[replica][stage]` are that stage's nodes."""
+    """One comparison of twins, from its first step to the ruling. `nodes[r][s]` are the nodes of stage s in replica
+    r."""
 
     def __init__(self, nodes: tuple[tuple[Nodes, ...], ...], limits: TwinLimits) -> None:
         half = len(nodes) // 2

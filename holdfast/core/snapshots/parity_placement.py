@@ -1,8 +1,8 @@
 """Placement of parity: which two nodes' snapshot halves are XORed, and which third node keeps the result.
 
-Every node's share is cut in two. Each node keeps the first half of one node XORed with the second half of another:
-half the memory of a whole copy, on every node alike. A lost half is recovered by XORing the parity with the half that
-still exists, so no two of the three nodes may be evicted together.
+Every node's share is cut in two. Each node keeps a parity: the first half of a second node XORed with the second half
+of a third node. A parity takes half the memory of a whole copy, on every node alike. A lost half is recovered by XORing
+the parity with the half that still exists, so no two of the three nodes may be evicted together.
 """
 
 from collections.abc import Iterator

@@ -36,7 +36,8 @@ def parallel_groups(dims: tuple[tuple[str, int], ...]) -> Groups:
 
 
 def choose_peers(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the peer that keeps each node's copies, and sentences on the evictions that this does not survive."""
+    """Return the peer that keeps each node's copies. Also return sentences on evictions that would take both a state
+    and its copy."""
     if len(seats) < 2:
         return {}, ()
     world, nproc = world_size(seats), seats[0].nproc
@@ -132,7 +133,8 @@ def _match_keepers(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int,
 
 
 def match_owners(nodes: int, barred: Sequence[frozenset[int]]) -> dict[int, int]:
-    """Return a largest matching from owners to keepers in which no keeper is barred for its owner or used twice."""
+    """Return a largest possible matching of owners to keepers. A keeper has one owner, which must not be barred from
+    it."""
     keeper_of: dict[int, int] = {}  # keeper -> owner
     for owner in range(nodes):
         _augment_matching(owner, nodes, barred, keeper_of)

@@ -34,7 +34,8 @@ class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecoveryFloor:
     def __init__(self, limits: BackupLimits, newest_equal: Callable[[], int | None], disk: DiskFloor) -> None:
-        """`newest_equal` returns the newest step at which replicas were equal; -1: not known yet, None: never."""
+        """Begin without a floor. `newest_equal` returns the newest step at which replicas were equal: -1 if unknown so
+        far, and None if replicas are never compared."""
         self.limits = limits
         self.disk = disk
         self._newest_equal = newest_equal
@@ -166,7 +167,8 @@ class RecoveryFloor:
         return equal is None or equal >= step
 
     def _aim_if_settled(self, now: float) -> bool:
-        """Set the next aim if it is due. If verified states are kept, the floor must be verified first."""
+        """Set the next aim if it is due. If any rank wants verified states kept, the present floor must be verified
+        first."""
         settled = self.verified == self.floor or not any(beat.verifies for beat in self._beats.values())
         return settled and now >= self._not_before and self._set_next_aim(now)
 
