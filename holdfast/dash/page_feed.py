@@ -30,8 +30,7 @@ def shown_sections(view: PageView) -> Sections:
 
 
 def compare_sections(before: Sections, after: Sections) -> Sections:
-    """Return the sections that have changed. A section that is a list or an object is reduced to its changed entries or
-    fields."""
+    """Return the sections that changed. Lists and objects among them have only their changed entries or fields."""
     return {name: _compare_values(before.get(name), new) for name, new in after.items() if before.get(name) != new}
 
 
@@ -115,7 +114,6 @@ class PageFeed:
         return {"rank": rank, "lines": [line[:_LINE_CHARS] for line in lines[-_LINES:]]}
 
     def compare_release(self, number: int) -> Any:
-        """Return what a release changed against the one before it, as plain values; None if one of the two is
-        unknown."""
+        """Return what a release changed against the one before it, as plain values; None if either is unknown."""
         pair = self._fold.find_releases(number)
         return strip_tree(msgspec.to_builtins(compare_releases(self._source, *pair))) if pair else None

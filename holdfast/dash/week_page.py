@@ -1,5 +1,4 @@
-"""The summary of several runs as one HTML file to mail. It has the style of the page, no script, and loads nothing from
-the network."""
+"""The summary of several runs as one file to mail, in the style of the page. It has no script and fetches nothing."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

@@ -56,8 +56,7 @@ def default_namespace(config: KubeConfig) -> str:
 
 
 def check_pod(manifest: Manifest) -> None:
-    """Raise UnknownFieldError if the manifest has a field that pods lack. Raise ValueError if a field has the wrong
-    type."""
+    """Raise UnknownFieldError if the manifest has a field that pods lack, ValueError if a field has a wrong type."""
     try:
         kept = Pod.from_dict(manifest).to_dict()
     except (msgspec.ValidationError, TypeError) as e:

@@ -213,8 +213,7 @@ class KubernetesFleet:
         return True
 
     async def _avoid_host_of(self, node: str, reason: str) -> None:
-        """Keep this job's later nodes off the host of this node. If we may taint the host, keep other jobs' nodes off
-        it too."""
+        """Keep this job's later nodes off this node's host. Other jobs' nodes avoid the host if we may taint it."""
         with contextlib.suppress(KubernetesError):
             await self._table.refresh(anew=True)
         pod = self._table.pods.get(node) or self._table.removed.get(node)
@@ -249,8 +248,7 @@ class KubernetesFleet:
         return FleetNode(state=FleetState.UNKNOWN, reason="its pod is not there any more, and nobody saw it end")
 
     async def _look_at_host(self, pod: PodView) -> HostView | None:
-        """Return a pod's host, or None if we may not read it. The answer is remembered, and refreshed if the host or
-        the pod is in trouble."""
+        """Return a pod's host; None if we may not read it. It is read anew only if host or pod is in trouble."""
         name = pod.spec.node_name
         known = self._hosts.get(name)
         if name and (name not in self._hosts or is_in_doubt(pod) or (known is not None and known.trouble)):
@@ -263,9 +261,8 @@ class KubernetesFleet:
         return self._hosts.get(name)
 
     async def _delete_strays(self) -> None:
-        """Delete two kinds of this run's pods: pods without a record, which an interrupted acquisition leaves, and pods
-        of nodes that were given back. The record of a node that was given back is kept until the end of its pod is
-        proven."""
+        """Delete this run's pods that have no record, which an interrupted acquisition leaves, and those of nodes that
+        were given back. The record of a node that was given back is kept until its end is proven."""
         records = self._records.nodes
         left = {node for node, record in records.items() if record.released} - self._ending
         for node in left:
@@ -318,8 +315,7 @@ class KubernetesFleet:
             self._keep(nodes=self._records.nodes | {node: record})
 
     async def _call_all(self, calls: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Await all calls, a few at a time. If calls failed, raise the first FleetRefusal among the errors, or the
-        first error if there is no refusal."""
+        """Await all calls, a few at a time. Raise the first FleetRefusal among the errors, else the first error."""
 
         async def call(one: Coroutine[Any, Any, None]) -> None:
             async with self._room:

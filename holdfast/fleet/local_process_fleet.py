@@ -180,8 +180,7 @@ def survey_node(folder: Path) -> FleetNode:
 
 
 def node_processes(folder: Path) -> list[int]:
-    """Return the pids of all processes of a node. They are found by an environment variable, even if their supervisor
-    is gone."""
+    """Return the pids of all processes of a node. An environment variable marks them, even if its holder is gone."""
     mark = _node_mark(folder)
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_mark(pid, mark)]
 

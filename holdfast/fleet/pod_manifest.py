@@ -114,8 +114,7 @@ def make_secret(shape: PodShape, node: str, files: Mapping[str, bytes], owner: M
 
 
 def owner_reference(run: str, uid: str) -> Manifest:
-    """Return the owner reference that ties an object to the run's lease: Kubernetes removes the object with the
-    lease."""
+    """Return an owner reference to the run's lease. Kubernetes removes objects that have it together with the lease."""
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": run, "uid": uid}
 
 
@@ -160,8 +159,7 @@ def _fill_container(own: Manifest, shape: PodShape, command: Sequence[str]) -> N
 
 
 def _add_volumes(spec: Manifest, own: Manifest, secret: str) -> None:
-    """Mount the secret, a folder for the run's files, and shared memory. Without the mount, shared memory would be 64
-    MiB."""
+    """Mount the secret, a folder for the run's files, and shared memory (the default has only 64 MiB)."""
     ours: tuple[tuple[str, str, Manifest], ...] = (
         ("holdfast-secret", SECRET_FOLDER, {"secret": {"secretName": secret, "defaultMode": _SECRET_MODE}}),
         ("holdfast-home", HOME_FOLDER, {"emptyDir": {}}),

@@ -124,8 +124,7 @@ def view_host(host: Mapping[str, Any]) -> HostView:
 
 
 def describe_pod(pod: PodView, host: HostView | None = None, *, removed: bool = False) -> FleetNode:
-    """Return the fleet's report on the pod's node. With `removed`, the pod no longer exists, and `pod` is its last
-    state."""
+    """Return the fleet's report on the pod's node. With `removed`, `pod` is the last state of a pod that is gone."""
     name, near = pod.spec.node_name, host.near if host else ()
     if pod.status.phase in ("Succeeded", "Failed") or removed:
         reason = _ending_text(pod)
@@ -157,8 +156,7 @@ def has_ended(pod: PodView, *, removed: bool = False) -> bool:
 
 
 def is_in_doubt(pod: PodView) -> bool:
-    """Return whether the pod runs but is not ready. Its machine may then be silent, so the caller looks at the machine
-    too."""
+    """Return whether the pod runs but is not ready. Its machine may be silent, so the caller checks the machine."""
     return pod.status.phase == "Running" and any(
         one.type == "Ready" and one.status != "True" for one in pod.status.conditions
     )

@@ -61,8 +61,7 @@ class SlurmFleet:
     can_acquire = True
 
     def __init__(self, run_dir: Path, plan: SlurmPlan, env: Mapping[str, str], mint: Callable[[str], str]) -> None:
-        """Read the records of the run's nodes from disk. `mint` makes a node's token, with which it joins, from the
-        node's name."""
+        """Read the records of this run's nodes. `mint` returns the token with which a node of a given name joins."""
         self.survey_s = _SOON_S
         self._dir, self._plan, self._env, self._mint = run_dir / FOLDER, plan, dict(env), mint
         self._dir.mkdir(parents=True, exist_ok=True)
@@ -143,8 +142,7 @@ class SlurmFleet:
         return tuple(asked)
 
     def _submit(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Record these nodes on disk, so that the next controller finds their job. Then submit one Slurm job for all of
-        them."""
+        """Submit one Slurm job for these nodes. The records are on disk first: the next controller finds the job."""
         if not names:
             return ()
         job_name = f"holdfast-{self._plan.run_id}-{names[0]}"

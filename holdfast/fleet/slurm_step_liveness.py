@@ -30,9 +30,8 @@ def step_name(node: str) -> str:
 
 
 def judge_node(node: str, record: NodeRecord, view: ClusterView, *, launching: bool) -> FleetNode:
-    """Return the fleet's view of a node. `launching` says that the `sbatch` or `srun` process for the node is alive. If
-    Slurm has lost contact with the node's host while the node ran, the node is unknown: an end that Slurm reports is no
-    proof."""
+    """Return the fleet's view of a node. `launching` says that its `sbatch` or `srun` is alive. If Slurm ever lost
+    contact with the host of a running node, the node is unknown: an end that Slurm reports is no proof."""
     job = view.jobs.get(record.job)
     if record.job not in view.asked and (record.job or launching):
         return FleetNode(state=FleetState.QUEUED, reason="its job is being submitted")

@@ -1,5 +1,4 @@
-"""Encodes journal entries as bytes, and computes the checksum of each entry, which covers the checksum of the entry
-before.
+"""Encodes journal entries as bytes, and computes their checksums, each of which covers the one before it.
 
 Entries are msgpack, not JSON, because msgpack can hold every float that a script may report, including NaN and
 infinity.
@@ -43,8 +42,7 @@ class JournalRow(msgspec.Struct, frozen=True):
 
 
 def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = None) -> JournalRow:
-    """Return an entry as the journal's next row. `chain` is the checksum of the row before it. `key` encrypts
-    environments."""
+    """Return an entry as the next row. `chain` is the checksum of the row before, and `key` encrypts environments."""
     event, decision = _ENCODER.encode(entry.event), _ENCODER.encode(entry.decision)
     if key:
         event, decision = key.encrypt_env(event), key.encrypt_env(decision)
@@ -53,8 +51,7 @@ def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = 
 
 
 def parse_row(values: tuple[object, ...]) -> JournalRow | None:
-    """Return the values of a table's row as a JournalRow. Return None if a value has the wrong type, as in a damaged
-    file."""
+    """Return a table's row as a JournalRow; None if a value has the wrong type, as in a damaged file."""
     seq, at, event, decision, epoch, chain = values
     whole = isinstance(seq, int) and isinstance(at, float) and isinstance(epoch, int)
     if whole and isinstance(event, bytes) and isinstance(decision, bytes) and isinstance(chain, bytes):

@@ -96,8 +96,7 @@ class MarkFile:
     """The writer's open handle on the mark file."""
 
     def __init__(self, path: Path, mark: HighWaterMark) -> None:
-        """Atomically replace the mark file with a new one that only its owner can read. Raise JournalError if that
-        fails."""
+        """Replace the mark file, atomically, with one that only its owner can read. Raise JournalError on failure."""
         self._path = path
         self._mark = mark
         self._writes = 0

@@ -14,8 +14,7 @@ class JournalFullError(JournalError):
 
 
 class JournalAwayError(JournalError):
-    """The database does not answer. It has every entry that was acted on, and these can be read when it answers
-    again."""
+    """The database does not answer. It has all entries that were acted on, and returns them when it answers again."""
 
 
 class LeaseLostError(JournalError):

@@ -48,8 +48,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The descriptors that stay open in a child: stdout, stderr, and those in `keep`. The child finds the numbers in
-    `keep` in HOLDFAST_KEPT."""
+    """The descriptors that stay open in a child: stdout, stderr, and `keep`, whose numbers are in HOLDFAST_KEPT."""
 
     stdout: int
     stderr: int

@@ -75,8 +75,7 @@ def die_with_parent(parent: int, code: int = 1) -> None:
 
 
 def die_with(pid: int) -> None:
-    """Kill this process when process `pid` dies, or at once if it is already gone. It may be any process, not only the
-    parent."""
+    """Kill this process when process `pid` (any process) dies. Exit at once if `pid` is already gone."""
     if os.getppid() == pid:
         die_with_parent(pid)
         return

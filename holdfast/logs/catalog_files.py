@@ -63,9 +63,8 @@ def load_classes() -> tuple[FailureClass, ...]:
 
 
 def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow, ...]:
-    """Return the user's rows of the catalog. Raise ConfigError if a row is faulty by itself. The rows are not compared
-    with the built-in rows, because an update of holdfast could then stop a job. `holdfast catalog` makes that
-    comparison."""
+    """Return the user's rows. Raise ConfigError if one is faulty by itself. Only `holdfast catalog` compares them with
+    the built-in rows: a comparison here would let an update of holdfast stop a job."""
     path = user_rows.user_rows_path(limits)
     rows = (
         _parse_rows(_read_users(limits.catalog), limits.catalog, CatalogRow)

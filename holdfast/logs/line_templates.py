@@ -1,5 +1,4 @@
-"""Condenses gigabytes of log into a few hundred kinds of lines. Each kind has its count, where it came first and last,
-and the lines around it.
+"""Condenses gigabytes of log into a few hundred kinds of lines, each with its count, place, and nearby lines.
 
 Works like Drain: lines with the same number of words and the same beginning are compared word by word, and words that
 differ become wildcards. We measured the package drain3 and did not take it: it needs 20 µs per line, has had no release

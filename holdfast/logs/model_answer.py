@@ -126,8 +126,7 @@ def apply_vote(vote: ModelVote, rules: Diagnosis, klass: FailureClass) -> Diagno
 
 
 def sanitize_words(text: str) -> str:
-    """Return text of a language model made safe for a terminal and a journal: one line, without control characters, of
-    limited length."""
+    """Return a model's text made safe for a terminal and a journal: one line, no controls, limited length."""
     words = " ".join(plain_line(text.replace("\n", " ")).split())
     return words if len(words) <= _WORDS_CHARS else words[:_WORDS_CHARS] + "..."
 

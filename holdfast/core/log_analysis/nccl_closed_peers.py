@@ -20,8 +20,7 @@ _MUTE = 1.0
 
 
 def discount_wrappers(hits: Sequence[CatalogHit], lines: Sequence[LogLine]) -> None:
-    """Give little weight to NCCL's general errors if the line "Last error" after them says that a peer has closed the
-    connection."""
+    """Give little weight to NCCL's general errors if "Last error" near them says that a peer closed the connection."""
     told = [said for said, after in pairwise([*lines, LogLine(text="", raw="")]) if _tells_of_peer(said, after)]
     for hit in hits:
         if hit.row.role == "cause" and _WRAPPER.search(hit.said.text) and any(_is_near(hit, said) for said in told):

@@ -23,8 +23,7 @@ _FRAME = ('File "', "File: ")  # stands two columns to the right of what it belo
 
 
 def restore_pasted(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return these lines as the program wrote them, as far as that can be restored. A line that is joined from several
-    has the index of the first."""
+    """Return these lines as the program wrote them, as far as possible. Joined lines have the index of the first."""
     lines = _unwrap([(index, _unescape(text)) for index, text in lines])
     texts = _strip_bytes(_dedent(_strip_numbers([text for _, text in lines])))
     return [(index, text) for (index, _), text in zip(lines, texts, strict=True)]
@@ -74,8 +73,7 @@ def _strip_numbers(texts: list[str]) -> list[str]:
 
 
 def _dedent(texts: list[str]) -> list[str]:
-    """Remove the indentation that all lines share. If the start of the traceback is missing, its frames stay indented
-    by two spaces."""
+    """Remove the indentation that all lines share. Frames of a traceback without its start stay indented."""
     filled = [text for text in texts if text.strip()]
     shared = min((len(text) - len(text.lstrip(" ")) for text in filled), default=0)
     if any(text[shared:].startswith(_FRAME) for text in filled):

@@ -94,8 +94,7 @@ class LiteralIndex:
         self._dull: set[bytes] = set()
 
     def compile_parts(self) -> re.Pattern[bytes]:
-        """Compile the pattern that searches many words for parts of literals. A log with few words does not need the
-        pattern."""
+        """Compile the pattern that finds parts of literals in many words. A log with few words does not need it."""
         self._any_part = re.compile(_any_of(sorted({part[:_TRIE] for part in self._parts})))
         return self._any_part
 
@@ -213,8 +212,7 @@ def _literals_of_part(op: Any, value: Any) -> set[bytes]:
 
 
 def _literal_worth(offer: set[bytes]) -> tuple[int, int]:
-    """Return how useful a set of literals is. Rarer (longer) literals are better; from some length on, fewer literals
-    are."""
+    """Return how useful a set of literals is. Long literals are rare, and of long enough ones, fewer are better."""
     worth = min((_literal_rarity(needle) for needle in offer), default=0)
     return (min(worth, 6), -len(offer)) if worth > 0 else (0, 0)
 

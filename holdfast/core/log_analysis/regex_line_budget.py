@@ -48,8 +48,7 @@ def _repeat_widths(tree: Sequence[Part], after: Part | None) -> list[int]:
 
 
 def _has_one_end(inner: Any, follows: Part) -> bool:
-    """Return whether the repeat has only one possible end. That is so if the character after the repeat cannot occur
-    inside the repeat."""
+    """Return whether the repeat can end in one place only: the character after it cannot occur inside it."""
     op, value = follows
     while op is parser.SUBPATTERN and len(value[-1]):
         op, value = value[-1][0]

@@ -27,8 +27,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
 
     @property
     def rank(self) -> int | None:
-        """The rank that failed first; None if it is unknown. A rank that only reported another rank's failure (an echo)
-        does not count."""
+        """The rank that failed first; None if unknown. A rank that only reports another's failure does not count."""
         root, summary = self.root, self.summary
         if root.named:
             return root.rank
@@ -84,8 +83,7 @@ def best_hint(hints: Sequence[CatalogHit], lines: Sequence[LogLine]) -> CatalogH
 
 
 def rival_causes(finding: CauseFinding) -> list[CatalogHit]:
-    """Return the hits of other classes that could be the cause as well, because they are about as heavy as the root
-    cause."""
+    """Return hits of other classes that are about as heavy as the root cause, and could be the cause instead."""
     root = finding.root
     return [
         hit
@@ -95,8 +93,7 @@ def rival_causes(finding: CauseFinding) -> list[CatalogHit]:
 
 
 def _first_hit(hits: list[CatalogHit], ended_at: Mapping[int, float]) -> CatalogHit:
-    """Return the hit that came first among those with nearly the highest weight. If nobody knows which came first,
-    return the heaviest."""
+    """Return the earliest of the hits with nearly the highest weight. If no times are known, return the heaviest."""
     top = max(hit.weight for hit in hits)
     near = [hit for hit in hits if hit.weight >= top - _NEAR]
     if len({hit.rank for hit in near}) > 1 and all(hit.rank in ended_at for hit in near):

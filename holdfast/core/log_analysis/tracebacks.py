@@ -81,8 +81,7 @@ class RaisedException(msgspec.Struct, kw_only=True):
 
     @property
     def is_wrapper(self) -> bool:
-        """Return whether the message only announces the traceback of another process or thread. That traceback follows
-        the message."""
+        """Return whether the message only announces the traceback of another process or thread below it."""
         return self.message.startswith("Caught ") and _WRAPS.search(self.message) is not None
 
     @property
@@ -208,8 +207,7 @@ class _TracebackParser:
                 self._newest.more.append(said)
 
     def _read_quoted(self, text: str) -> str:
-        """Return a cause that Hydra quotes below its own message, in the form "Type: text". Return "" if the line
-        quotes no cause."""
+        """Return a cause that Hydra quotes below its own message, in the form "Type: text"; "" if the line has none."""
         if self._frames is not None or not self._message or self._newest is None:
             return ""
         found = _QUOTED.match(text) if self._newest.name == "InstantiationException" else None

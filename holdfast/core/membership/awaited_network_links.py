@@ -1,5 +1,4 @@
-"""Nodes whose links are down, as part of the job's state. If several machines lost links together, the job waits for
-them."""
+"""Nodes whose links are down, as part of the job's state. The job waits for links that several nodes lost together."""
 
 from collections.abc import Iterable, Set
 
@@ -39,8 +38,7 @@ class LostLinks:
         return self.nodes - self._awaited if now < self.until else self.nodes
 
     def forget_nodes(self, nodes: Iterable[str], kept: Set[str] = frozenset()) -> None:
-        """Stop waiting for these nodes, whose links are back or which have left. The links of nodes in `kept` still
-        count as down."""
+        """Stop waiting for these nodes, which are back or have left. Links of nodes in `kept` still count as down."""
         gone = set(nodes)
         self._awaited -= gone
         self.nodes -= gone - kept
@@ -52,8 +50,7 @@ class LostLinks:
         return now < self.until and not self._awaited.isdisjoint(active)
 
     def take_late(self, now: float) -> set[str]:
-        """Stop waiting for links once the time for them is over. Return the nodes whose links have not come back in
-        that time."""
+        """Stop waiting for links once time is up. Return the nodes whose links have not come back."""
         if not self.until or now < self.until:
             return set()
         late, self._awaited, self.until = self._awaited, set(), 0.0

@@ -78,8 +78,7 @@ class HostFaults:
         self._refused: set[str] = set()  # of these, those that the console was told of
 
     def on_evicted(self, nodes: Iterable[str], faults: Mapping[str, str], incident: int) -> None:
-        """Record, for each evicted node, the fault of its machine if it has one. A fault that is already recorded is
-        not replaced."""
+        """Record the faults of evicted nodes' machines. A fault that is recorded already is not replaced."""
         known = {node for node, (fault, _) in self._evicted.items() if fault}
         self._evicted |= {node: (faults.get(node, ""), incident) for node in nodes if node not in known}
 
@@ -127,8 +126,7 @@ class HostFaults:
             yield Say(text=f"{ready.node} is bad, and {what}: {why}")
 
     def on_block_outcome(self, outcome: Outcome) -> None:
-        """Record a host as blocked if the action that blocks it succeeded. The action fails if the list of blocked
-        hosts cannot be written."""
+        """Record a host as blocked if its Block succeeded. A Block fails if the list of hosts cannot be written."""
         id, host = self.blocking.pop(outcome.action)
         if outcome.ok and id:
             self._blocked[id] = host

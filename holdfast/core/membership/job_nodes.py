@@ -120,10 +120,7 @@ class JobNodes:
         drained: Collection[str] = (),
     ) -> tuple[list[str], list[Action]]:
         """Evict the active nodes among `nodes`. Return the evicted nodes, and the actions that their eviction requires.
-
-        Nodes in `silent` leave because they do not answer, and nodes in `drained` because a drain was ordered. With
-        `examine`, evicted nodes that still answer are probed.
-        """
+        With `examine`, evicted nodes that still answer are probed."""
         leaving = sorted(self.active.intersection(nodes))
         actions: list[Action] = []
         self.out.update(leaving)
@@ -171,8 +168,7 @@ class JobNodes:
         return admitted
 
     def may_grow(self) -> bool:
-        """Return whether the job runs on fewer nodes than wanted and there are enough standbys for one more replica of
-        the model."""
+        """Return whether the job has fewer nodes than wanted, and enough standbys for one more replica of the model."""
         missing, usable = self.job.max_nodes - len(self.seats), len(self.usable_pool)
         if missing <= 0 or not usable:
             return False

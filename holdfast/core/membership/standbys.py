@@ -119,8 +119,7 @@ class Standbys:
         self.fleet.take_report(now, nodes)
 
     def pause_requests(self, now: float) -> float:
-        """Stop asking the fleet for nodes for a while, and return for how many seconds. Each pause is twice as long as
-        the last, until a node comes."""
+        """Request no nodes for a while. Return how long: twice as long each time, until a node comes."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_RETRY_S)
         self._retry_at = now + pause_s
         return pause_s
@@ -261,8 +260,7 @@ class Standbys:
         return self.faults.block_gone(self.gone, self._met, (*active, *self.pool, *self.under_probe))
 
     def doubt_all(self, now: float) -> None:
-        """Treat all standbys as not ready until they report again, because their state is unknown and some may run
-        ranks."""
+        """Wait for all standbys to report again, because their state is unknown and some may run ranks."""
         self.coming |= dict.fromkeys(sorted({*self.pool, *self.under_probe}), now)
         for known in (self.pool, self._checked, self.suspects, self.examined, self.checking):
             known.clear()
@@ -296,9 +294,8 @@ class Standbys:
         return min(self._patience_s, longest_s)
 
     def wake_at(self, *, steady: bool = False, standing: bool = False) -> float | None:
-        """Return when standbys next need attention, or None. A node's arrival may be due, the fleet may be asked again,
-        or the examination of a node without a link may have to end. While the job is `steady`, probes may also be
-        due."""
+        """Return when standbys next need attention, or None. Causes are an arrival that is due, another request to the
+        fleet, a node without a link, and, while the job is `steady`, probes."""
         patience_s = self._arrival_limit_s(standing)
         known = self.fleet.nodes  # empty where the fleet tells nothing, as at the start of thousands
         asked = (

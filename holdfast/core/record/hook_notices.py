@@ -74,8 +74,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookNotices:
-    """Turns journal entries into notices. Needs every entry, old ones included, and the state of the job after each
-    entry."""
+    """Turns journal entries into notices. Needs every entry, old ones included, and the job's state after each."""
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id
@@ -139,8 +138,7 @@ class HookNotices:
 
 
 class NoticePacer:
-    """Lets one notice pass per interval, and an urgent notice at once. The passing notice carries the texts of those
-    that wait."""
+    """Lets one notice pass per interval, and urgent ones at once. It carries the texts of the notices that wait."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s

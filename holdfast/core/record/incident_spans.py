@@ -19,8 +19,7 @@ class IncidentSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace_incident(record: Record) -> tuple[IncidentSpan, ...]:
-    """Return the spans of an incident: first the whole incident, from the last good step until training resumed, then
-    each of its phases."""
+    """Return an incident's spans: the whole, from the last good step until training resumed, and then its phases."""
     verdict = record.verdict
     judged: dict[str, SpanValue] = {"verdict": verdict.remedy.value, "reason": verdict.reason}
     spans, at = list[IncidentSpan](), record.good_at

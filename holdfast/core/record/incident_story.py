@@ -39,8 +39,7 @@ class IncidentStory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoryFold:
-    """Takes journal entries one by one. Keeps the story of each past incident, and the story so far of an open
-    incident."""
+    """Takes journal entries one by one. Keeps the story of each past incident and, so far, of an open one."""
 
     def __init__(self) -> None:
         self.stories: dict[int, IncidentStory] = {}

@@ -168,8 +168,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mttr_s(self) -> float | None:
-        """Return the mean time from the last good step to the next one in repaired incidents; None if none was
-        repaired."""
+        """Return the mean time of repaired incidents, from last good step to next; None if there are none."""
         times = [r.resumed_at - r.good_at for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
         return sum(times) / len(times) if times else None
 

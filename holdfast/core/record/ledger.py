@@ -137,8 +137,7 @@ class Ledger:
                 self._told = True
 
     def _divide_unknown(self, at: float) -> None:
-        """Divide the unknown time without a controller at `at`: ranks made their newest step then, and trained only
-        before."""
+        """Divide unknown time without a controller: until `at`, ranks made steps, and then they made none."""
         for index, (trained, alone) in enumerate(pairwise(self._spans)):
             ends_now = alone.use is TimeUse.UNKNOWN and alone.end_at == self._taken_over_at
             if ends_now and trained.use in TRAINED:
@@ -371,8 +370,7 @@ class Ledger:
         self._ran[release] = self._ran[release].add_steps(new, redone)
 
     def _on_recovery(self, record: Record | Change, whose: RedoneSteps) -> None:
-        """End the training span of an incident or planned restart at the last good step. Then begin to count redone
-        steps."""
+        """End the training span of a finished stop at the last good step, and begin to count redone steps."""
         self._backdate_span(record)
         if incident_text.describe_unknown_resume(record) and not is_given_up(record):
             self._ran[self._release] = msgspec.structs.replace(self._ran[self._release], unsure=True)
@@ -396,8 +394,7 @@ class Ledger:
             self._spans = book_stall(self._spans, record.stepped_at, record.good_at, self._standstill.place)
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
-        """Return the spans with the time after `good_at` (the last good step) booked as lost. With `ends`, training
-        time after the newest step, up to `good_at`, counts as the job's end."""
+        """Return the spans with time after `good_at` booked as lost. With `ends`, the job ends at its newest step."""
         if self._cut is None:
             return list(self._spans)
         index, instead = self._cut

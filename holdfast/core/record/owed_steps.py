@@ -8,12 +8,9 @@ from holdfast.model.incident_record import Change, Record
 
 
 class OwedSteps:
-    """Lost steps that have not been made again yet, each charged to the restart that lost it.
-
-    A failure may come while steps are being redone. Its restart is charged only with steps made since the restart
-    before. All other steps stay charged to the earlier restarts. So each restart is charged with as many steps as it
-    reported lost.
-    """
+    """Lost steps that have not been made again yet, each charged to the restart that lost it. If a failure comes while
+    steps are being redone, its restart is charged only with steps made since the restart before. The other steps stay
+    charged to older restarts. So each restart is charged with as many steps as it reported lost."""
 
     def __init__(self) -> None:
         self.redone: list[RedoneSteps] = []
@@ -38,8 +35,7 @@ class OwedSteps:
         return next(((last, self.redone[whose]) for last, whose in reversed(self._last) if last > step), None)
 
     def add_redone(self, first: int, count: int) -> None:
-        """Record that `count` steps, beginning with step `first`, were made again. Each restart gets the steps that
-        were charged to it."""
+        """Record `count` steps from step `first` on as made again, for the restarts to which they are charged."""
         end = first + count
         for last, whose in reversed(self._last):
             here = max(0, min(end, last + 1) - first)

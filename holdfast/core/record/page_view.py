@@ -356,8 +356,7 @@ def _show_span(span: Span) -> PageSpan:
 
 
 def _show_node(story: NodeStory, live: dict[str, Any], front: int) -> PageNode:
-    """Return a node as the page shows it. `live` is what the controller reports of the node, and `front` is the step of
-    the node that is furthest ahead."""
+    """Return a node as the page shows it. `live` is the controller's report of it, `front` the job's furthest step."""
     return PageNode(
         node=story.node,
         role=str(live.get("role", "")) or story.role,

@@ -37,8 +37,7 @@ class ReleaseOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseHistory:
-    """Reads from the journal when each release was ordered and first launched. Its chapters take fates from the
-    decider, and steps from the ledger."""
+    """Reads from the journal when each release was ordered and first launched, and tells its history."""
 
     def __init__(self) -> None:
         self._brought: dict[int, float] = {}

@@ -30,8 +30,7 @@ class OpenStandstill:
                 self.since = None
 
     def split_newest(self, spans: list[Span]) -> list[Span]:
-        """Return the spans with the open stall booked: the last span, if it is training, becomes a stall from its begin
-        on."""
+        """Return the spans with the open stall booked: the end of the last training span becomes a stall."""
         if self.since is None or spans[-1].use not in (TimeUse.TRAIN, TimeUse.REDO):
             return spans
         *before, last = spans

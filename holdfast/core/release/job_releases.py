@@ -80,8 +80,7 @@ class JobReleases:
         return f"release {number} is staged{rides}", ()
 
     def rollback_refusal(self, number: int) -> str:
-        """Return why the job cannot go back to this release; "" if it can. The number 0 stands for the previous
-        release."""
+        """Return why the job cannot go back to this release; "" if it can. 0 stands for the previous release."""
         if number == 0:
             return "" if self.previous_release is not None else "there is no release to go back to"
         if number not in self.known:
@@ -116,9 +115,8 @@ class JobReleases:
         return self.waiting is not None and self.due_at is not None and self.due_at <= now
 
     def next_release(self, now: float, *, machines: bool, guess: bool) -> Release:
-        """Choose the release of the next generation, record its fate, and return it. `machines` says that the seated
-        nodes have changed, and `guess` that the verdict has no proof. If both are so, an update waits; a rollback never
-        does."""
+        """Choose the release of the next generation, and return it. If the seated nodes change (`machines`) on a
+        verdict without proof (`guess`), an update waits. A rollback never waits."""
         if not self._since:
             self._since[self.running.number] = now
         if self.waiting is None or (guess and machines and self._left is None):
@@ -164,8 +162,7 @@ class JobReleases:
         self.fates[number], self.told[number] = fate, why
 
     def rolled_back_as(self, release: Release) -> int:
-        """Return the number of a release that was rolled back and has the same code, command line and environment as
-        this one; 0 if there is none."""
+        """Return the number of a rolled-back release with the same code, command and environment; 0 without one."""
         same = (release.digest, release.argv, release.env)
         bad = [n for n, fate in self.fates.items() if fate is Fate.ROLLED_BACK]
         return next((n for n in bad if release.digest and _launch_key(self.known[n]) == same), 0)

@@ -16,8 +16,7 @@ def shown_odds(q: float, repeats: float) -> float:
 
 
 def repeats_needed(q: float, confidence: float, most: int) -> int:
-    """Return how often to repeat each phase so that both show the fault with this confidence. Never return more than
-    `most`."""
+    """Return how often to repeat each phase, `most` times at most, so that both show the fault with this confidence."""
     if not 0.0 < confidence < 1.0 or not 0.0 <= q <= 1.0 or most < 1:
         raise ValueError("a confidence lies between 0 and 1, a chance from 0 to 1, and there is one replay at least")
     if q == 1.0:
@@ -43,15 +42,13 @@ def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
 
 
 def excluded_rate(replays: int, confidence: float) -> float:
-    """Return the highest chance to show in one replay that a fault can have, with this confidence, if no replay showed
-    it."""
+    """Return the highest chance per replay that a fault can have if no replay showed it, with this confidence."""
     return shown_odds(confidence, 1.0 / replays) if replays else 1.0
 
 
 def remaining_belief(replays: int, prior: float = 0.5) -> float:
-    """Return the chance that a machine is faulty although none of `replays` replays showed a fault. `prior` is the
-    chance before the replays. The chance that a fault shows in one replay is unknown: all values count as equally
-    likely."""
+    """Return the chance that a machine is faulty although no replay showed a fault. `prior` is the chance before the
+    replays. All chances of a fault to show in one replay count as equally likely."""
     hidden = prior / (replays + 1)
     return hidden / (hidden + 1.0 - prior)
 

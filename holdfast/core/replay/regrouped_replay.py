@@ -1,9 +1,8 @@
 """Dual-phase replay: finds a faulty node by repeating the job's own work on nodes grouped in two different ways.
 
-This is a pure step machine. `next_wave` returns the groups that run together next, or the ruling at the end.
-`on_group_result` records whether the fault showed in a group, or None if nobody knows. A phase repeats until the fault
-shows or the phase's repeats are used up. If one node is faulty, the groups that failed in both phases have exactly that
-node in common.
+A pure step machine. `next_wave` returns the groups that run together next, or the final ruling. `on_group_result`
+records whether the fault showed in a group, or None if nobody knows. A phase repeats until the fault shows or its
+repeats are used up. If one node is faulty, the groups that failed in both phases have exactly that node in common.
 """
 
 from enum import StrEnum
@@ -122,8 +121,7 @@ class DualPhaseReplay:
         self._begin_wave()
 
     def _all_failed(self) -> bool:
-        """Return whether all groups of the grid failed in this phase. One faulty node cannot explain that, because
-        groups of one phase share no node."""
+        """Return whether all groups of the grid failed. They share no node, so a single faulty node is no cause."""
         grid = {name for name, _ in self.phase_waves[0]}
         return grid <= self._shown[self.phase - 1].keys()
 

@@ -86,8 +86,7 @@ class GroupSession:
             self._waiting[name] = msgspec.structs.replace(launch, replay=replay)
 
     def _judge_wave(self) -> None:
-        """Judge each group of the wave by comparing all groups. If no comparison decides, use only crashes and bad
-        losses."""
+        """Judge each group by comparing all groups of the wave, or by failures alone if no state can be compared."""
         known = {name: told for name, told in self._told.items() if told is not None}
         faulty = self._alike.judge_wave(known)
         whole = [faulty[name] for name, told in known.items() if told.ended]
@@ -105,8 +104,7 @@ class GroupSession:
 
 
 def plan_replay(seats: Sequence[Seat], mesh: Dims, suspects: Nodes = ()) -> ReplayPlan:
-    """Return a plan to replay the suspects alone, or all nodes if the suspects form too few groups. Raise UnfitError if
-    all nodes are too few."""
+    """Return a plan for the suspects if they form enough groups, else for all nodes. Raise UnfitError if none fits."""
     if len({seat.nproc for seat in seats}) != 1:
         raise UnfitError("nodes with different numbers of ranks cannot stand in for one another")
     whole = nodes_per_replica(valid_mesh(seats, mesh), seats[0].nproc)

@@ -37,8 +37,7 @@ def nodes_per_half(count: int, mesh: Dims, nproc: int) -> int:
 
 
 class TwinSession:
-    """A replay in two halves, with the methods of a GroupSession. After the ruling SOME or EVERYWHERE, a dual-phase
-    replay follows."""
+    """A replay in two halves, used like a GroupSession. A dual-phase replay follows the ruling SOME or EVERYWHERE."""
 
     def __init__(self, asked: ReplayRequest, limits: ReplayLimits) -> None:
         self._asked, self._limits = asked, limits
@@ -140,8 +139,7 @@ class TwinSession:
             self._set_ruling(RulingKind.EVERYWHERE, (), "the script signed nothing")
 
     def _node_signatures(self, moment: "_Moment", one: GroupResult, other: GroupResult) -> dict[int, list[int | None]]:
-        """Return the signature of each node for this point in time. Nodes are numbered as in TwinComparison: first the
-        nodes of one half, then their twins."""
+        """Return the nodes' signatures for this point in time. Nodes are numbered as in TwinComparison."""
         places = range(self._half)
         first = {place: [self._node_signature(moment, one, place)] for place in places}
         return first | {self._half + place: [self._node_signature(moment, other, place)] for place in places}
@@ -166,9 +164,9 @@ class TwinSession:
         half at which twins differ.
 
         A referee can judge only one pair of twins. If several pairs differ, one node may have the error from another: a
-        late pipeline stage sends wrong gradients to earlier stages within the same step. A single pair may also have an
-        error from another node, whose wrong part of the state it keeps. The signatures of what ranks sent would show
-        that. So without these signatures a referee judges a differing state only if a half is a single node.
+        late pipeline stage sends wrong gradients to earlier stages within the same step. If only the states of one pair
+        differ, one node may keep a shard that another computed wrongly. Signatures of what was sent in the step rule
+        that out.
         """
         half, at = self._half, f"at step {moment.step}"
         unsigned = moment.state and half > 1 and not any(step == moment.step for step, _ in told.signed)
@@ -183,8 +181,7 @@ class TwinSession:
         return False
 
     def _launch_referee(self, asked: Referee) -> None:
-        """Launch a half in which the referee (a third node that repeats the twins' work) replaces a twin. The replaced
-        twin is the one in the half without the referee."""
+        """Launch again a half without the referee (a third node). The referee replaces one twin in it."""
         assert self._differ is not None
         half = self._half
         base = half if asked.replica < half else 0  # one of the first half goes into the second
@@ -210,8 +207,7 @@ class _Moment(msgspec.Struct, frozen=True):
 
 
 def _shared_moments(one: GroupResult, other: GroupResult) -> list[_Moment]:
-    """Return the points in time for which both halves have signatures, in order. At a step, the point within the step
-    comes before the point after it."""
+    """Return the points in time with signatures of both halves, in order. Each point is within a step or after one."""
     sent = {step for step, _ in one.signed} & {step for step, _ in other.signed}
     kept = {step for step, _ in one.marks} & {step for step, _ in other.marks}
     found = [_Moment(step, False) for step in sent] + [_Moment(step, True) for step in kept]

@@ -55,8 +55,7 @@ class _Doubt(NamedTuple):
 
 
 class TwinComparison:
-    """One comparison of twins, from its first step to the ruling. `nodes[r][s]` are the nodes of stage s in replica
-    r."""
+    """One comparison of twins, from its first step to the ruling. `nodes[replica][stage]` are the nodes of a stage."""
 
     def __init__(self, nodes: tuple[tuple[Nodes, ...], ...], limits: TwinLimits) -> None:
         half = len(nodes) // 2
@@ -115,8 +114,7 @@ class TwinComparison:
             self._set_ruling(RulingKind.SOME, nodes, f"{why} with either")
 
     def rule_nobody(self, steps: int) -> ReplayRuling:
-        """Return the ruling "nobody" for twins that never differed. On every node, at least `steps` steps were
-        compared."""
+        """Return the ruling "nobody": twins did not differ in the `steps` steps that were compared on every node."""
         self.steps = steps
         how, nodes, reason = self._nobody_ruling()
         return ReplayRuling(how=how, nodes=nodes, reason=reason)
@@ -185,8 +183,7 @@ class TwinComparison:
         return RulingKind.NOBODY, (), told
 
     def _unwatched_nodes(self) -> Nodes:
-        """Return the nodes of the last replica if it has no twin, that is, if the number of replicas is odd; else no
-        nodes."""
+        """Return the nodes of the replica without a twin. There is one if the number of replicas is odd."""
         return tuple(n for stage in self.nodes[-1] for n in stage) if len(self.nodes) % 2 else ()
 
     def _set_ruling(self, how: RulingKind, nodes: Nodes, reason: str) -> None:

@@ -1,5 +1,4 @@
-"""Follows what nodes report about checkpoints on storage: which checkpoint is the newest there, and when to write a
-report to the journal."""
+"""Follows the nodes' reports on checkpoints on storage, and chooses which of them the journal gets."""
 
 import msgspec
 

@@ -1,8 +1,7 @@
 """A node's part in the recovery floor, as a pure state machine: which snapshots to pin, and which to send to the peer.
 
-All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. A snapshot is held
-by pinning its slot, and the rank goes on in its other slots. The keeper lists, pins and sends snapshots, and reports
-the results.
+All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Holding pins a
+snapshot's slot; the rank uses its other slots. The keeper lists, pins and sends snapshots, and reports the results.
 """
 
 import msgspec
@@ -195,8 +194,7 @@ class NodeFloor:
         return dict.fromkeys(one for held in (self._floor, self._before, self._next) for one in held.values())
 
     def _begin_generation(self, news: GenerationBegun) -> None:
-        """Begin a new generation. The snapshots held for the floor are given up only if they are later than the step
-        from which the job resumes."""
+        """Begin a generation. Snapshots held for the floor stay unless they are later than the step to resume from."""
         self.aim, self.backed, self.ranks = Aim(generation=news.generation), -1, news.ranks
         self._granted.clear()
         self._arrived.clear()
@@ -263,8 +261,7 @@ class NodeFloor:
         return behind and self.sending is None and len(self._granted) >= self.ranks
 
     def is_next_ready(self) -> bool:
-        """Return whether every rank here holds a snapshot for the next floor, and all of these snapshots are of the
-        same step."""
+        """Return whether all ranks here hold a snapshot of the same step for the next floor."""
         if not self._next or len(self._next) < len(self._granted) or not self.wants_next():
             return False
         return len({one.step for one in self._next.values()}) == 1
@@ -283,8 +280,7 @@ class NodeFloor:
         self._next = chosen
 
     def next_seqs(self) -> dict[int, int]:
-        """Return, by rank, the sequence number of the snapshot held for the next floor (the next step that all nodes
-        will hold)."""
+        """Return, by rank, the sequence number of the snapshot that is held for the next floor."""
         return {rank: one.seq for rank, one in self._next.items()}
 
     def open_parcels(self) -> list[CopyParcel]:
@@ -323,8 +319,7 @@ class NodeFloor:
         return any(granted.verifies for granted in self._granted.values())
 
     def lacks_slots(self) -> bool:
-        """Return whether this node takes part in the floor (the step that all nodes hold) but a rank has too few slots
-        to hold a snapshot for it."""
+        """Return whether this node takes part in the floor, but a rank has too few slots to hold a snapshot for it."""
         return self._has_floor() and any(granted.slots < FLOOR_SLOTS for granted in self._granted.values())
 
     def shared_step(self, sealed: Sealed) -> int:

@@ -28,12 +28,9 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
         return step > self.shared_step or not self.is_of_line(generation, step)
 
     def gives_up(self, generation: int, step: int) -> bool:
-        """Return whether to drop a state from this node's disk. A state in doubt is dropped. So is a state that the
-        last generation made after the step from which this launch resumes.
-
-        States of older lineages stay until every disk holds a later step, because this launch may fail. The controller
-        says which of these states may be used.
-        """
+        """Return whether to drop a state from disk. A state is dropped if it is in doubt, or if the last generation
+        made it after the step from which this launch resumes. States of older lineages stay until every disk holds a
+        later step, because this launch may fail. The controller says which of these states may be used."""
         if any(doubt.bans_state(generation, step) for doubt in self.restore.doubts):
             return True
         return self.restore.is_held and generation == self.generation - 1 and step > self.restore.step
@@ -50,8 +47,7 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_launch(errand: LaunchHere) -> KeeperLaunch:
-    """Return what a keeper needs to know of a launch. If the node was away while others trained, its keeper drops all
-    snapshots in memory."""
+    """Return what a keeper needs of a launch. A node that was away drops all its snapshots in memory."""
     seat, restore = errand.seat, errand.restore
     return KeeperLaunch(
         generation=errand.generation,

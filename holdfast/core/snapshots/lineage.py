@@ -41,8 +41,7 @@ def list_heads(line: Line, held: Collection[int]) -> list[int]:
 
 
 def add_launch(line: Line, origin: LaunchOrigin) -> Line:
-    """Return the line (all known launches) with one more launch. Beyond a fixed number of launches, the oldest is
-    forgotten."""
+    """Return the known launches with one more. If there are too many, the oldest launch is forgotten."""
     return (*(one for one in line if one.generation < origin.generation), origin)[-_LAUNCHES:]
 
 

@@ -32,8 +32,7 @@ class ParityPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[Half, Half]], str]:
-    """Return, by node, the two nodes that keep its halves, and an empty text. If parity is impossible, return an empty
-    dict and the reason."""
+    """Return the two keepers of every node's halves. The text says why there are none if parity is impossible."""
     nproc = seats[0].nproc
     if len(seats) < 2:
         return {}, ""  # there are no copies at all
@@ -78,9 +77,8 @@ def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | No
 
 
 def _shift_pairs(nodes: int, safe: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of shifts to try, the best first. Pairs of opposite shifts come before all other pairs, and among
-    them those nearest to a third of all nodes. A shift by a third makes groups of three nodes that keep halves only for
-    one another."""
+    """Yield pairs of shifts to try, the best first: pairs of opposite shifts near a third of all nodes. A third makes
+    groups of three nodes that keep halves only for one another."""
     yield from ((shift, nodes - shift) for shift in sorted(safe, key=lambda s: abs(3 * s - nodes)))
     yield from ((one, two) for one in safe for two in safe if one < two)
 

@@ -36,8 +36,7 @@ def parallel_groups(dims: tuple[tuple[str, int], ...]) -> Groups:
 
 
 def choose_peers(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the peer that keeps each node's copies. Also return sentences on evictions that would take both a state
-    and its copy."""
+    """Return the peer that keeps each node's copies, and sentences on evictions that would take states and copies."""
     if len(seats) < 2:
         return {}, ()
     world, nproc = world_size(seats), seats[0].nproc
@@ -133,8 +132,7 @@ def _match_keepers(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int,
 
 
 def match_owners(nodes: int, barred: Sequence[frozenset[int]]) -> dict[int, int]:
-    """Return a largest possible matching of owners to keepers. A keeper has one owner, which must not be barred from
-    it."""
+    """Return a largest matching of owners to keepers. A keeper has one owner, for which it is not barred."""
     keeper_of: dict[int, int] = {}  # keeper -> owner
     for owner in range(nodes):
         _augment_matching(owner, nodes, barred, keeper_of)

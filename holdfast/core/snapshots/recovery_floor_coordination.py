@@ -34,8 +34,7 @@ class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecoveryFloor:
     def __init__(self, limits: BackupLimits, newest_equal: Callable[[], int | None], disk: DiskFloor) -> None:
-        """Begin without a floor. `newest_equal` returns the newest step at which replicas were equal: -1 if unknown so
-        far, and None if replicas are never compared."""
+        """`newest_equal` returns the newest step at which replicas were equal: -1 if unknown yet, None if none was."""
         self.limits = limits
         self.disk = disk
         self._newest_equal = newest_equal
@@ -57,8 +56,7 @@ class RecoveryFloor:
         self.nodes: frozenset[str] = frozenset()
 
     def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
-        """Choose the peers for a new generation. Return sentences on evictions that would lose state, and on why parity
-        failed."""
+        """Choose peers for a new generation. Return sentences on evictions that lose state, and on failed parity."""
         self.generation, self.nodes, self._seats = generation, frozenset(seat.node for seat in seats), seats
         self.floor = self.verified = self._next = -1
         self.disk.on_launch()
@@ -84,8 +82,7 @@ class RecoveryFloor:
         return self.tick(now)
 
     def tick(self, now: float) -> bool:
-        """Update the floor (the newest step that all nodes hold) from the nodes' newest reports. Return whether the
-        nodes must be sent a new aim."""
+        """Update the floor from the nodes' newest reports. Return whether the nodes must be sent a new aim."""
         if len(self._beats) < len(self.nodes) or not self._beats or any(b.sealed < 0 for b in self._beats.values()):
             return False
         before = self.floor
@@ -155,8 +152,7 @@ class RecoveryFloor:
         return self._aim_if_settled(now)
 
     def _look_further(self, now: float) -> int:
-        """Return how many steps ahead to aim next: twice as many as now, but no more than the ranks make within a time
-        limit."""
+        """Return how many steps ahead to aim next: twice as many as now, but only what ranks make in a fixed time."""
         made = max(beat.sealed for beat in self._beats.values()) + self._ahead - self._next
         timely = ceil(made / max(now - self._aimed_at, 0.01) * _MOST_S)
         return max(2, min(2 * self._ahead, _MOST, timely))
@@ -167,8 +163,7 @@ class RecoveryFloor:
         return equal is None or equal >= step
 
     def _aim_if_settled(self, now: float) -> bool:
-        """Set the next aim if it is due. If any rank wants verified states kept, the present floor must be verified
-        first."""
+        """Set the next aim if it is due. If ranks want verified states kept, the floor must be verified before that."""
         settled = self.verified == self.floor or not any(beat.verifies for beat in self._beats.values())
         return settled and now >= self._not_before and self._set_next_aim(now)
 
