@@ -56,7 +56,7 @@ def cut_words(text: str, most: int) -> str:
 
 def mark_cut(text: str) -> str:
     """Return a text whose end was cut off, with the mark for cut text in its place. A last word that may be incomplete
-    is removed, unless more than half of the text would go."""
+    is removed, unless half of the text would go with it."""
     words = text.rpartition(" ")[0]
     return f"{words if 2 * len(words) > len(text) else text}{CUT}"
 

@@ -114,7 +114,7 @@ def make_secret(shape: PodShape, node: str, files: Mapping[str, bytes], owner: M
 
 
 def owner_reference(run: str, uid: str) -> Manifest:
-    """Return an owner reference to the run's lease. Kubernetes removes objects that have it together with the lease."""
+    """Return an owner reference to the run's lease: when the lease goes, Kubernetes removes the run's objects, too."""
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": run, "uid": uid}
 
 

@@ -142,7 +142,7 @@ class SlurmFleet:
         return tuple(asked)
 
     def _submit(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Submit one Slurm job for these nodes. The records are on disk first: the next controller finds the job."""
+        """Write the nodes' records, so that the next controller finds the job. Then submit one Slurm job for all."""
         if not names:
             return ()
         job_name = f"holdfast-{self._plan.run_id}-{names[0]}"

@@ -1,7 +1,7 @@
 """Proves that a run's data in a database is unchanged, and encrypts notes and environments, with the job's secret.
 
-Encryption is AES-SIV, so the same content under the same name always gives the same bytes. So a reader without the
-secret can rebuild a decider: both the rebuilt and the written decisions hold the same encrypted values.
+Encryption is AES-SIV, so the same content under the same name always gives the same bytes. This lets a reader without
+the secret rebuild a decider: the rebuilt and the written decisions hold the same encrypted values.
 """
 
 import base64

@@ -10,8 +10,8 @@ _ROOT = 0
 
 
 class SocketPeer(NamedTuple):
-    """The pid and the user of the process at the other end of a socket. A client's are those at its connect call, a
-    server's those at its listen call."""
+    """The pid and user of the process at a socket's other end. The kernel takes them from a client at its connect call,
+    and from a server at its listen call."""
 
     pid: int
     user: int

@@ -28,8 +28,7 @@ def discount_wrappers(hits: Sequence[CatalogHit], lines: Sequence[LogLine]) -> N
 
 
 def _tells_of_peer(said: LogLine, after: LogLine) -> bool:
-    """Return whether this line is the one that NCCL begins with "Last error" and it tells of a closed connection. What
-    it tells may stand on the next line, `after`."""
+    """Return whether this is NCCL's line "Last error" and it, or the line `after`, names a closed connection."""
     found = _LAST.search(said.text)
     return found is not None and _GONE.search(found["words"] or after.text) is not None
 

@@ -29,7 +29,7 @@ class StandbySizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def binomial_quantile(nodes: int, p: float, confidence: float = 0.99) -> int:
-    """Return the smallest count such that, with this confidence, no more nodes than that are lost."""
+    """Return how many of the nodes are lost at most, with this confidence."""
     if not 0 < p < 1:
         return nodes if p >= 1 else 0
     total, mean = 0.0, nodes * p

@@ -138,7 +138,7 @@ class HookNotices:
 
 
 class NoticePacer:
-    """Lets one notice pass per interval, and urgent ones at once. It carries the texts of the notices that wait."""
+    """Lets one notice pass per interval, and urgent notices at once. Each carries the texts of those that waited."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s

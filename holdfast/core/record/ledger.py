@@ -283,7 +283,7 @@ class Ledger:
             self._at = until
 
     def _end_failed_change(self, failed_at: float, at: float) -> None:
-        """Charge the time from a planned restart's failure (`failed_at`) to the report of it (`at`) to the incident."""
+        """Charge the incident with the time since the planned restart failed, which was reported later, at `at`."""
         self._close_span(failed_at)
         if at > self._at:
             trouble = Span(use=TimeUse.DETECT, start_at=self._at, end_at=at, incident=len(self.incidents) + 1)
@@ -360,7 +360,7 @@ class Ledger:
         self._owed.add_redone(event.step - made + 1, made - new)
 
     def _add_unheard(self, event: Progress) -> None:
-        """Count the steps between the furthest known step and the first step of a launch, which nobody reported."""
+        """Count steps that nobody reported: those between the furthest known step and a launch's first step."""
         alike = self.newest is not None and not event.counted and self.newest.numbered is event.numbered
         if alike and 0 <= self.best < event.first_step - 1:
             self._add_steps(self._stepped_in, event.first_step - 1 - self.best, 0)

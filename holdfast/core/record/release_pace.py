@@ -111,7 +111,7 @@ class ReleasePaces:
         self._tallies.clear()
 
     def list_paces(self) -> tuple[ReleasePace, ...]:
-        """Return the pace of every release that has trained steadily, in the order of their numbers."""
+        """Return the pace of every release that has trained steadily, in the order of release numbers."""
         longest: dict[int, ReleasePace] = {}
         for (release, ranks), tally in self._tallies.items():
             if release not in longest or tally.seconds > longest[release].seconds:

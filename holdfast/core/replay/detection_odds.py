@@ -26,8 +26,8 @@ def repeats_needed(q: float, confidence: float, most: int) -> int:
 
 
 def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
-    """Return how often to repeat phase two if the fault first showed in replay `shown_at` of phase one, and at most
-    `most`.
+    """Return how often to repeat phase two, `most` times at most. The fault first showed in replay `shown_at` of phase
+    one.
 
     The chance q that the fault shows in one replay is unknown. With every q equally likely beforehand, q now follows
     Beta(2, s) with s = `shown_at`. The chance that the fault stays hidden in r more replays is then s(s+1) /

@@ -121,7 +121,7 @@ class DualPhaseReplay:
         self._begin_wave()
 
     def _all_failed(self) -> bool:
-        """Return whether all groups of the grid failed. They share no node, so a single faulty node is no cause."""
+        """Return whether all groups of the grid failed. They share no node, so one faulty node cannot be the cause."""
         grid = {name for name, _ in self.phase_waves[0]}
         return grid <= self._shown[self.phase - 1].keys()
 

@@ -165,8 +165,7 @@ class TwinSession:
 
         A referee can judge only one pair of twins. If several pairs differ, one node may have the error from another: a
         late pipeline stage sends wrong gradients to earlier stages within the same step. If only the states of one pair
-        differ, one node may keep a shard that another computed wrongly. Signatures of what was sent in the step rule
-        that out.
+        differ, a node may keep a shard that another computed wrongly, unless what was sent in the step is signed, too.
         """
         half, at = self._half, f"at step {moment.step}"
         unsigned = moment.state and half > 1 and not any(step == moment.step for step, _ in told.signed)

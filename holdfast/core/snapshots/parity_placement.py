@@ -77,8 +77,8 @@ def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | No
 
 
 def _shift_pairs(nodes: int, safe: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of shifts to try, the best first: pairs of opposite shifts near a third of all nodes. A third makes
-    groups of three nodes that keep halves only for one another."""
+    """Yield pairs of shifts to try: first opposite shifts, beginning with those nearest to a third of all nodes, then
+    all other pairs. A shift by a third makes groups of three nodes that keep halves only for one another."""
     yield from ((shift, nodes - shift) for shift in sorted(safe, key=lambda s: abs(3 * s - nodes)))
     yield from ((one, two) for one in safe for two in safe if one < two)
 

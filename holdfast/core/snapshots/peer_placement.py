@@ -36,7 +36,7 @@ def parallel_groups(dims: tuple[tuple[str, int], ...]) -> Groups:
 
 
 def choose_peers(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the peer that keeps each node's copies, and sentences on evictions that would take states and copies."""
+    """Return the peer that keeps each node's copies, and sentences on evictions that take both a state and its copy."""
     if len(seats) < 2:
         return {}, ()
     world, nproc = world_size(seats), seats[0].nproc

@@ -141,7 +141,7 @@ def _find_in_memory(rank: int, node: str, copies: tuple[Copy, ...], anywhere: se
 
 
 def _parity_keepers(mine: list[Copy], whole: set[int]) -> set[str]:
-    """Return the keepers of a share's two halves; empty unless other ranks' states allow to decode both halves."""
+    """Return the keepers of a share's two halves; empty unless both can be decoded with other ranks' states."""
     usable = [c for c in mine if c.beside in whole]
     return {c.node for c in usable} if {c.half for c in usable} == {0, 1} else set()
 
