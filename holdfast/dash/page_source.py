@@ -14,7 +14,7 @@ class SourceError(Exception):
 
 
 class JobPresence(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller's status, or why the job has no controller."""
+    """The status that a job's controller reports, or the reason why the job has no controller."""
 
     status: dict[str, Any] | None = None  # as the controller tells it; None: there is no controller
     absence: str = ""  # why there is none
@@ -35,8 +35,8 @@ class PageSource(Protocol):
         runs."""
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
-        """Return the last lines of a rank's output, of its newest generation or of this one. Raise SourceError if this
-        host does not have them."""
+        """Return the last lines that a rank printed in this generation, or in its newest if `generation` is 0. Raise
+        SourceError if this host does not have the rank's output."""
 
     def find_archive(self, digest: str) -> Path:
         """Return the archive of a release's tree. Raise SourceError if this host does not have it."""

@@ -56,7 +56,7 @@ def default_namespace(config: KubeConfig) -> str:
 
 
 def check_pod(manifest: Manifest) -> None:
-    """Raise UnknownFieldError if the manifest has a field that pods lack, ValueError if one has the wrong type."""
+    """Raise UnknownFieldError if the manifest has a field that pods lack, ValueError if a field has a wrong type."""
     try:
         kept = Pod.from_dict(manifest).to_dict()
     except (msgspec.ValidationError, TypeError) as e:
@@ -101,8 +101,8 @@ def _told_errors() -> Iterator[None]:
 
 
 async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Return the result of `ask`, called again for up to 30 s if we lack a right. Raise FleetRefusal if it stays
-    refused."""
+    """Return the result of `ask`. If Kubernetes says that we lack a right, call `ask` again for up to 30 s. Raise
+    FleetRefusal after that, or at once for another refusal."""
     until = time.monotonic() + _RIGHTS_S
     while True:
         try:

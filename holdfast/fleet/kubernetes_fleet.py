@@ -213,7 +213,7 @@ class KubernetesFleet:
         return True
 
     async def _avoid_host_of(self, node: str, reason: str) -> None:
-        """Keep this job's later nodes off the host of this node, and other jobs' nodes too if we may taint the host."""
+        """Keep this job's later nodes off this node's host. Other jobs' nodes avoid the host if we may taint it."""
         with contextlib.suppress(KubernetesError):
             await self._table.refresh(anew=True)
         pod = self._table.pods.get(node) or self._table.removed.get(node)
@@ -248,7 +248,7 @@ class KubernetesFleet:
         return FleetNode(state=FleetState.UNKNOWN, reason="its pod is not there any more, and nobody saw it end")
 
     async def _look_at_host(self, pod: PodView) -> HostView | None:
-        """Return a pod's host, from memory unless the host or the pod is in trouble; None if we may not read it."""
+        """Return a pod's host; None if we may not read it. It is read anew only if host or pod is in trouble."""
         name = pod.spec.node_name
         known = self._hosts.get(name)
         if name and (name not in self._hosts or is_in_doubt(pod) or (known is not None and known.trouble)):
@@ -261,8 +261,8 @@ class KubernetesFleet:
         return self._hosts.get(name)
 
     async def _delete_strays(self) -> None:
-        """Delete this run's pods that have no record, as after an interrupted acquisition, or that were given back. The
-        record of a node that was given back is kept until its end is proven."""
+        """Delete this run's pods that have no record, which an interrupted acquisition leaves, and those of nodes that
+        were given back. The record of a node that was given back is kept until its end is proven."""
         records = self._records.nodes
         left = {node for node, record in records.items() if record.released} - self._ending
         for node in left:
@@ -315,7 +315,7 @@ class KubernetesFleet:
             self._keep(nodes=self._records.nodes | {node: record})
 
     async def _call_all(self, calls: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Await all calls, a few at a time; raise the first refusal, or else the first error."""
+        """Await all calls, a few at a time. Raise the first FleetRefusal among the errors, else the first error."""
 
         async def call(one: Coroutine[Any, Any, None]) -> None:
             async with self._room:

@@ -20,7 +20,7 @@ _LOOK_S = 1.0
 
 class KubernetesLease:
     def __init__(self, client: KubernetesClient, run: str, holder: str, note: Path, say: Callable[[str], None]) -> None:
-        """`note` is a file of the run with the name of the controller that last took the lease on this machine."""
+        """`note` is a file. It holds the name of the run's controller that last took the lease on this machine."""
         self._client, self._run, self._holder, self._note, self._say = client, run, holder, note, say
         self._seen = ""  # the holder and its last renewal, by its own clock
         self._seen_at = 0.0  # when it changed last, by ours: clocks of other hosts are not compared

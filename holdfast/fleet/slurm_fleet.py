@@ -61,7 +61,7 @@ class SlurmFleet:
     can_acquire = True
 
     def __init__(self, run_dir: Path, plan: SlurmPlan, env: Mapping[str, str], mint: Callable[[str], str]) -> None:
-        """`mint` makes the token with which a node of this name enrols."""
+        """Read the records of this run's nodes. `mint` returns the token with which a node of a given name joins."""
         self.survey_s = _SOON_S
         self._dir, self._plan, self._env, self._mint = run_dir / FOLDER, plan, dict(env), mint
         self._dir.mkdir(parents=True, exist_ok=True)
@@ -128,8 +128,8 @@ class SlurmFleet:
         return tuple(f"n{number}" for number in range(first, first + count))
 
     def _submit_each(self, names: tuple[str, ...], some: bool) -> tuple[str, ...]:
-        """Submit one Slurm job per node. If Slurm refuses one, the earlier ones stay, and the caller asks again
-        later."""
+        """Submit one Slurm job per node, and return the nodes that have one. If Slurm refuses a job, the jobs before it
+        stay. Raise OSError if there are none, unless `some` nodes have a job already."""
         asked: list[str] = []
         for name in names:
             try:
@@ -142,7 +142,7 @@ class SlurmFleet:
         return tuple(asked)
 
     def _submit(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Submit one Slurm job for these nodes, recorded on disk first so that the next controller finds the job."""
+        """Write the nodes' records, so that the next controller finds the job. Then submit one Slurm job for all."""
         if not names:
             return ()
         job_name = f"holdfast-{self._plan.run_id}-{names[0]}"
@@ -210,8 +210,8 @@ class SlurmFleet:
         return view
 
     def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
-        """Return the fields of a node's record that change: its host, whether its step was seen, lost contact, and its
-        place in the network."""
+        """Return those fields of a node's record that Slurm's answers change, such as the node's host or place in the
+        network."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
             host = job.hosts[record.order]

@@ -77,9 +77,9 @@ class PostgresJournal:
         *,
         adopts: bool = False,
     ) -> None:
-        """Open a run's journal for reading or, with `holder`, take its lease and write. Raises JournalError. A writer
-        needs `key`; a reader without it cannot read notes or the environments of releases. `adopts` accepts a run
-        without a proof, as older versions of holdfast leave none."""
+        """Open a run's journal for reading. With `holder`, take the run's lease and write. Raise JournalError on
+        failure. A writer needs `key`. A reader without `key` cannot read notes or the environments of releases. With
+        `adopts`, the journal may lack a proof of who wrote it, as older versions of holdfast leave none."""
         self.run_id = run_id
         self.lost: Lost | None = None  # a committed entry is not lost; what a failover loses, nodes know
         self.doubt = ""
@@ -158,7 +158,7 @@ class PostgresJournal:
 
     @property
     def _deadline(self) -> float:
-        """Return the monotonic time until which nobody else can hold the lease, counted from our last request."""
+        """Return the monotonic time until which nobody else can hold the lease, judged by our last request."""
         assert self._holder is not None
         return self._asked_at + self._holder.lease_s * (1 - MARGIN_S / LEASE_S)
 
@@ -213,7 +213,7 @@ class PostgresJournal:
         return {"run": self.run_id, "epoch": self._epoch, "holder": self._holder.name}
 
     def _retry(self, statement: str, values: dict[str, object]) -> list[tuple[object, ...]]:
-        """Run a statement that may be repeated; repeat it while the server is away and the lease is surely ours."""
+        """Run a statement that does no harm if repeated. Repeat it while the server is away and the lease is ours."""
         if self._broken:
             raise self._broken
         while True:
@@ -227,12 +227,12 @@ class PostgresJournal:
                 raise self._break_off(e) from None
 
     def _break_off(self, why: JournalError | None) -> JournalError:
-        """Refuse all further writes, since entries we count as written may not be on the server; return the error."""
+        """Refuse all writes from now on, because some may be missing on the server. Return the error that says why."""
         self._broken = why or JournalError(f"run {self.run_id} in {self._link.url} was written to by another process")
         return self._broken
 
     def _why_not_ours(self) -> JournalError | None:
-        """Return why a write changed no row; None if an earlier attempt, whose answer was lost, had done the write."""
+        """Return why a write changed no row; None if an attempt whose answer was lost had made the change before."""
         query = "select epoch, holder, address, chain from holdfast.run where run_id = %(run)s"
         found = self._retry(query, {"run": self.run_id})
         assert self._holder is not None
@@ -264,7 +264,7 @@ class PostgresJournal:
             raise self._make_forged(f"{self._where} lacks the entries after {seq}")
 
     def _check_place(self, seq: int, chain: bytes) -> None:
-        """Raise if an entry was added or changed by others since the journal was proved."""
+        """Raise JournalError if others have added or changed this entry since the proof was checked."""
         if self._proven and (seq > self._seq or (seq == self._proven[0] and chain != self._proven[1])):
             raise self._make_forged(f"entry {seq} of {self._where} was not written by its controllers")
 

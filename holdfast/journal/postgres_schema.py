@@ -57,7 +57,7 @@ def require_schema(link: PostgresLink) -> None:
 
 
 def prepare_schema(link: PostgresLink) -> None:
-    """Make the tables, or bring older ones forward. Raise JournalError if they are newer."""
+    """Make the journal's tables, or migrate older tables. Raise JournalError if the tables are of a newer version."""
     if (version := read_version(link)) > SCHEMA:
         raise JournalError(_why_not(link, version))
     if version < SCHEMA:
@@ -65,7 +65,7 @@ def prepare_schema(link: PostgresLink) -> None:
 
 
 def migrate_schema(link: PostgresLink, to: int) -> int:
-    """Bring the tables to version `to`, the current one or the one before; return the version that they had."""
+    """Bring the tables to version `to`: the current one, or the one before. Return the version that they had so far."""
     if not SCHEMA - 1 <= to <= SCHEMA:
         raise JournalError(f"this holdfast can bring tables to version {SCHEMA} or back to {SCHEMA - 1}, not to {to}")
     with link.transaction():

@@ -1,8 +1,8 @@
 """The lease of a run in Postgres: which controller may write to its journal and act, and until when.
 
-A writer is known by its holder (one `holdfast run`) and its epoch. Each write names both, and the row of the run is
-locked until the write is committed: so a write of an older controller comes before the takeover, or not at all.
-Only the server's clock says whether a lease has expired.
+A writer is known by its holder (one `holdfast run`) and its epoch, and each write names both. The row of the run is
+locked until the write is committed. So an older controller's write either comes before the takeover or fails. Only the
+server's clock says whether a lease has expired.
 """
 
 import os

@@ -19,7 +19,8 @@ class ChildEndedError(Exception):
 
 
 def call_in_child(call: Callable[[], bytes], most_bytes: int) -> bytes:
-    """Run `call` in a fork of this process that may use `most_bytes` more of memory; return its result."""
+    """Run `call` in a fork of this process and return the result. The child may use `most_bytes` more memory than this
+    process does. Raise ChildEndedError if the child fails."""
     answers, answer = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid == 0:

@@ -1,5 +1,5 @@
-"""Loads the digests that sound devices give in probes, for core/diagnose/probe_assessment.py, which may not read
-files."""
+"""Loads the digests that healthy devices give in probes. The comparison is in core/diagnose/probe_assessment.py, which
+may not read files."""
 
 import tomllib
 from importlib import resources

@@ -44,8 +44,8 @@ def weigh_words(
 
 
 def _doubt_eviction(rules: Diagnosis, odds: Mapping[str, float]) -> Diagnosis:
-    """Return the rules' diagnosis. If it evicts a machine without proof and such words seldom mean a bad machine,
-    replace the eviction by probes."""
+    """Return the rules' diagnosis, with probes instead of an eviction if the eviction is doubtful. It is doubtful if
+    the rules have no proof and logs with the same words are seldom from a bad machine."""
     if rules.confidence >= _PROVEN or odds.get(_EVICT, 1.0) >= _DOUBTED:
         return rules
     told = f"{rules.explanation} But logs of such words are seldom of a bad machine: probe it first."

@@ -76,8 +76,8 @@ class FailureHistory:
         self._evicted_at.extend([now] * nodes)
 
     def count_fruitless_end(self) -> int:
-        """Count that the fleet takes all nodes away. Return how many times in a row this happened without a new step in
-        between."""
+        """Record that the fleet takes all nodes away. Return 0 if the job made a new step since the previous such end;
+        otherwise return one more than the previous call did."""
         self._fruitless_ends = 0 if self._got_further else self._fruitless_ends + 1
         self._got_further = False
         return self._fruitless_ends

@@ -1,4 +1,4 @@
-"""Gives NCCL's general error little weight where its last error says that a peer closed the connection."""
+"""Gives little weight to NCCL's general errors that a line "Last error" explains: a peer closed the connection."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _MUTE = 1.0
 
 
 def discount_wrappers(hits: Sequence[CatalogHit], lines: Sequence[LogLine]) -> None:
-    """Reduce the weight of NCCL's general errors whose last error says that a peer has closed the connection."""
+    """Give little weight to NCCL's general errors if "Last error" near them says that a peer closed the connection."""
     told = [said for said, after in pairwise([*lines, LogLine(text="", raw="")]) if _tells_of_peer(said, after)]
     for hit in hits:
         if hit.row.role == "cause" and _WRAPPER.search(hit.said.text) and any(_is_near(hit, said) for said in told):
@@ -28,7 +28,7 @@ def discount_wrappers(hits: Sequence[CatalogHit], lines: Sequence[LogLine]) -> N
 
 
 def _tells_of_peer(said: LogLine, after: LogLine) -> bool:
-    """Return whether this is NCCL's last error, and it says that a peer has gone, here or on the next line."""
+    """Return whether this is NCCL's line "Last error" and it, or the line `after`, names a closed connection."""
     found = _LAST.search(said.text)
     return found is not None and _GONE.search(found["words"] or after.text) is not None
 

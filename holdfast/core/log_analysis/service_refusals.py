@@ -1,5 +1,5 @@
-"""Distinguishes services that answer and refuse from services that fail or keep silent. Waiting helps only with the
-latter."""
+"""Tells services that answer and refuse from services that fail or keep silent. Waiting does not help against a
+refusal."""
 
 import re
 

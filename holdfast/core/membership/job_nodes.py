@@ -119,7 +119,8 @@ class JobNodes:
         examine: bool,
         drained: Collection[str] = (),
     ) -> tuple[list[str], list[Action]]:
-        """Evict the active nodes among `nodes`. Return the evicted nodes and the actions that this requires."""
+        """Evict the active nodes among `nodes`. Return the evicted nodes, and the actions that their eviction requires.
+        With `examine`, evicted nodes that still answer are probed."""
         leaving = sorted(self.active.intersection(nodes))
         actions: list[Action] = []
         self.out.update(leaving)
@@ -167,7 +168,7 @@ class JobNodes:
         return admitted
 
     def may_grow(self) -> bool:
-        """Return whether the job runs on fewer nodes than wanted and enough standbys wait for one more replica."""
+        """Return whether the job has fewer nodes than wanted, and enough standbys for one more replica of the model."""
         missing, usable = self.job.max_nodes - len(self.seats), len(self.usable_pool)
         if missing <= 0 or not usable:
             return False

@@ -31,7 +31,8 @@ class StandbyAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossRate(msgspec.Struct, frozen=True):
-    """The rate of node losses per node-hour: a mixture of Gamma distributions, each as (weight, shape, hours)."""
+    """The rate of node losses per node-hour, as a mixture of Gamma distributions. Each part of the mixture has a
+    weight, a shape, and a number of node-hours (the inverse scale)."""
 
     parts: tuple[tuple[float, float, float], ...] = _PRIOR
 
@@ -47,12 +48,12 @@ class LossRate(msgspec.Struct, frozen=True):
         return LossRate(tuple((w / sum(weights), a + seen.lost, b + hours) for w, (_, a, b) in pairs))
 
     def quantile(self, share: float) -> float:
-        """Return the rate below which the true rate lies with this probability."""
+        """Return a rate of losses such that the true rate lies below it with the probability `share`."""
         top = max((a + 40 * sqrt(a) + 40) / b for _, a, b in self.parts)
         return _bisect(lambda rate: sum(w * _gamma_below(a, b * rate) for w, a, b in self.parts) - share, top)
 
     def most_lost(self, nodes: int, hours: float, confidence: float = 0.99) -> int:
-        """Return the number of losses that these nodes will not exceed in these hours, with this confidence."""
+        """Return how many of these nodes are lost at most in these hours, with this confidence."""
         exposed, total = nodes * hours, 0.0
         for count in range(nodes):
             for w, a, b in self.parts:
@@ -65,7 +66,7 @@ class LossRate(msgspec.Struct, frozen=True):
 
 def advise_standbys(nodes: int, refill_h: float, seen: NodeLosses) -> StandbyAdvice:
     """Return how many standbys to keep, at least one. They cover, in 99 of 100 cases, the nodes lost while one standby
-    is replaced. With no standby, every loss would cost that time."""
+    is replaced. Without a standby, the job would wait for a new node at every loss."""
     rate = LossRate().after(seen)
     standbys = max(1, rate.most_lost(nodes, refill_h))
     low, high = (100 * rate.quantile(share) for share in (_TAIL, 1 - _TAIL))

@@ -31,7 +31,7 @@ class HookLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoticeTopic(StrEnum):
-    """The topic of a notice, the most urgent first."""
+    """What a notice is about. The most urgent topic comes first."""
 
     ENDED = "ended"
     GAVE_UP = "gave up"
@@ -74,7 +74,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookNotices:
-    """Turns journal entries into notices. It must see every entry, also old ones, and the job's state after each."""
+    """Turns journal entries into notices. Needs every entry, old ones included, and the job's state after each."""
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id
@@ -138,7 +138,7 @@ class HookNotices:
 
 
 class NoticePacer:
-    """Lets one notice pass per interval, or at once if urgent. That notice carries the texts of others that waited."""
+    """Lets one notice pass per interval, and urgent notices at once. Each carries the texts of those that waited."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
@@ -178,9 +178,9 @@ class NoticePacer:
 
 
 def format_slack(notice: HookNotice) -> str:
-    """Return a notice as text for the {"text": ...} that Slack, Mattermost and similar services accept. Their special
-    characters are escaped, because words of a script could otherwise call a whole channel (in Mattermost by a plain
-    @all) or show a false link."""
+    """Return a notice as text for the {"text": ...} that Slack, Mattermost and similar services accept. Characters with
+    a meaning to these services are escaped: words of a script could otherwise call a whole channel (in Mattermost by a
+    plain @all) or show a false link."""
     lines = [f"holdfast {notice.run_id}: {notice.text}"]
     lines += [f"also: {text}" for text in notice.others]
     unsaid = notice.more - len(notice.others)

@@ -39,7 +39,7 @@ class IncidentStory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoryFold:
-    """Takes journal entries one by one and keeps the story of each incident, and of the open one."""
+    """Takes journal entries one by one. Keeps the story of every past incident and of one in progress."""
 
     def __init__(self) -> None:
         self.stories: dict[int, IncidentStory] = {}

@@ -75,7 +75,7 @@ class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of the steps that one incident or one planned restart lost have been made again."""
+    """The steps that one incident or planned restart had lost, as far as they have been made again."""
 
     incident: int = 0  # its number; 0: it was planned
     change: int = 0
@@ -168,7 +168,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mttr_s(self) -> float | None:
-        """Return the mean time of repaired incidents from the last good step to the next one; None without any."""
+        """Return the mean time of repaired incidents, from last good step to next; None if there are none."""
         times = [r.resumed_at - r.good_at for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
         return sum(times) / len(times) if times else None
 

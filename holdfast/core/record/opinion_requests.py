@@ -30,8 +30,8 @@ class FailureOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class FailureQuestions:
     """Picks from the journal the incidents to ask about, each once and only a few an hour, and tells how they ended.
 
-    A language model is asked where the rules are less sure than `below`. Past failures are compared wherever there are
-    some, because a person may have said that the rules are wrong.
+    A language model is asked where the rules are less sure than `below`. If there are past failures, incidents are
+    always compared with them, because a person may have said that the rules are wrong.
     """
 
     def __init__(self, *, below: float, has_model: bool) -> None:
@@ -44,7 +44,8 @@ class FailureQuestions:
     def on_entry(
         self, entry: Entry, judged: JudgedIncident | None, *, has_past: bool
     ) -> JudgedIncident | FailureOutcome | None:
-        """Return the open incident (`judged`) if it is one to ask about, or the outcome of the last such incident."""
+        """Return the open incident (`judged`) if an opinion on it is wanted. Return how the incident ended if this
+        entry closes the one that was last asked about. Otherwise return None."""
         closed = entry.decision.closed
         if closed and closed.number == self._asked:
             return FailureOutcome(incident=closed.number, text=_describe_outcome(closed))

@@ -11,8 +11,8 @@ class HeldLateness:
         self._until = 0.0
 
     def hold(self, now: float | None, told: str) -> tuple[str, ...]:
-        """Return the rows to show: those shown before while they are new enough, else those of `told`, the newest
-        map."""
+        """Return the rows that pages show now. `told` is the newest map. Its rows replace those shown before once these
+        are 20 s old, or if the number of rows has changed."""
         rows = tuple(told[at : at + _ROW] for at in range(0, len(told), _ROW))
         if now is None or now >= self._until or len(rows) != len(self._rows):
             self._rows, self._until = rows, (now or 0.0) + _HELD_S

@@ -225,8 +225,8 @@ class PageFold:
             self._points, self._every = self._points[::2], 2 * self._every
 
     def make_view(self, now: float | None, status: dict[str, Any] | None = None, absence: str = "") -> PageView:
-        """Return the view. `now` extends it beyond the last entry of a job that still runs, `status` is what its
-        controller says, and `absence` is why it has no controller."""
+        """Return the view. `now` extends the view beyond the last entry of a job that still runs. `status` is the
+        report of the job's controller, and `absence` the reason why there is no controller."""
         account = self.ledger.make_account(now)
         report = report_of(account)
         bill = draw_bill(report)
@@ -254,7 +254,7 @@ class PageFold:
         )
 
     def tell_story(self, number: int) -> IncidentStory | None:
-        """Return the story of an incident, also of the open one; None if there is no such incident."""
+        """Return the story of an incident, which may still be open; None if there is no such incident."""
         if number == len(self.ledger.incidents) + 1:
             return self.stories.tell_open(number)
         return self.stories.stories.get(number)
@@ -356,7 +356,7 @@ def _show_span(span: Span) -> PageSpan:
 
 
 def _show_node(story: NodeStory, live: dict[str, Any], front: int) -> PageNode:
-    """Return a node as the page shows it; `live` is the controller's status of it, `front` the furthest node's step."""
+    """Return a node as the page shows it. `live` is the controller's report of it, `front` the job's furthest step."""
     return PageNode(
         node=story.node,
         role=str(live.get("role", "")) or story.role,

@@ -1,4 +1,4 @@
-"""Alarms about slow ranks and bad losses that were only reported while the job went on."""
+"""Alarms about slow ranks and bad losses that interrupted nothing: they were reported, and the job went on."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ KEPT_NOTICES = 100  # about losses: a script may have a bad one at every step
 
 
 class AlarmNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """An alarm that some or all ranks are slow or have bad losses, which was reported while the job went on."""
+    """A report that some or all ranks are slow or have bad losses. Training went on while the report was made."""
 
     at: float  # when it was told
     generation: int

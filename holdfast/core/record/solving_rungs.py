@@ -45,14 +45,14 @@ def rung_of_change(change: Change) -> Rung:
 
 
 def count_rungs(incidents: Iterable[Record], changes: Iterable[Change] = ()) -> dict[str, int]:
-    """Return how many interruptions each rung ended, the most first."""
+    """Return how many interruptions each rung (remedy of the ladder) ended, the highest count first."""
     counts = Counter(rung_of(record) for record in incidents)
     counts.update(map(rung_of_change, changes))
     return {rung.value: count for rung, count in counts.most_common()}
 
 
 def describe_rungs(counts: Mapping[str, int]) -> str:
-    """Return the counts as one line with shares; "" without any."""
+    """Return a line with the number and share of interruptions that each rung (remedy) ended; "" without any."""
     total = sum(counts.values())
     said = ", ".join(f"{rung} {count} ({100 * count / total:.0f} %)" for rung, count in counts.items())
     return f"ended by: {said}" if said else ""

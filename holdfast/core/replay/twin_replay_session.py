@@ -2,11 +2,11 @@
 
 Each half is a job of its own, with ranks numbered alike, so node x of one half is the twin of node x of the other. A
 rank computes signatures (hashes) of the data that it sends into a sum or to the next stage, before that data mixes with
-data of other ranks. It also computes one of its state after the step. If exactly one pair of twins differs first, the
-fault is there. The referee then takes the place of one twin, in the half that the referee is not part of. It repeats
-the steps up to the difference.
+data of other ranks. After each step it also signs its state. If only one pair of twins differs at the first difference,
+the fault is in this pair. The referee then takes the place of one twin, in the half that the referee is not part of. It
+repeats the steps up to the difference.
 
-A dual-phase replay takes over the cases that this cannot decide: several pairs that differ at the same time, a half
+A dual-phase replay takes over what a two-half replay cannot decide: several pairs that differ at the same time, a half
 that crashes, or work that does not give the same bits twice.
 """
 
@@ -37,7 +37,7 @@ def nodes_per_half(count: int, mesh: Dims, nproc: int) -> int:
 
 
 class TwinSession:
-    """A two-half replay, used like a GroupSession. If it rules SOME or EVERYWHERE, a dual-phase replay follows."""
+    """A replay in two halves, used like a GroupSession. A dual-phase replay follows the ruling SOME or EVERYWHERE."""
 
     def __init__(self, asked: ReplayRequest, limits: ReplayLimits) -> None:
         self._asked, self._limits = asked, limits
@@ -74,8 +74,8 @@ class TwinSession:
     # --- rounds ------------------------------------------------------------------------------------------------
 
     def _start_round(self) -> None:
-        """Start another round, with twice as many steps as the last. Short first rounds find frequent faults cheaply,
-        and long later ones save starts."""
+        """Start the next round, with twice as many steps as the last. Short first rounds find frequent faults cheaply.
+        Long later rounds need fewer launches."""
         replicas, half = len(self._nodes) // self._unit, self._half
         turn = self._round % replicas * self._unit if replicas % 2 else 0  # then every round leaves out another one
         self._order = (*self._nodes[turn:], *self._nodes[:turn])
@@ -139,7 +139,7 @@ class TwinSession:
             self._set_ruling(RulingKind.EVERYWHERE, (), "the script signed nothing")
 
     def _node_signatures(self, moment: "_Moment", one: GroupResult, other: GroupResult) -> dict[int, list[int | None]]:
-        """Return each node's signature for this point in time, by the number that TwinComparison gives to the node."""
+        """Return the nodes' signatures for this point in time. Nodes are numbered as in TwinComparison."""
         places = range(self._half)
         first = {place: [self._node_signature(moment, one, place)] for place in places}
         return first | {self._half + place: [self._node_signature(moment, other, place)] for place in places}
@@ -160,10 +160,12 @@ class TwinSession:
         return [place for place, a, b in told if a is not None and b is not None and a != b]
 
     def _needs_referee(self, moment: "_Moment", apart: list[int], told: GroupResult) -> bool:
-        """Return whether exactly one pair of twins differs, so that a referee can judge it; otherwise set the ruling.
+        """Return whether to launch a referee; if not, this method has set the ruling. `apart` lists the places in a
+        half at which twins differ.
 
-        If several differ, one may have the error from another: a late pipeline stage sends wrong gradients to earlier
-        stages within the same step. And a node may keep a shard of state that another node computed wrongly.
+        A referee can judge only one pair of twins. If several pairs differ, one node may have the error from another: a
+        late pipeline stage sends wrong gradients to earlier stages within the same step. If only the states of one pair
+        differ, a node may keep a shard that another computed wrongly, unless what was sent in the step is signed, too.
         """
         half, at = self._half, f"at step {moment.step}"
         unsigned = moment.state and half > 1 and not any(step == moment.step for step, _ in told.signed)
@@ -178,7 +180,7 @@ class TwinSession:
         return False
 
     def _launch_referee(self, asked: Referee) -> None:
-        """Launch the referee in the place of one twin, in the half that the referee is not part of."""
+        """Launch again a half without the referee (a third node). The referee replaces one twin in it."""
         assert self._differ is not None
         half = self._half
         base = half if asked.replica < half else 0  # one of the first half goes into the second
@@ -204,7 +206,7 @@ class _Moment(msgspec.Struct, frozen=True):
 
 
 def _shared_moments(one: GroupResult, other: GroupResult) -> list[_Moment]:
-    """Return the points in time for which both halves have signatures, in order: within a step, or after a step."""
+    """Return the points in time with signatures of both halves, in order. Each point is within a step or after one."""
     sent = {step for step, _ in one.signed} & {step for step, _ in other.signed}
     kept = {step for step, _ in one.marks} & {step for step, _ in other.marks}
     found = [_Moment(step, False) for step in sent] + [_Moment(step, True) for step in kept]

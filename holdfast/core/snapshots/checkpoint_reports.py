@@ -1,4 +1,4 @@
-"""What nodes report about checkpoints on storage: which was written last, and when to tell the journal of it."""
+"""Follows the nodes' reports on checkpoints on storage, and chooses which of them the journal gets."""
 
 import msgspec
 
@@ -21,7 +21,8 @@ class StorageWatch:
         self.newest = self._told = report
 
     def on_told(self, at: float, generation: int, stored: int, missed: MissedCheckpoint | None) -> None:
-        """Record the newest checkpoint of a generation, written at `at`, and a later one that failed (`missed`)."""
+        """Record the newest checkpoint that a generation has stored, and when that was (`at`). Also record a checkpoint
+        that failed (`missed`), if it is of a later step."""
         if stored >= 0 and (generation, stored) > self._written:
             known = self.newest and self._written[0] == 0 and self.newest.step == stored  # to an earlier controller
             self._written = (generation, stored)
@@ -54,8 +55,8 @@ class StorageWatch:
         return f"the job is at step {reached}, and {last} in this run"
 
     def close(self, promised: int, disk: int = -1, not_after: int | None = None) -> StorageReport | None:
-        """Return the report at the end of the job. `promised` is the step that nodes were to write, `disk` the step on
-        their local disks (-1: none). States after `not_after` are in doubt."""
+        """Return the report at the end of the job. `promised` is the step that nodes were to write. `disk` is the
+        newest step on nodes' local disks, or -1. States after the step `not_after` are in doubt."""
         newest = self.newest
         if newest and not_after is not None and newest.step > not_after:
             newest = msgspec.structs.replace(newest, doubted=True)

@@ -1,8 +1,8 @@
-"""Which steps all nodes write to their local disks, and which of them they keep.
+"""Chooses which steps all nodes write to their local disks, and which of these steps they keep.
 
-All disks must hold the same step, or a restore finds none that every rank can get. So the controller names one step at
-a time (the disk floor). Once every node has written it, it is kept, and only then may an older one be removed. Nodes
-report in their beats.
+A restore needs one step that is on the disks of all nodes. So the controller names one step at a time (the disk floor).
+Once every node has written the disk floor, nodes keep it, and may remove older steps. Nodes report in their beats what
+they have written.
 """
 
 import re
@@ -50,11 +50,12 @@ class DiskFloor:
         self.aim = self._newest = -1
 
     def hold_steps(self, steps: Collection[int]) -> None:
-        """Record which steps the disks of all nodes of a launch hold; no other step counts."""
+        """Record the steps that the disks of all nodes of a launch hold. They replace all steps recorded before."""
         self._kept, self._is_known = tuple(sorted(steps))[-self.limits.keep :], True
 
     def tick(self, now: float, floor: int, beats: Collection[Beat]) -> bool:
-        """Record the nodes' progress and their newest good floor. Return whether nodes must be sent a new aim."""
+        """Record which nodes have written the step that they were told to. Return whether nodes must be sent a new aim.
+        The next step to write is `floor`, the newest good floor in memory."""
         if not self.limits.path:
             return False
         if self.aim >= 0 and all(beat.disk_tried >= self.aim for beat in beats):

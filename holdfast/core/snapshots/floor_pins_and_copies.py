@@ -1,7 +1,7 @@
 """A node's part in the recovery floor, as a pure state machine: which snapshots to pin, and which to send to the peer.
 
-All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Held means
-pinned: the rank goes on in its other slots. The shell lists, pins and sends snapshots, and reports the results.
+All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Holding pins a
+snapshot's slot; the rank uses its other slots. The keeper lists, pins and sends snapshots, and reports the results.
 """
 
 import msgspec
@@ -119,7 +119,8 @@ Held = dict[int, OwnSnapshot]  # by rank
 
 
 class CopyRun(msgspec.Struct, kw_only=True):
-    """A transfer of one step to peers, which ends when the shell says so; sending threads check `cancelled`."""
+    """A transfer of the snapshots of one step to peers. It lasts until the keeper reports that sending has ended.
+    Sending threads stop once `cancelled` is set."""
 
     step: int
     began_at: float
@@ -127,7 +128,8 @@ class CopyRun(msgspec.Struct, kw_only=True):
 
 
 class NodeFloor:
-    """A node's floor: `step` takes `FloorNews` and returns deeds that pin newly held snapshots and unpin others."""
+    """A node's part in the floor, which is the step that all ranks of all nodes hold. `step` takes news and returns
+    what to do: pin snapshots newly held for the floor, and unpin others."""
 
     def __init__(self, *, to_disk: bool = False) -> None:
         """With `to_disk`, the node has a floor even if no peer keeps copies of it: its own disk keeps the floor."""
@@ -192,7 +194,7 @@ class NodeFloor:
         return dict.fromkeys(one for held in (self._floor, self._before, self._next) for one in held.values())
 
     def _begin_generation(self, news: GenerationBegun) -> None:
-        """Reset for a new generation. Drop the floor only if it is later than the step that the job resumes from."""
+        """Begin a generation. Snapshots held for the floor stay unless they are later than the step to resume from."""
         self.aim, self.backed, self.ranks = Aim(generation=news.generation), -1, news.ranks
         self._granted.clear()
         self._arrived.clear()
@@ -221,7 +223,7 @@ class NodeFloor:
         return tuple(map(MarkVerified, good))
 
     def _find_step(self, step: int, sealed: Sealed) -> Held:
-        """Return the newest snapshot of this step of each rank with an arena."""
+        """Return, by rank, the newest snapshot of this step. Ranks without an arena in this generation are left out."""
         found: Held = {}
         for one in sealed:
             if one.step == step and one.rank in self._granted:
@@ -229,7 +231,8 @@ class NodeFloor:
         return found
 
     def is_late(self, now: float) -> bool:
-        """Return whether the next floor may take a spare slot, because it has been without one for too long."""
+        """Return whether the next floor may take a rank's spare slot now. It may for a while after it waited too long
+        for a slot or missed the step that other nodes have copied."""
         return now < self._late_until
 
     def _note_refusal(self, now: float) -> None:
@@ -258,13 +261,14 @@ class NodeFloor:
         return behind and self.sending is None and len(self._granted) >= self.ranks
 
     def is_next_ready(self) -> bool:
-        """Return whether all ranks here hold a snapshot for the next floor, of the same step."""
+        """Return whether all ranks here hold a snapshot of the same step for the next floor."""
         if not self._next or len(self._next) < len(self._granted) or not self.wants_next():
             return False
         return len({one.step for one in self._next.values()}) == 1
 
     def _choose_next(self, sealed: Sealed) -> None:
-        """Hold for each rank its oldest snapshot that is not older than the aim, until all ranks hold the same step."""
+        """Choose for each rank the oldest snapshot that is at least as new as the controller's aim. Repeated choices
+        bring all ranks to the same step."""
         if not self.wants_next():
             return
         least = max([self.aim.next, *(one.step for one in self._next.values())])
@@ -276,11 +280,12 @@ class NodeFloor:
         self._next = chosen
 
     def next_seqs(self) -> dict[int, int]:
-        """Return the sequence numbers of the snapshots that will become the next floor, by rank."""
+        """Return, by rank, the sequence number of the snapshot that is held for the next floor."""
         return {rank: one.seq for rank, one in self._next.items()}
 
     def open_parcels(self) -> list[CopyParcel]:
-        """Return the parcels of the next floor that have not arrived at their peers; empty if there is no peer."""
+        """Return the parts of snapshots that are still to be sent to peers for the next floor (the next step that all
+        nodes will hold). Return an empty list if this node has no peer."""
         parcels = [parcel for one in self._next.values() for parcel in self._make_parcels(one)]
         return [parcel for parcel in parcels if (parcel.snapshot, parcel.to) not in self._arrived]
 
@@ -314,11 +319,12 @@ class NodeFloor:
         return any(granted.verifies for granted in self._granted.values())
 
     def lacks_slots(self) -> bool:
-        """Return whether this node should have a floor but a rank has too few slots for one."""
+        """Return whether this node takes part in the floor, but a rank has too few slots to hold a snapshot for it."""
         return self._has_floor() and any(granted.slots < FLOOR_SLOTS for granted in self._granted.values())
 
     def shared_step(self, sealed: Sealed) -> int:
-        """Return the newest step that all ranks here have sealed; -1 if there is none or this node lacks a floor."""
+        """Return the newest step that all ranks here have sealed; -1 if there is none or this node takes no part in the
+        floor (the step that all nodes hold)."""
         if not self._has_floor() or self.lacks_slots():
             return -1
         newest = dict.fromkeys(self._granted, -1)

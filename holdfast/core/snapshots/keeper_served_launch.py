@@ -28,9 +28,9 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
         return step > self.shared_step or not self.is_of_line(generation, step)
 
     def gives_up(self, generation: int, step: int) -> bool:
-        """Return whether to drop a state from disk. It is dropped if it is in doubt, or if the last generation made it
-        after the step that this launch resumes from. States of older lineages stay until every disk holds a later step,
-        in case the launch fails; the controller says which of them may be used."""
+        """Return whether to drop a state from disk. A state is dropped if it is in doubt, or if the last generation
+        made it after the step from which this launch resumes. States of older lineages stay until every disk holds a
+        later step, because this launch may fail. The controller says which of these states may be used."""
         if any(doubt.bans_state(generation, step) for doubt in self.restore.doubts):
             return True
         return self.restore.is_held and generation == self.generation - 1 and step > self.restore.step
@@ -47,7 +47,7 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_launch(errand: LaunchHere) -> KeeperLaunch:
-    """Return the part of a launch that a keeper needs. A node that was away keeps no older snapshot."""
+    """Return what a keeper needs of a launch. A node that was away drops all its snapshots in memory."""
     seat, restore = errand.seat, errand.restore
     return KeeperLaunch(
         generation=errand.generation,

@@ -1,8 +1,8 @@
 """Placement of parity: which two nodes' snapshot halves are XORed, and which third node keeps the result.
 
-Every node's share is cut in two. Each node keeps the first half of one node XORed with the second half of another:
-half the memory of a whole copy, on every node alike. A lost half is recovered by XORing the parity with the half that
-still exists, so no two of the three nodes may be evicted together.
+Every node's share is cut in two. Each node keeps a parity: the first half of a second node XORed with the second half
+of a third node. A parity takes half the memory of a whole copy, on every node alike. A lost half is recovered by XORing
+the parity with the half that still exists, so no two of the three nodes may be evicted together.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class ParityPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[Half, Half]], str]:
-    """Return the keepers of every node's two halves; if parity is impossible, an empty dict and the reason."""
+    """Return the two keepers of every node's halves. The text says why there are none if parity is impossible."""
     nproc = seats[0].nproc
     if len(seats) < 2:
         return {}, ""  # there are no copies at all
@@ -77,8 +77,8 @@ def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | No
 
 
 def _shift_pairs(nodes: int, safe: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of shifts to try, best first: opposite shifts, then all others. The best ones are near a third of all
-    nodes: they make groups of three that keep halves only for each other."""
+    """Yield pairs of shifts to try: first opposite shifts, beginning with those nearest to a third of all nodes, then
+    all other pairs. A shift by a third makes groups of three nodes that keep halves only for one another."""
     yield from ((shift, nodes - shift) for shift in sorted(safe, key=lambda s: abs(3 * s - nodes)))
     yield from ((one, two) for one in safe for two in safe if one < two)
 

@@ -1,8 +1,8 @@
 """The recovery floor: the newest step that every rank and every rank's peer hold.
 
 Ranks take snapshots at every step, so without coordination the peers would hold different steps. The controller tells
-the nodes which step to hold and copy next. When the last node has done so, that step is the new floor and the old one
-may be dropped. Nodes report in their beats, so a lost report is repeated.
+the nodes which step to hold and copy next. When the last node has copied that step, it is the new floor, and nodes may
+drop the old floor. Nodes report in their beats, so a lost report is repeated.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class RecoveryFloor:
     def __init__(self, limits: BackupLimits, newest_equal: Callable[[], int | None], disk: DiskFloor) -> None:
-        """`newest_equal` returns the newest step at which replicas were equal; -1: not known yet, None: never."""
+        """`newest_equal` returns the newest step at which replicas were equal: -1 if unknown yet, None if none was."""
         self.limits = limits
         self.disk = disk
         self._newest_equal = newest_equal
@@ -56,7 +56,7 @@ class RecoveryFloor:
         self.nodes: frozenset[str] = frozenset()
 
     def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
-        """Place copies for a new generation; return sentences on evictions that lose state, or why parity failed."""
+        """Choose peers for a new generation. Return sentences on evictions that lose state, and on failed parity."""
         self.generation, self.nodes, self._seats = generation, frozenset(seat.node for seat in seats), seats
         self.floor = self.verified = self._next = -1
         self.disk.on_launch()
@@ -82,7 +82,7 @@ class RecoveryFloor:
         return self.tick(now)
 
     def tick(self, now: float) -> bool:
-        """Update the floor as time passes. Return whether the nodes must be sent a new aim."""
+        """Update the floor from the nodes' newest reports. Return whether the nodes must be sent a new aim."""
         if len(self._beats) < len(self.nodes) or not self._beats or any(b.sealed < 0 for b in self._beats.values()):
             return False
         before = self.floor
@@ -93,7 +93,8 @@ class RecoveryFloor:
         return told or self.floor != before
 
     def _compare_pace(self, now: float, raised: bool) -> None:
-        """Note since when the next floor is due; if it is overdue, say in `behind` that copies do not keep up."""
+        """Record when the next floor became due. Set `behind` to a sentence if the copies on peers are long overdue and
+        the job is many steps ahead of them."""
         newest = max(beat.sealed for beat in self._beats.values())
         if raised or self._due is None:
             self._due = (now, newest) if self._next >= 0 else None
@@ -106,7 +107,7 @@ class RecoveryFloor:
             self.behind += f"; missing from {named}" if late else ""
 
     def aim_for(self, node: str) -> Aim:
-        """Return the aim of one node, without the peer's address, which is not known here."""
+        """Return the aim of one node. The caller has to add the peer's address."""
         return Aim(
             generation=self.generation,
             floor=self.floor,
@@ -120,7 +121,7 @@ class RecoveryFloor:
         )
 
     def _wards_of(self, keeper: str) -> tuple[Seat, ...]:
-        """Return the seats of the nodes whose copies this one keeps."""
+        """Return the seats of all nodes whose copies are on the node `keeper`."""
         if self._kept_by is None:
             self._kept_by = {}
             for seat in self._seats:
@@ -151,7 +152,7 @@ class RecoveryFloor:
         return self._aim_if_settled(now)
 
     def _look_further(self, now: float) -> int:
-        """Return how many steps ahead to aim next: twice as many as now, but not more than are made in some seconds."""
+        """Return how many steps ahead to aim next: twice as many as now, but only what ranks make in a fixed time."""
         made = max(beat.sealed for beat in self._beats.values()) + self._ahead - self._next
         timely = ceil(made / max(now - self._aimed_at, 0.01) * _MOST_S)
         return max(2, min(2 * self._ahead, _MOST, timely))
@@ -162,7 +163,7 @@ class RecoveryFloor:
         return equal is None or equal >= step
 
     def _aim_if_settled(self, now: float) -> bool:
-        """Set the next aim if it is due. If verified states are kept, the floor must be verified first."""
+        """Set the next aim if it is due. If ranks want verified states kept, the floor must be verified before that."""
         settled = self.verified == self.floor or not any(beat.verifies for beat in self._beats.values())
         return settled and now >= self._not_before and self._set_next_aim(now)
 
