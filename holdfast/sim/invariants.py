@@ -16,7 +16,7 @@ _OVER = (Phase.ENDING, Phase.DONE)
 
 
 class Invariant(StrEnum):
-    """A condition that must hold; its value is a sentence that states it."""
+    """The conditions that a safe job meets. Each value states its condition in words."""
 
     ENTRIES_IN_ORDER = "entries follow one another"
     ACTION_IDS_GROW = "action ids grow"

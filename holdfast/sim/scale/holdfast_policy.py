@@ -221,7 +221,7 @@ class HoldfastPolicy:
         self._show_failure(fault, node)
 
     def _choose_victim(self, strike: ScheduledFailure) -> str:
-        """Return a seated node to strike, a lemon if the failure asks for one; empty if no node is seated."""
+        """Return the seated node to strike; some failures prefer nodes that fail often. Empty if no node is seated."""
         lemons = [seat.node for seat in self.state.view.seats if seat.node in self._lemons] if strike.lemon else []
         return lemons[int(strike.luck * len(lemons))] if lemons else self._seated_node(strike.luck)
 

@@ -1,4 +1,4 @@
-"""Defects of bad machines, and whether probes and detectors can detect them; drawn once for each machine."""
+"""Defects of bad machines, each with random numbers that decide which probes and detectors find it."""
 
 from random import Random
 

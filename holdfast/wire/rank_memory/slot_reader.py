@@ -95,8 +95,8 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
-    """Return the newest whole record; None if the slot is empty, or has no whole record even after a few tries. Also
-    return None if a value is impossible, because a controller would refuse the node's whole message for it."""
+    """Return the newest whole record. Return None if the slot is empty, if a few tries find no whole record, or if a
+    value is impossible. An impossible value would make the controller refuse the node's whole message."""
     for _ in range(_TRIES):
         image = bytes(buf[index * SLOT_BYTES : index * SLOT_BYTES + RING_AT])
         body = newest_record(image)
