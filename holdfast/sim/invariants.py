@@ -55,7 +55,7 @@ class UnsafeError(Exception):
 
 
 class UnconfirmedStop:
-    """Checks that after an unconfirmed stop no launch happens before the nodes are empty or the fence has passed."""
+    """Checks that a launch after a stop that no node has confirmed waits for empty nodes or for a fence."""
 
     def __init__(self) -> None:
         self.fence_s = 0.0

@@ -70,7 +70,7 @@ class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a libra
 
     @contextmanager
     def resumable_folder(self) -> Iterator[str | None]:
-        """Yield the value to pass as `resume_from_checkpoint`: a path or None. This is a collective."""
+        """Yield the value to pass as `resume_from_checkpoint`: a path or None. All ranks must call this."""
         ours = PeekedState() if self._refusal else peek_state(self._storage["path"])
         if not ours.is_chosen:
             self._own = _find_own(self._trainer.args)

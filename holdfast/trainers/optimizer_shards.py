@@ -34,7 +34,7 @@ class ShardCheckpointer:
 
     def restore(self, gather: Callable[[], object]) -> int:
         """Restore the newest state, then call `gather`, which computes the model's weights from it. Return the state's
-        step, or 0 if there is none. This is a collective."""
+        step, or 0 if there is none. All ranks must call this."""
         if not peek_state(self._more["path"]).step:
             return 0
         for optimizer in self._optimizers:

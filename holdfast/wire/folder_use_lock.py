@@ -55,7 +55,8 @@ def shared_lock(folder: Path) -> Iterator[tuple[int, ...]]:
 
 
 def lock_file_alone(path: Path, wait_s: float) -> int | None:
-    """Open a file, locked exclusively until it is closed; None if another process holds the lock for all of `wait_s`.
+    """Open a file, locked exclusively until it is closed. Return None if another process keeps the lock for `wait_s`
+    seconds.
 
     On a file system without locks every caller gets the file.
     """

@@ -27,7 +27,7 @@ def with_whole_paths(env: Mapping[str, str], cwd: str) -> dict[str, str]:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether the value can be encoded as UTF-8, as sending it requires."""
+    """Return whether the value can be encoded as UTF-8. Only such values can be sent to other processes."""
     try:
         value.encode()
     except UnicodeEncodeError:

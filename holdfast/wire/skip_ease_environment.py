@@ -12,12 +12,12 @@ Span = tuple[int, int]
 
 
 def parse_skips(text: str) -> tuple[Span, ...]:
-    """Return the ranges of steps to skip; ValueError if the text is malformed."""
+    """Return the ranges of steps to skip. Raise ValueError if the text is malformed."""
     return tuple(_parse_span(part) for part in text.split(",") if part.strip())
 
 
 def parse_eases(text: str) -> tuple[tuple[float, Span], ...]:
-    """Return pairs of factor and range of steps, in the order given; ValueError if the text is malformed."""
+    """Return pairs of factor and range of steps, in the order given. Raise ValueError if the text is malformed."""
     found = []
     for part in filter(str.strip, text.split(",")):
         factor, _, span = part.partition(":")

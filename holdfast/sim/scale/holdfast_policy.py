@@ -160,7 +160,7 @@ class HoldfastPolicy:
             self.step_decider(Tick())
 
     def _book_spans(self, until: float) -> None:
-        """Add the job's spans since it was last queued to the time book, each with the failure that caused it."""
+        """Add the job's spans to the time book, each with the failure or change that caused the span."""
         account = self.ledger.make_account(until)
         self.state.tally.count_rungs(count_rungs(account.incidents, account.changes))
         for span in account.spans:

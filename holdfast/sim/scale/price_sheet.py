@@ -52,7 +52,8 @@ class PriceDraws:
 
 
 def scale_sheet(sheet: PriceSheet, times: Mapping[str, float]) -> PriceSheet:
-    """Return the sheet with named durations and chances multiplied by `times`. Raise ValueError for an unknown name."""
+    """Return the sheet with the durations and chances that `times` names multiplied by its factors. Raise ValueError
+    for an unknown name."""
     price = tuple(_scale_price(p, times.get(p.name, 1.0)) for p in sheet.price)
     shares = [msgspec.structs.replace(s, value=s.value * times.get(s.name, 1.0)) for s in sheet.share]
     unknown = times.keys() - {p.name for p in price} - {s.name for s in shares}

@@ -41,7 +41,7 @@ def secret_fault(token: str) -> str:
 
 
 def make_proof(token: str, who: str, *parts: bytes) -> str:
-    """Return an HMAC of these parts, keyed by the secret; `who` makes the two sides' proofs differ."""
+    """Return an HMAC of these parts, keyed by the secret. `who` names the side: each side's proof differs."""
     said = hashlib.sha256()
     for part in (who.encode(), *parts):
         said.update(len(part).to_bytes(8, "big") + part)

@@ -111,7 +111,8 @@ def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
 def read_entries(
     buf: mmap.mmap | memoryview, index: int, reading: SlotReading, after: int
 ) -> tuple[int, list[StepValues | Mark]]:
-    """Return the newest number in the slot's ring, and its step values and hashes numbered above `after`, in order."""
+    """Return the step values and hashes in the slot's ring with numbers above `after`, in order. Also return the number
+    of the newest, or `after` if there is none."""
     start = index * SLOT_BYTES + RING_AT
     image = bytes(buf[start : start + RING * ENTRY_BYTES])
     found: list[tuple[int, StepValues | Mark]] = []

@@ -107,7 +107,7 @@ def _is_private(folder: str) -> bool:
 
 
 def _is_home(folder: str) -> bool:
-    """Return whether a folder is a home of holdfast. It is known by its link `newest` or else by the tokens in it."""
+    """Return whether a folder is a home of holdfast, which has a link `newest`, or else tokens."""
     if os.path.islink(f"{folder}/newest"):
         return is_run_folder(f"{folder}/newest") or any(map(os.path.exists, (f"{folder}/{name}" for name in _HOME)))
     tokens = (f"join/{name}" for name in _list_names(f"{folder}/join"))

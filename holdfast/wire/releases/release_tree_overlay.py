@@ -75,7 +75,7 @@ def lock_trees(folder: Path) -> Iterator[None]:
 
 
 def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
-    """Return the user's files that differ from the release, and a new index. Unchanged stamps spare the reading."""
+    """Return the user's files that differ from the release, and a new index. A file with its old stamp is not read."""
     equal: dict[str, Stamp] = {}
     differ = []
     for path, word in index.files.items():
