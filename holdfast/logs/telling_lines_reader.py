@@ -13,7 +13,7 @@ _LINE = 16 << 20  # a line longer than this is cut
 def read_telling_lines(
     file: BinaryIO, catalog: FailureCatalog, progress: Callable[[int], None] | None = None
 ) -> list[tuple[int, str]]:
-    """Return the numbers and text of a log's telling lines. `progress` gets the count of bytes read so far."""
+    """Return the telling lines of a log, with their numbers. `progress` is called with the count of bytes read."""
     first = file.read(WHOLE + 1)
     if len(first) <= WHOLE:
         return sift_log(first, catalog)

@@ -31,7 +31,7 @@ class Dismissal(StrEnum):
 
 
 class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag="dismiss"):
-    """Give a node back to the fleet, which ends its processes."""
+    """Give a node back to the fleet; the fleet ends the node's processes."""
 
     id: int
     node: str
@@ -69,7 +69,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """End all ranks of the generation on these nodes or, with `park_s`, have them park and end those that do not."""
+    """End all ranks of the generation on these nodes. With `park_s`, ranks may park within this time instead; those
+    that do not are ended."""
 
     id: int
     generation: int

@@ -193,7 +193,7 @@ class MeshReport(msgspec.Struct, frozen=True, kw_only=True, tag="mesh"):
 
 
 class LinksDown(msgspec.Struct, frozen=True, kw_only=True, tag="links_down"):
-    """A link of the machine that these nodes run on is down. If these nodes hold all seats, there is no such event."""
+    """A link of these nodes' machine is down. The event is not sent if all seats are on these nodes."""
 
     nodes: tuple[str, ...]
 
@@ -205,7 +205,7 @@ class LinksUp(msgspec.Struct, frozen=True, kw_only=True, tag="links_up"):
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
-    """The time at which the decider asked to be woken has come."""
+    """Wakes the decider at the time at which it has asked to be woken."""
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):

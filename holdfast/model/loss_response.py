@@ -47,7 +47,7 @@ _MOST_STEPS = 1_000_000
 
 
 def parse_response(text: str) -> LossResponse | None:
-    """Return the response that an alarm carries; None if it carries none."""
+    """Return the response that this text of an alarm describes; None if it describes none."""
     name, *numbers = text.split(":")
     try:
         match name, numbers:

@@ -63,7 +63,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StrainKind(StrEnum):
-    """The kind of a strain: it slows the job, makes the job stand still, or is a link that is down or was lately."""
+    """The kind of a strain: it slows the job, it makes the job stand still, or it is a link that is or was down."""
 
     SLOWS = "slows"  # a job that has lost its pace: heat, a power brake
     STANDS = "stands"  # a job that stands: a driver that does not answer

@@ -1,5 +1,5 @@
-"""Routes of microbatches through pipelines whose layers may change hands, and the situation in which they are chosen
-anew.
+"""Routes of microbatches through pipelines, and the situation in which new routes are chosen. A layer may move from one
+worker to another.
 
 Workers are ranks of the new generation. Layers are numbered in the order of the forward pass. The microbatches of a
 step are always the same, whichever workers compute them.
@@ -35,7 +35,7 @@ class LayerTransfer(msgspec.Struct, frozen=True):
 
 
 class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan: which worker holds which layers, and which workers compute them for each microbatch."""
+    """A plan: which worker holds which layers, and which workers compute each microbatch."""
 
     held: tuple[tuple[int, ...], ...]  # by worker: its layers, which take part in every optimizer step
     routes: tuple[tuple[RouteSegment, ...], ...]  # by microbatch, in the order of the forward pass; (): left out
@@ -61,7 +61,7 @@ class PipelineJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineSituation(msgspec.Struct, frozen=True, kw_only=True):
-    """The situation when routes are chosen. All workers know the same of it, so that all choose the same routes."""
+    """The situation in which routes are chosen. All workers know the same, so all choose the same routes."""
 
     committed: int  # the newest step that is applied wherever its layer is held
     held: tuple[tuple[int, ...], ...]  # by worker: layers at `committed`; () for one that has just come

@@ -16,7 +16,7 @@ _OVER = (Phase.ENDING, Phase.DONE)
 
 
 class Invariant(StrEnum):
-    """A condition that must hold; its value is a sentence that states it."""
+    """The conditions that a safe job meets. Each value states its condition in words."""
 
     ENTRIES_IN_ORDER = "entries follow one another"
     ACTION_IDS_GROW = "action ids grow"
@@ -55,7 +55,7 @@ class UnsafeError(Exception):
 
 
 class UnconfirmedStop:
-    """Checks that after an unconfirmed stop no launch happens before the nodes are empty or the fence has passed."""
+    """Checks that a launch after a stop that no node has confirmed waits for empty nodes or for a fence."""
 
     def __init__(self) -> None:
         self.fence_s = 0.0

@@ -46,9 +46,9 @@ class HeldTraining:
         every: int | str | None = None,
         keep: int = 3,
     ) -> None:
-        """Pass each model and optimizer as `prepare` returned it; the other options are those of a Checkpointer. If
-        holdfast has no state, the loop resumes from the newest whole checkpoint of `accelerator.save_state`, provided
-        that Accelerate names its checkpoints itself."""
+        """Restore the newest state. Pass `model` and `optimizer` as `prepare` returned them; the other options are
+        those of a Checkpointer. Without a state of holdfast, the newest whole checkpoint of `accelerator.save_state` is
+        loaded. This requires `automatic_checkpoint_naming`."""
         if why := refusal_of(accelerator):
             raise StateError(f"HeldTraining cannot keep this state: {why}")
         self.epoch = self.step = 0
@@ -117,7 +117,7 @@ class HeldTraining:
         self._order = state["order"]
 
     def _go_on(self) -> None:
-        """Restore the newest state, ours or Accelerate's; a collective."""
+        """Restore holdfast's newest state or else Accelerate's newest checkpoint. All ranks must call this."""
         self._saved = self._checkpointer.restore()
         configuration = self._accelerator.project_configuration
         is_named = configuration.automatic_checkpoint_naming and self._accelerator.project_dir

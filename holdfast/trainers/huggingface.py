@@ -70,7 +70,7 @@ class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a libra
 
     @contextmanager
     def resumable_folder(self) -> Iterator[str | None]:
-        """Yield the value to pass as `resume_from_checkpoint`: a path or None. This is a collective."""
+        """Yield the value to pass as `resume_from_checkpoint`: a path or None. All ranks must call this."""
         ours = PeekedState() if self._refusal else peek_state(self._storage["path"])
         if not ours.is_chosen:
             self._own = _find_own(self._trainer.args)
@@ -159,7 +159,8 @@ class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a libra
 
 @contextmanager
 def _weights_left_out(trainer: Trainer, folder: str) -> Iterator[None]:
-    """Keep the trainer from loading weights from our folder, which has none; there is no public option for that."""
+    """During the block, keep the trainer from loading weights from holdfast's folder, which has none. The trainer has
+    no public option for this, so its method is replaced."""
     load = trainer._load_from_checkpoint
 
     def load_from_others(checkpoint: str, model: object = None) -> None:
@@ -197,7 +198,7 @@ def _find_own(args: TrainingArguments) -> OwnCheckpoint | None:
 
 
 def _fault_of(folder: Path, args: TrainingArguments) -> str:
-    """Say what is wrong with a checkpoint of the Trainer; empty if it is whole."""
+    """Return what is wrong with a checkpoint of the Trainer; empty if it is whole."""
     if fault := first_fault([folder / _STATE]):
         return fault
     if f"checkpoint-{json.loads((folder / _STATE).read_bytes()).get('global_step')}" != folder.name:

@@ -139,7 +139,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
         holdfast.phase("")
 
     def state_dict(self) -> Extras:
-        """Return the random number generators of all ranks, which Lightning's own checkpoints lack; a collective."""
+        """Return all ranks' random number generators; Lightning's checkpoints lack them. All ranks must call this."""
         return {"generators": RankWorld().gather_all(_encode())}
 
     def load_state_dict(self, state_dict: Extras) -> None:

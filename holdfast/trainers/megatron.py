@@ -1,7 +1,8 @@
 """For loops on Megatron-Core: make a `HeldMegatron` after `get_megatron_optimizer`; call its `save` after every step.
 
 Each rank saves only what its torch optimizers hold: with Megatron's distributed optimizer, a part of the master weights
-and of their state. As after every step, Megatron then copies the master weights to the model and gathers these.
+and of their state. After a restore, Megatron computes the model's weights as after every step: it copies the master
+weights to the model and gathers the parts of all ranks.
 """
 
 import os
@@ -48,8 +49,9 @@ class HeldMegatron:
         every: int | str | None = None,
         keep: int = 3,
     ) -> None:
-        """Restore the newest state; `step` is then its step, or 0. `models` are the chunks of this rank, in Megatron's
-        DistributedDataParallel. The other options are those of a Checkpointer."""
+        """Restore the newest state, and set `step` to the step of this state, or to 0 if there is none. `models` are
+        this rank's model chunks, wrapped in Megatron's DistributedDataParallel; `schedule` is the optimizer's parameter
+        scheduler. The other options are those of a Checkpointer."""
         chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
         self._chain = [one for one in chain if not getattr(one, "is_stub_optimizer", False)]
         if why := refusal_of(self._chain):
@@ -102,7 +104,8 @@ class TrackedGenerators:
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> OwnCheckpoint | None:
-    """Return the newest whole `iter_N` here that `dist_checkpointing.save` wrote, as torch_dist; a collective."""
+    """Return the newest whole checkpoint `iter_N` in a folder, or None. Only checkpoints in the format torch_dist of
+    `dist_checkpointing.save` are found. All ranks must call this."""
     return find_own_checkpoint(Path(folder), _NAME, _fault_of)
 
 
@@ -119,8 +122,8 @@ def refusal_of(chain: Sequence[MegatronOptimizer]) -> str:
 
 
 def _find_replicas() -> "dist.ProcessGroup | None":
-    """Return the group of ranks that hold the same tensors; a collective. None if some of them hold different experts:
-    these have the same names and shapes, so one would be taken for another."""
+    """Return the group of ranks that hold the same tensors, or None if some of them hold different experts. Such
+    experts have the same names and shapes, so one could be restored in place of another. All ranks must call this."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     of_experts = parallel_state.get_expert_data_parallel_group()
     is_same = sorted(dist.get_process_group_ranks(group)) == sorted(dist.get_process_group_ranks(of_experts))

@@ -19,10 +19,11 @@ class OwnCheckpoint(NamedTuple):
 
 
 def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], str]) -> OwnCheckpoint | None:
-    """Return the newest whole checkpoint that every node sees, or None; a collective.
+    """Return the newest whole checkpoint that every node sees, or None. All ranks must call this.
 
-    `name` is a pattern for checkpoints' names, whose first group is the number. `find_fault` returns why a checkpoint
-    is not whole, or "". It reads every byte, so checkpoints are tested from the newest on until one is whole.
+    `name` is a pattern for checkpoints' names; its first group is the checkpoint's number. `find_fault` returns why a
+    checkpoint is not whole, or "". It reads every byte, so checkpoints are tested in turn, newest first, until one is
+    whole.
     """
     world = RankWorld()
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # the other ranks of a node would see the same

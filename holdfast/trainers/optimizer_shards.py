@@ -1,8 +1,8 @@
-"""Saves and restores what the torch optimizers of this rank hold: its part of the master weights and their state.
+"""Saves and restores the state of this rank's torch optimizers, and the part of the master weights that they update.
 
-Trainers with an optimizer of their own (ZeRO, Megatron) give each rank's part of the weights to an optimizer of torch.
-The trainer computes the model's weights from these parts. Optimizers create their state in their first step, so the
-Checkpointer is made after that step, or earlier if there is a state to restore.
+Trainers with an optimizer of their own (ZeRO, Megatron) divide the master weights among the ranks. Each rank updates
+its part with a torch optimizer. The trainer computes the model's weights from these parts. An optimizer has no state
+before its first step. So the Checkpointer is made after this step, unless there is a state to restore.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,8 @@ class ShardCheckpointer:
     """Saves and restores the parameters and states of some optimizers, and the buffers of a module."""
 
     def __init__(self, optimizers: Sequence[Optimizer], module: torch.nn.Module, extra: Values, **more: Any) -> None:
-        """Each rank saves its own `extra` and buffers. `more` goes to the Checkpointer and must have `path`."""
+        """Make a checkpointer for these optimizers and the buffers of `module`. Each rank saves its own buffers and
+        `extra`. `more` has the options of a Checkpointer, among them `path`."""
         self._optimizers = optimizers
         self._weights = set(module.parameters())
         self._more = more
@@ -33,7 +34,7 @@ class ShardCheckpointer:
 
     def restore(self, gather: Callable[[], object]) -> int:
         """Restore the newest state, then call `gather`, which computes the model's weights from it. Return the state's
-        step, or 0 if there is none. This is a collective."""
+        step, or 0 if there is none. All ranks must call this."""
         if not peek_state(self._more["path"]).step:
             return 0
         for optimizer in self._optimizers:
@@ -76,7 +77,7 @@ class ShardCheckpointer:
 
 class GroupValues:
     """The plain values of parameter groups, such as learning rates and step counts. The number of state entries of each
-    optimizer is saved too; loading a state with other numbers fails."""
+    optimizer is saved too. Loading fails if the saved numbers differ from those of the optimizers."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
@@ -104,7 +105,7 @@ class ModuleBuffers:
         self._module = module
 
     def state_dict(self) -> Values:
-        """Return the live buffers by their names in the module. The wrappers' own state dicts may use other names."""
+        """Return the live buffers by their names in the module; state dicts of wrappers may name them differently."""
         return {
             f"{path}.{name}" if path else name: buffer
             for path, part in self._module.named_modules()

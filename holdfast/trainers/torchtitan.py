@@ -52,8 +52,9 @@ class HeldCheckpoints:
         return getattr(self._own, name)
 
     def load(self, step: int = -1) -> bool:
-        """Restore the newest state; return whether there was one. A collective. A state chosen by the job comes first,
-        then the step that the configuration names, then holdfast's newest, then TorchTitan's newest whole one."""
+        """Restore the first of these that exists, and return whether one does: a state chosen by the job, the step that
+        the configuration names, holdfast's newest state, TorchTitan's newest whole checkpoint. With pipeline
+        parallelism only TorchTitan's checkpoints are used. All ranks must call this."""
         trainer = self._trainer
         if trainer.parallel_dims.pp_enabled:
             if RankWorld().rank == 0:
@@ -72,7 +73,7 @@ class HeldCheckpoints:
         return found is not None and bool(self._own.load(found.step))
 
     def save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Report the step, save its state, and call TorchTitan's own checkpointer, which saves if that is due."""
+        """Report the step and save its state. Then TorchTitan's own checkpointer decides whether it saves too."""
         holdfast.step(curr_step, **self._logged)
         self._logged = {}
         if self._checkpointer:

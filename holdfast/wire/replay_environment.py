@@ -1,4 +1,4 @@
-"""Environment variables and files of a rank in a replay; every script pays for the imports here, so there are few."""
+"""Environment variables and files of a rank in a replay. Every script imports this module, so it imports little."""
 
 import os
 

@@ -29,7 +29,7 @@ class EntryPoint(msgspec.Struct, frozen=True, kw_only=True):
     copied: bool = False  # it is run from the copy of a release
 
     def interpreter_argv(self) -> tuple[str, ...]:
-        """Return the interpreter and its flags. `-P` keeps a copied module's imports off the working directory."""
+        """Return the interpreter and its flags; `-P` keeps the working directory out of a copied module's imports."""
         if not self.python:
             return ()
         return (self.python, "-u", *(("-P",) if self.copied and self.module else ()), *(("-m",) if self.module else ()))

@@ -131,7 +131,7 @@ class ControllerProcess:
                 self.scene.report_failure(f"the controller fails at a link: {describe_error(e)}")
 
     def is_fenced(self, node: str) -> bool:
-        """Return whether a fence blocks launches because ranks of this node may still live."""
+        """Return whether launches must wait because old ranks may still live on this node."""
         return self.brain is not None and node in self.brain.view.fenced
 
     def give_order(self, order: Order) -> None:

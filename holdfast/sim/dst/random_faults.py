@@ -192,8 +192,8 @@ class RandomFaults:
                 machine.clock.jump_wall(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
 
     def _hang_rank(self, held: SimRank) -> None:
-        """Hang this rank, or let it go on if it hangs. A rank without others in its generation never hangs, and at most
-        one hangs at a time."""
+        """Hang this rank; if it hangs already, let it go on instead. Only one rank at a time hangs, and none that is
+        alone in its generation."""
         team = self._teams.all[held.generation]
         held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
 

@@ -117,7 +117,7 @@ class KeeperAccess(Protocol):
 
 
 class PublishedSteps(Protocol):
-    """The part of an agent's checkpoint writer that simulated storage calls, to say which steps are published."""
+    """The part of an agent's checkpoint writer that simulated storage calls when a step is published."""
 
     author: Author
 
@@ -201,7 +201,7 @@ class SimMachine:
 
     @property
     def is_connected(self) -> bool:
-        """Whether this machine can reach other machines of the job."""
+        """Return whether this machine can reach other machines of the job."""
         return self.alive and not self.apart
 
     def running_ranks(self, up_to: int | None = None) -> list[SimRank]:
@@ -271,7 +271,8 @@ class SimMachine:
     # --- the end of it -----------------------------------------------------------------------------------------
 
     def end_holder(self) -> None:
-        """End the holder and all processes below it. Without a fleet, a machine that left by itself is booted again."""
+        """End the holder and all processes below it. If the machine left the job by its own decision and the job cannot
+        acquire nodes, boot the machine again later."""
         self.end_machine("it leaves")
         if self.left_by == OWN and not self.scene.setup.job.can_acquire:  # it found nobody; a person starts it again
             self._lose_power()

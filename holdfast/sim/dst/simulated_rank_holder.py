@@ -144,7 +144,7 @@ class SimHolder:
         return f"{left} ranks do not die" if left else ""
 
     def _kill_ranks(self, up_to: int) -> int:
-        """Kill ranks; return how many still live."""
+        """Kill ranks of generations up to `up_to`. Return how many still live, because they cannot be killed."""
         self._check_alive()
         left = [held for held in self._machine.running_ranks(up_to) if not held.parked]
         for held in left:

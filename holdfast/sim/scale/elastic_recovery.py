@@ -53,7 +53,8 @@ class ElasticRecovery:
         return max(self.job.stages, int(self._state.setup.nodes * _LEAST))
 
     def seat_nodes(self, action: Launch) -> bool:
-        """Choose a plan for the nodes that have seats now. Return whether the job resumes from live state."""
+        """Choose a plan for the nodes that have seats now. Return False if all ranks must restore a state, and True if
+        the job resumes from the state in its processes."""
         names = [seat.node for seat in action.seats]
         self._take_slow_steps()
         before, self._members = self._members, names
@@ -83,7 +84,7 @@ class ElasticRecovery:
         return chosen
 
     def resume_s(self) -> float:
-        """Return how long it takes until the first step of the chosen plan. Update the expected costs from that."""
+        """Return how long it takes until the first step of the chosen plan. Use it in later estimates."""
         prices, chosen = self._state.prices, self._chosen
         if chosen is None:
             return prices("groups", "go_on")
@@ -119,7 +120,8 @@ class ElasticRecovery:
             course.slow_steps(at, float("inf"), 1 - chosen.rate_after)
 
     def _return_to_whole(self, at: float, chosen: Proposal) -> float:
-        """Switch back to whole pipelines after one step, because a node has no work. Return when the switch is over."""
+        """After one step, leave a plan in which a node has no work, and form the pipelines anew. Return the time at
+        which this is done. If it would gain nothing, keep the plan and return `at`."""
         course, step_s = self._state.course, self._state.setup.step_s
         plan = msgspec.structs.replace(chosen.plan, transfers=())
         situation = situation_of(plan, self._members, self._members, course.newest, forked=False)
@@ -137,7 +139,7 @@ class ElasticRecovery:
         return until + switch_s
 
     def _take_plan(self, chosen: Proposal, plan: RoutePlan) -> None:
-        """Make `plan` the current plan if the job still follows `chosen` and makes steps."""
+        """Make `plan` the current plan, unless another proposal has replaced `chosen` or training has stalled."""
         if self._chosen is chosen and not self._state.course.stalled:
             self._plan = plan
 
@@ -150,16 +152,18 @@ class ElasticRecovery:
 
 
 def policies_of(name: str, *, lost: bool) -> Mapping[str, Propose]:
-    """Return the policies to choose from: all, or the named one and rollbacks. If no node is lost, a node has come or a
-    rank was forked again. Then whole pipelines are formed again in place of the named policy."""
+    """Return the policies to choose from. The name "elastic" stands for all but stochastic wiring. Another name stands
+    for its policy and for the rollbacks, which every policy needs. If no node was `lost`, "retemplate", which forms the
+    pipelines anew, takes the place of the named policy."""
     if name == ELASTIC:  # wiring by lot is rerouting where all are alike, and takes seconds to draw for thousands
         return {one: propose for one, propose in POLICIES.items() if one != "stochastic wiring"}
     return {one: POLICIES[one] for one in (name if lost else "retemplate", *_ROLLBACKS)}
 
 
 def situation_of(plan: RoutePlan, before: list[str], names: list[str], step: int, *, forked: bool) -> PipelineSituation:
-    """Return the situation of the nodes that have seats now: the previous plan with their new numbers, and what lost
-    nodes held."""
+    """Return the situation in which a new plan is chosen, for the nodes in `names`, which have seats now. `plan` was
+    made for the nodes in `before`; the situation has it with the new numbers of the nodes, and with the layers that
+    lost nodes held. With `forked`, a rank was forked again and so one node holds no layers."""
     places = {name: number for number, name in enumerate(names)}
     lost = [number for number, name in enumerate(before) if name not in places]
     renumbered = {number: places[name] for number, name in enumerate(before) if name in places}

@@ -160,7 +160,7 @@ class HoldfastPolicy:
             self.step_decider(Tick())
 
     def _book_spans(self, until: float) -> None:
-        """Add the job's spans since it was last queued to the time book, each with the failure that caused it."""
+        """Add the job's spans to the time book, each with the failure or change that caused the span."""
         account = self.ledger.make_account(until)
         self.state.tally.count_rungs(count_rungs(account.incidents, account.changes))
         for span in account.spans:
@@ -221,7 +221,7 @@ class HoldfastPolicy:
         self._show_failure(fault, node)
 
     def _choose_victim(self, strike: ScheduledFailure) -> str:
-        """Return a seated node to strike, a lemon if the failure asks for one; empty if no node is seated."""
+        """Return the seated node to strike; some failures prefer nodes that fail often. Empty if no node is seated."""
         lemons = [seat.node for seat in self.state.view.seats if seat.node in self._lemons] if strike.lemon else []
         return lemons[int(strike.luck * len(lemons))] if lemons else self._seated_node(strike.luck)
 

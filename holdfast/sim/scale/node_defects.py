@@ -1,4 +1,4 @@
-"""Defects of bad machines, and whether probes and detectors can detect them; drawn once for each machine."""
+"""Defects of bad machines, each with random numbers that decide which probes and detectors find it."""
 
 from random import Random
 
@@ -26,5 +26,5 @@ def draw_defect(fault: FailureMode, rng: Random) -> NodeDefect:
 
 
 def draw_wide_lot(hang_lot: float) -> float:
-    """Derive another random number from `hang_lot`, without a draw that would change the seed's later draws."""
+    """Derive another random number from `hang_lot`, so that the seed's random numbers stay as they are."""
     return Random(hang_lot).random()

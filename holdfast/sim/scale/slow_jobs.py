@@ -27,7 +27,7 @@ class SlowJobs:
         state.book.add_slow_stretch(state.now, seconds, state.prices.share_value("drag"), fault.name)
 
     def show_slowness(self, fault: FailureMode, node: str, defect: NodeDefect | None) -> None:
-        """Slow the job down until a person acts, or until the alarm that names the slow host, if that comes first."""
+        """Slow the job down. It stays slow until a person acts, or until an earlier alarm names the slow host."""
         state = self._state
         off = "slow" in state.setup.off
         person_s = state.prices("person", "unseen") if off else state.prices("person")

@@ -100,7 +100,7 @@ class ScaleProgress:
         )
 
     def _step_at(self, step: int, now: float) -> float:
-        """Return when this generation made its newest step."""
+        """Return when this generation made its newest step, which is `step`."""
         if self._drags:
             good_at = self.good_at(now)
             return good_at - self._stepped_s(good_at) % self._setup.step_s
@@ -139,7 +139,7 @@ class ScaleProgress:
         self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
 
     def _late_s(self) -> float:
-        """Draw how many seconds the floor lags behind training: sending a copy takes time, and a pause may follow."""
+        """Draw for how many seconds a step is not yet on a peer: sending takes time, and a pause may come first."""
         sent_s = self._prices("peer_state")
         return sent_s + self._rng.uniform(0.0, sent_s / _DUTY + self._setup.step_s)
 

@@ -22,8 +22,8 @@ class KeptRecovery(Protocol):
 
 
 class SurvivorRecovery:
-    """Recovers as `holdfast.survive` does: all seats are filled again, and all ranks restore the newest step that all
-    have."""
+    """Recovers as `holdfast.survive` does: all seats are filled again, and all ranks restore the newest step of which
+    every rank's state is left."""
 
     name = SURVIVORS
     resizes = False

@@ -22,7 +22,7 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class ReleaseFolder:
-    """Stores release copies. The first process that needs a copy makes it: the starting command or a node."""
+    """Stores release copies. The first process that needs a copy makes it, be it a command or a node."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,7 +69,8 @@ class ReleaseFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait for a limited time while another process stores a copy here, so that the work is done only once."""
+        """Run the block while no other process stores a copy in this folder, so that each copy is made only once. If
+        the other process takes too long, run the block all the same."""
         with (self.path / ".putting").open("ab") as file:
             until = time.monotonic() + _ALONE_S
             while not _try_lock(file.fileno()) and time.monotonic() < until:

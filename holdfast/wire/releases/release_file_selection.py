@@ -35,8 +35,8 @@ class ReleaseFilesError(Exception):
 
 
 class ReleaseFiles(msgspec.Struct, frozen=True):
-    """The sorted paths of a folder's files: those in the release, and those left out. Of an ignored folder, `left_out`
-    has only the topmost path."""
+    """The sorted paths of a folder's files: `kept` are in the release, `left_out` are not. A folder that is ignored as
+    a whole is one path in `left_out`."""
 
     kept: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -48,9 +48,9 @@ class ReleaseFiles(msgspec.Struct, frozen=True):
         return frozenset(path for path in self.kept if path not in self.tracked and not path.endswith(_SOURCE))
 
     def new_outputs(self, known: Collection[str]) -> frozenset[str]:
-        """Return the release's files that may be a job's output. They are not tracked by git and not in `known`, which
-        is an earlier release. A file that is not source qualifies. A source file does if a folder above it holds such a
-        file or a left-out one, but no Python file of the release."""
+        """Return the release's files that may be a job's output. Files tracked by git cannot be, nor those in `known`,
+        an earlier release. Any other file is returned if it is not source. A source file is returned only if it lies in
+        a folder with such files or with files left out of the release, but without Python files."""
         came = {path for path in self.kept if path not in known and path not in self.tracked}
         odd = {path for path in came if not path.endswith(_SOURCE)}
         places = {folder for path in (*odd, *self.left_out) for folder in _parent_folders(path)}
@@ -84,8 +84,9 @@ def find_repository(folder: Path) -> Path | None:
 
 
 def list_release_files(root: Path, apart: Collection[Path] = (), most: int = 1 << 20) -> ReleaseFiles:
-    """List a folder's files: those that git lists or, without git, all except kinds that are never code. Files in
-    `apart` are ignored altogether. ReleaseFilesError if there are more than `most` files."""
+    """List a folder's files: those in the release and those left out. Files are left out if git ignores them or,
+    without git, if they are of kinds that are never code. Traces of training and links out of the folder are left out
+    too. Paths in `apart` are in neither list. Raise ReleaseFilesError if the release has more than `most` files."""
     not_ours = {os.path.relpath(path, root) for path in map(os.path.realpath, apart)}
     git = find_repository(root) is not None
     try:

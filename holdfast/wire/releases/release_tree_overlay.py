@@ -26,7 +26,8 @@ Stamp = tuple[int, int, int, int]
 
 
 class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """The file RELEASES/NAME.files: a release copy's files, and stamps of the user's files that equal the copy's."""
+    """The file RELEASES/NAME.files: the files of a release copy, and which files of the user's tree equal them. A stamp
+    tells whether a file has changed since it was compared."""
 
     root: str  # the tree that it was taken from
     home: str  # the job's own tree, in which its work is kept
@@ -51,8 +52,8 @@ def forget_index(at: Path) -> None:
 
 
 def make_index(files: dict[str, str], copy: Path, root: str, home: str) -> TreeIndex:
-    """Index an unpacked release of these files. Deletes from the copy all files that scripts may have written; links to
-    the user's own files replace them later."""
+    """Return the index of a newly unpacked release copy. Files that scripts may have written are deleted from the copy;
+    links to the user's own files will take their place."""
     loose: Collection[str] = ()
     with contextlib.suppress(ReleaseFilesError):
         loose = list_release_files(Path(root)).possible_outputs() if root and os.path.isdir(root) else ()
@@ -74,7 +75,7 @@ def lock_trees(folder: Path) -> Iterator[None]:
 
 
 def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
-    """Return the user's files that differ from the release, and a new index. Reads no file with an unchanged stamp."""
+    """Return the user's files that differ from the release, and a new index. A file with its old stamp is not read."""
     equal: dict[str, Stamp] = {}
     differ = []
     for path, word in index.files.items():
@@ -153,7 +154,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def gather_all(folder: Path) -> Iterator[tuple[TreeIndex, GatheredFiles]]:
-    """Gather files from every release copy that ranks ran from; yield the copies with moved or stuck files."""
+    """Move ranks' files from all release copies to the user's tree. Yield each copy that had such files."""
     for path in sorted(folder.glob("*" + _RAN)):
         at = path.with_name(path.name.removesuffix(_RAN))
         with lock_trees(folder):
@@ -231,8 +232,8 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
-    """If a folder of the copy holds only links into the user's tree, replace it with one link to the user's folder. A
-    rank that deletes a file there then deletes the user's file."""
+    """Replace a folder of the copy by one link to the user's folder, if it holds nothing but links into the user's
+    tree. A rank that then deletes a file in this folder deletes the user's file."""
     with os.scandir(ours) as entries:
         paths = [Path(entry.path) for entry in entries]
     if not theirs.is_dir() or not all(leads_home(path, index) for path in paths):
@@ -245,7 +246,8 @@ def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
 
 
 def destination(ours: Path, theirs: Path, name: str) -> Path:
-    """Return the target path for a file of the copy; another name if the user's tree has a newer file there."""
+    """Return the path in the user's tree for a file of the copy. If the tree has a newer file or a folder at that path,
+    return a path with another name beside it."""
     try:
         there = os.lstat(theirs).st_mtime_ns
     except FileNotFoundError:
@@ -259,8 +261,9 @@ def destination(ours: Path, theirs: Path, name: str) -> Path:
 
 
 def _move_file(ours: Path, theirs: Path, name: str) -> Path | None:
-    """Move a file and return its new path; None if it is a folder that must be copied. A rename keeps the file open for
-    the rank that writes it; a move to another disk copies it."""
+    """Move a file, leave a link in its place, and return the new path. On the same disk this is a rename, so a rank
+    that writes the file keeps it open; to another disk the file is copied. If a folder would have to be copied, only
+    make it and return None."""
     if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
         raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)
@@ -285,7 +288,7 @@ def _leave_link(ours: Path, theirs: Path) -> None:
 
 
 def copy(ours: Path, to: Path) -> None:
-    """Copy a file to another disk, whole or not at all; OSError if the file changes meanwhile."""
+    """Copy a file to another disk, whole or not at all. Raise OSError if the file changes during the copy."""
     draft = to.with_name(f".{to.name}.{os.getpid()}")
     before = _file_stamp(str(ours))
     try:
