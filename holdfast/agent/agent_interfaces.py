@@ -124,7 +124,7 @@ class NodeRanks(Protocol):
         """Return the script's modules that the zygote has preloaded, once a rank is known to start well with them."""
 
     def read_notes(self) -> dict[str, Any]:
-        """Return the fields of a beat that come from notes of ranks: mesh, replayable, trackers."""
+        """Return the fields of a beat that notes of ranks fill: `mesh`, `replayable` and `trackers`."""
 
     def read_loss_source(self) -> str: ...
 

@@ -93,7 +93,7 @@ class AgentStateFiles:
             _write_file(self._departure, msgspec.json.encode(departure))
 
     def complete_departure(self, complete: Callable[[Beat], Beat]) -> None:
-        """Pass the departure note's beat, if any, through `complete` and write the note again."""
+        """If this node has noted its departure with a beat, replace the beat in the note by what `complete` returns."""
         with contextlib.suppress(OSError, ValueError):
             told = from_json(self._departure.read_bytes(), Departure)
             if told.beat:

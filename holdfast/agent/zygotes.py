@@ -1,4 +1,4 @@
-"""The holder's zygotes: the one that ranks are forked from, and one with more modules that replaces it once warm."""
+"""The holder's zygotes: one to fork ranks from, and one with more modules that replaces the first once it is warm."""
 
 import os
 import signal

@@ -146,7 +146,7 @@ def _find_disk(pid: int) -> str:
 
 
 def _find_front(controller: int) -> tuple[int, int]:
-    """Return the pid and start time of the controller's parent, which shares its mounts and outlives it."""
+    """Return pid and start time of the controller's parent, which lives longer and sees the same mounts."""
     front = int(process_handles.read_stat(controller)[1])
     return front, process_handles.start_ticks(front)
 

@@ -54,7 +54,7 @@ class InjectionScene:
         return self.dice.choice(choice)
 
     def choose_node(self, fault: InjectedFault, status: ObservedStatus, *, standby: bool = False) -> ObservedNode:
-        """Return the node that the fault names, directly or by a rank, or a random one."""
+        """Return a random node that fits the fault's node or rank: a node with ranks or, with `standby`, a standby."""
         choice = status.standbys if standby else status.active
         if fault.node:
             choice = [node for node in choice if node.node == fault.node]

@@ -134,7 +134,7 @@ def _make_machines(machines: Path) -> list[str]:
 
 
 def _mount_disks(disk: Path, job: ScenarioJob, parent: int) -> None:
-    """Mount the job's small disks where nobody else sees them; runs in the child that becomes `holdfast run`."""
+    """In the child that will become `holdfast run`, mount the job's small disks in a private mount namespace."""
     tie_to_parent(parent)
     if job.disk_mib or job.shm_mib:
         linux_namespaces.make_mounts_private()

@@ -63,7 +63,7 @@ def port_address(port: int) -> str:
 
 
 def make_port(port: int) -> tuple[int, int]:
-    """Make a network namespace with a tap device; return the descriptors of both."""
+    """Enter a new network namespace with a tap device; return the file descriptors of the namespace and the device."""
     linux_namespaces.unshare(linux_namespaces.NEWNET)
     space = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     cable = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)

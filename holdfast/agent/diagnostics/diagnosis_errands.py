@@ -36,7 +36,7 @@ class DiagnosisResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeDiagnosis:
-    """Runs one diagnosis at a time. The next errand cancels it; an errand that only stages a release does not."""
+    """Runs one diagnosis at a time. Any later errand cancels the diagnosis, unless it only stages a release."""
 
     def __init__(
         self, node: NodeSpec, node_dir: Path, environment: Environment, entry: Callable[[Release], EntryPoint]

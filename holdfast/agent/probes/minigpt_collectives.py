@@ -39,7 +39,7 @@ class RankExchange:
     """The collectives of one rank; along an axis of size 1 they do nothing and record nothing."""
 
     def __init__(self, inner: RankAxis = _NO_AXIS, stage: RankAxis = _NO_AXIS, replica: RankAxis = _NO_AXIS) -> None:
-        """`inner` is the axis along which matrices are cut, or experts are divided."""
+        """The axes divide matrices or experts (`inner`) and layers (`stage`), and repeat the model (`replica`)."""
         self.inner, self.stage, self.replica = inner, stage, replica
         self.points: list[TracePoint] = []
 

@@ -1,7 +1,7 @@
 """Probe of one training step that the devices of the node make together, as TP2 x PP2 x DP2 or with experts.
 
-Devices swap roles between rounds, and replicas have the same batch. So several devices do the same work, and bits
-that differ name the device that computed them.
+Devices swap roles between rounds, and all replicas have the same batch. So several devices compute each value, and a
+comparison of the bits shows which device computed wrongly.
 """
 
 import hashlib

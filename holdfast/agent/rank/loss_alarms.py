@@ -162,7 +162,7 @@ class LossReports:
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Note a match of this rule. Return whether it is the first in `window` steps (OWN_TIMES: on this rank)."""
+        """Return whether this rule has its first match in `window` steps (OWN_TIMES: on this rank); record the match."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window

@@ -39,7 +39,7 @@ def read_replayable(folder: Path) -> str:
 
 
 def read_loss_source(folder: Path) -> str:
-    """Return where a rank's losses are read from; "" if from nowhere, or if the script reports them itself."""
+    """Return where holdfast reads the losses, as a rank wrote it; "" if the script reports them or nothing does."""
     return _read_text(folder / progress_environment.LOSS_SOURCE)
 
 

@@ -263,7 +263,7 @@ class RankProcesses:
         self._begin_spare(errand, key.rank, progress_environment.SEATLESS)
 
     def keep_spares(self, trains: bool) -> None:
-        """Begin the next missing spare rank if each rank is to have one and all ranks here train and can survive."""
+        """Start a spare rank for a rank without one, if the settings say so and all ranks train and can survive."""
         errand = self._errand
         if not (self.spec.settings.recovery.spares and trains and errand) or errand.generation <= self._stopped:
             return
@@ -317,7 +317,7 @@ class RankProcesses:
         return given | rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
 
     def learn_imports(self, trains: bool = True) -> None:
-        """Ask the holder for a new zygote if the present one lacks modules that the next generation will import."""
+        """Ask the holder for a new zygote if the present zygote lacks modules that the next generation will import."""
         if self.cold or not self.warm.is_set():
             return
         if preload := self._preloading.better_preload(bool(self.held), trains, self._key):
@@ -389,8 +389,9 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """Give ranks that can park `park_s` seconds to park; do not wait for the hung ranks in `standing`. End the
-        others by SIGTERM, then SIGKILL; SIGKILL stopped ones at once. Return in words which processes still live."""
+        """End ranks of generations up to `up_to`, except those that park within `park_s`; do not wait for the hung
+        ranks in `standing` to park. `grace_s` is the time from SIGTERM to SIGKILL. Return in words which processes
+        still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
         if park_s <= 0:

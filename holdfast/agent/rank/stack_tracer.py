@@ -58,7 +58,7 @@ _FORBIDDEN = ("permission denied", "operation not permitted")
 
 
 class NoStacks(StrEnum):
-    """Reasons why a trace has no stacks of a process; a detail may follow the text."""
+    """Reasons why a process's stacks could not be read. A trace may add a detail to a reason."""
 
     CROWDED = f"not sampled: the node has more than {TRACED} processes"
     LATE = "not sampled: no time was left"
@@ -212,7 +212,7 @@ class StackTracer:
         return threads, error
 
     def _read_ras(self, asked: StackRequest) -> str:
-        """Return what NCCL's RAS reports about the job. Each request makes all ranks answer, so only one node asks."""
+        """Return what NCCL's RAS reports about the job; "" unless rank 0 is here, as one report covers all ranks."""
         if not self._ras or all(held.rank_key.rank for held in asked.ranks):
             return ""
         return telling_lines(ask_ras(self._ras, min(asked.deadline_s, _RAS_S), self._clock))

@@ -49,7 +49,7 @@ class ZygotePreload:
         self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
 
     def preload_for(self, env: dict[str, str], key: str) -> PreloadZygote:
-        """Return the request for a new zygote in this environment; forks of the old zygote have the old environment."""
+        """Return the request for a new zygote with this environment. Ranks get the environment of their zygote."""
         return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
     def on_warm(self, proven: tuple[str, ...]) -> None:
@@ -70,13 +70,13 @@ class ZygotePreload:
         self._made.set()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
-        """Return the request for a new zygote that also has the script's imports up to its first step. Return None if
-        nothing is missing or a zygote is being made. Also return None while training ranks have yet to write their
+        """Return the request for a new zygote with more of the modules that the script imports up to its first step.
+        Return None if the zygote has them all, if a new one is being made, or if training ranks have yet to list their
         imports.
 
-        A node without ranks, such as a standby, uses the imports that other nodes reported. The entry's `later` modules
-        need processor time that starting ranks would lack. So they wait until ranks train (`trains`) or, on a node
-        without ranks, until the node has been idle for a while.
+        `held` says whether ranks run here. If not, as on a standby, the imports that other nodes reported are used.
+        Some modules (the entry point's `later`) would slow ranks that start. So they wait until ranks train (`trains`)
+        or, on a node without ranks, until the node has been idle for a while.
         """
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S

@@ -1,4 +1,4 @@
-"""Brings files that ranks make in a staged tree to the user's tree while ranks run, so a lost machine loses none."""
+"""Brings files that ranks write in a staged tree to the user's tree at once, so that they outlive the machine."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,8 @@ Look = tuple[int, int, int]  # size, time of writing, inode
 
 
 class FileAtHome(msgspec.Struct, frozen=True):
-    """A file brought to the user's tree: its path there, and its size, time and inode in both trees."""
+    """A file brought to the path `to` in the user's tree. `ours` is its look in the staged tree, `theirs` its look at
+    `to`."""
 
     ours: Look
     to: str
@@ -57,7 +58,8 @@ class Homecoming:
         self._turn = asyncio.Lock()
 
     async def run(self, copy: Callable[[], Path | None], say: Callable[[str], None]) -> None:
-        """Bring files for as long as the agent lives. Of the nodes that share a staged tree, one does it for all."""
+        """Bring files from the tree that `copy` returns until this is cancelled. If several nodes share a staged tree,
+        only one node's agent brings files."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -172,8 +174,9 @@ class Homecoming:
         return (os.path.join(os.path.dirname(path), to.name),) if moved else ()
 
     def _destination(self, path: str, theirs: Path) -> Path:
-        """Return the path to bring a rank's file to. If we brought an earlier copy that nobody has changed, it is that
-        copy's path. Otherwise `release_tree_overlay` decides by file times whether both files are kept."""
+        """Return the path in the user's tree to bring a rank's file to. It is `theirs` if the file there is an earlier
+        copy that we brought and nobody has changed. Otherwise `release_tree_overlay` decides by file times whether to
+        keep both files."""
         known = self._brought.get(path)
         if known and known.to == str(theirs) and (there := _stat(theirs)) and _look_of(there) == known.theirs:
             return theirs

@@ -244,7 +244,7 @@ class ReleaseStager:
 
 
 async def fetch_archive(dialing: ControllerDialer, kept: ReleaseFolder, digest: str, to: Path) -> None:
-    """Fetch an archive from the controller, if the folder's disk has room for it."""
+    """Download a release's archive from the controller. Raises ArchiveError, also if the disk has too little room."""
     timeout = aiohttp.ClientTimeout(total=_FETCH_S, sock_read=_STALLED_S)
     url = dialing.url_for(f"/api/v1/releases/{digest}")
     async with dialing.open_session(timeout) as session, session.get(url) as answer:
@@ -266,6 +266,6 @@ def _compare_tree(at: Path, index: release_tree_overlay.TreeIndex) -> list[str]:
 
 
 def _is_own(index: release_tree_overlay.TreeIndex, release: Release) -> bool:
-    """Return whether ranks may run in the user's own tree; False for a signed release, as others may edit the tree."""
+    """Return whether ranks may run in the user's own tree; never if the release is signed, as people can edit the tree."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

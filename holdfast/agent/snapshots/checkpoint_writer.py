@@ -82,7 +82,7 @@ class CheckpointWriter:
         return any(lane.is_held_up for lane in self._lanes.values())
 
     def is_published(self, rank: int, step: int) -> bool | None:
-        """Return whether this generation has published this step at the rank's storage; None if that cannot be read."""
+        """Return whether this generation has published this step at the rank's storage; None if storage is unreadable."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:
@@ -128,7 +128,7 @@ class CheckpointWriter:
             await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:
-        """Note for every rank that an earlier agent may have left some unknown step unwritten."""
+        """Record for every rank that its part of some checkpoint may be missing, because an earlier agent has ended."""
         self._unwritten.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:

@@ -32,9 +32,9 @@ class FinalWriter:
         self._answered = True  # storage has told what is published there
 
     async def leave_job(self, errand: Leave, ranks: Sequence[int]) -> None:
-        """Write the final states to storage. If the job has ended and storage is slow or rank 0 does not publish, write
-        them to this node's disk too, within the same time limit. Then remove states from the disk that storage has too;
-        a state that no storage has stays there, because it is the only copy."""
+        """Write the final states to storage. If the job has ended and storage is slow or rank 0 does not publish, also
+        write them to this node's disk, within the same time limit. Remove states from the disk that storage has. Keep a
+        state that no storage has, because it is the only copy."""
         until = self._clock.monotonic() + errand.last_s
         self._not_after = min((doubt.not_after for doubt in errand.doubts), default=sys.maxsize)
         good = next((last for last in errand.last if not last.doubted), None)

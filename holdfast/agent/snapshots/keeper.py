@@ -121,7 +121,7 @@ class Keeper:
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
-        """Take over from an earlier agent: the arenas, the launch, and the ranks' arena requests."""
+        """Take over the arenas of an earlier agent, and read its launch and the ranks' arena requests from its notes."""
         errand: LaunchHere | None = None
         with contextlib.suppress(OSError, msgspec.DecodeError):
             errand = from_json(self._notes.read_note(_LAUNCH), LaunchHere)
@@ -410,7 +410,7 @@ class Keeper:
                 await asyncio.sleep(max(self.place.look_s, 0.0 if self._arenas.list_arenas() else _IDLE_S))
 
     async def check_snapshots(self) -> None:
-        """Compute checksums of each rank's newest snapshot, at low speed; older snapshots are soon overwritten."""
+        """Compute checksums of each rank's newest snapshot, at low speed. Older ones are soon overwritten."""
         while True:
             began_at = self._ports.clock.monotonic()
             for own in self._arenas.list_arenas():

@@ -39,7 +39,7 @@ class ParityPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParityEncoder:
-    """One parity that is being made in a slot."""
+    """A parity, the XOR of one half from each of two ranks, while it is being made in a snapshot slot."""
 
     def __init__(self, slot: SnapshotSlot, shape: ParityLayout, on_half: "Callable[[ParityEncoder], None]") -> None:
         self.slot = slot

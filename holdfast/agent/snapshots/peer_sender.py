@@ -103,7 +103,7 @@ class PeerSender:
         return self._floor.verifies
 
     def next_seqs(self) -> dict[int, int]:
-        """Return, by rank, the sequence number of the pinned snapshot that will be part of the next floor."""
+        """Return the sequence number of each rank's snapshot that is pinned to become the next floor."""
         return self._floor.next_seqs()
 
     def is_next_ready(self) -> bool:

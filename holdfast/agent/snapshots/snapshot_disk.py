@@ -302,7 +302,7 @@ class SnapshotDisk:
     # --- removal -----------------------------------------------------------------------------------------------
 
     def remove_before(self, step: int) -> None:
-        """Remove this run's states before this step: every disk holds enough later ones."""
+        """Remove this run's states of steps before `step`; all nodes' disks have enough newer states."""
         self._remove_states([one for one in self.list_states() if one.step < step])
 
     def remove_given_up(self, launch: KeeperLaunch) -> None:

@@ -89,14 +89,14 @@ class StateFetch:
             raise TransportError(f"cannot decode the layout of rank {kept.rank}: {e}") from None
 
     def _copies_of(self, rank: int) -> list[CopySummary]:
-        """Return the copies of a rank's state in the order to try: of its source nodes first, then whole images."""
+        """Return the copies of a rank's state, best first: those on its source nodes, then whole images, then the rest."""
         named = next((source.nodes for source in self._restore.sources if source.rank == rank), ())
         found = [k for k in self._restore.kept if k.rank == rank and k.node in self._restore.keepers]
         return sorted(found, key=lambda kept: (kept.node not in named, not kept.whole, kept.node))
 
     def _try_each(self, holders: list[CopySummary], do: Callable[[CopySummary], T]) -> T:
-        """Try one holder after another and return the first result; raise TransportError if all fail, and LinkError
-        if one of them may only be out of reach for now."""
+        """Call `do` for one holder after another and return the first result. Raise TransportError if all fail; raise a
+        LinkError if some holder may be out of reach only for now."""
         why, error = "no node has it", TransportError
         for kept in holders:
             try:

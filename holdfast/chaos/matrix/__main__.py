@@ -157,7 +157,8 @@ def _group_cells(cells: Iterable[MatrixCell]) -> dict[tuple[str, str], list[Matr
 def _play_job(
     kind: str, how: str, cells: list[MatrixCell], given: tuple[argparse.Namespace, str, list[ExpectedRow]]
 ) -> tuple[list[MatrixCell], list[str]]:
-    """Run cells in one job until the job cannot go on; return the cells not run and the names of failed cells."""
+    """Run cells in one job until the job cannot go on; return the cells not run and the names of failed cells. `given`
+    is the command line's arguments, the newest commit, and the expected rows."""
     args, commit, rows = given
     if args.folder:
         args.folder.mkdir(parents=True, exist_ok=True)

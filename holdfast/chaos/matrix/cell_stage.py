@@ -169,7 +169,7 @@ class CellStage:
 
     @property
     def steps(self) -> int:
-        """How many steps the undisturbed run must have, so that every cell of this job can be compared with it."""
+        """The number of steps that the undisturbed run must have to be compared with every cell of this job."""
         return max((window.stop for window in self._windows.values()), default=0)
 
     def compare_states(self, came: dict[str, CellOutcome], calm: Path) -> dict[str, CellOutcome]:
@@ -182,7 +182,7 @@ class CellStage:
         return judged
 
     def _has_stored(self, status: ObservedStatus, since: float) -> bool:
-        """Return whether a checkpoint was published after `since`; wait a while for one."""
+        """Wait a while for a checkpoint that is published after `since`; return whether there is one."""
         until = time.monotonic() + _STORED_S
         while time.monotonic() < until:
             with contextlib.suppress(FileNotFoundError):  # an old one was just removed

@@ -280,7 +280,8 @@ class NodeFloor:
         return {rank: one.seq for rank, one in self._next.items()}
 
     def open_parcels(self) -> list[CopyParcel]:
-        """Return the parcels of the next floor that have not arrived at their peers; empty if there is no peer."""
+        """Return the parts of the next floor's snapshots that have yet to reach their peers. The next floor is the step
+        that this node holds and copies to peers. Without peers, the result is empty."""
         parcels = [parcel for one in self._next.values() for parcel in self._make_parcels(one)]
         return [parcel for parcel in parcels if (parcel.snapshot, parcel.to) not in self._arrived]
 
