@@ -117,7 +117,7 @@ class NodeRanks(Protocol):
         """Begin a spare rank for a rank that has none, if the settings say that each rank has one."""
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Note modules that the script imported on another node; the zygote preloads them while no rank runs here."""
+        """Note modules that the script imported on other nodes, to be preloaded while no rank runs here."""
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ class HealthSigns(Protocol):
 
     @property
     def links_read(self) -> bool:
-        """Return whether the host's links were read: by this agent once, or by another node. True if there are none."""
+        """Return whether this agent or another node has read the host's links; True if the host has none."""
 
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""

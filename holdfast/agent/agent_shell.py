@@ -126,7 +126,7 @@ class Agent:
             await self._keep_link()
 
     def _step(self, news: News) -> None:
-        """Step the state machine with the present time and this news, and perform the deeds that it returns."""
+        """Pass this news and the present time to the state machine, and carry out the actions that it returns."""
         self._perform_deeds(self.life.step(self.clock.monotonic(), news))
 
     # --- state that outlives an agent --------------------------------------------------------------------------
@@ -264,7 +264,8 @@ class Agent:
         self._queue_packet(self._make_hello())
 
     async def _stage_releases(self, run: str, releases: tuple[Release, ...]) -> None:
-        """Stage these releases, retrying until all are here. Then send another hello: the node is ready now."""
+        """Stage these releases, retrying until all are here. Then send a new hello that says that this node is
+        ready."""
         await self.keeper.use_run(run)  # that hello tells of states on disk
         told = ""
         while error := await self.staging.stage_all(releases):

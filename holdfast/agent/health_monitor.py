@@ -62,7 +62,7 @@ class MonitorPorts(msgspec.Struct, frozen=True):
 
 
 class SourceFeed:
-    """One source with its pace and the state of its thread."""
+    """One source of readings: the interval between reads, and the state of the thread that reads."""
 
     def __init__(self, name: str, pace_s: float, make: Callable[[], Read], *, shared: bool = True) -> None:
         self.name = name
@@ -154,7 +154,7 @@ class HealthMonitor:
 
     @property
     def links_read(self) -> bool:
-        """Return whether the host's links were read: by this agent once, or by another node. True if there are none."""
+        """Return whether this agent or another node has read the host's links; True if the host has none."""
         return self._feeds[_NETWORK].absent or self._feeds[_NETWORK].had_turn
 
     def has_oom_kill(self) -> bool:
@@ -225,8 +225,8 @@ class HealthMonitor:
         return self.logs.read
 
     def _is_worth_splitting(self, text: bytes) -> bool:
-        """Return whether this piece of a log is worth splitting into lines: whether it may contain a line of Megatron's
-        progress, or a line that a catalog row or rule matches."""
+        """Return whether to split this piece of a log into lines: one may match a rule or the catalog, or be
+        Megatron's."""
         if self._spec.settings.rules.rule or megatron_progress.SIGN in text:
             return True
         return self._lines.catalog.may_match(text, rank=True)

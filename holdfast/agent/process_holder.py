@@ -251,7 +251,7 @@ class Holder:
         self._send_agent(RankEnded(rank=self.ranks[key]))
 
     def _sweep_orphans(self, until: float) -> None:
-        """Kill all children but ranks, zygotes and the agent; once they are gone or time is up, send a SweepDone."""
+        """Kill all children but ranks, zygotes and the agent. Send a SweepDone when none is left or time is up."""
         self._reap_children()
         if self._zygotes.forking and time.monotonic() < until:
             return  # such a child is not known to be a rank before its zygote has told so

@@ -137,7 +137,7 @@ def _newest_part(scene: InjectionScene) -> Path:
 
 
 def _find_disk(pid: int) -> str:
-    """Return the job's first mount that chaos made, other than /dev/shm."""
+    """Return the path of the small disk that chaos mounted for the job. A small /dev/shm does not count."""
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     ours = [fields[4] for fields in mounts if fields[-2] == linux_namespaces.SOURCE and fields[4] != "/dev/shm"]
     if not ours:

@@ -76,7 +76,7 @@ class ForgetEntry(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
-    """Undo: write back a byte's old value, if the file is still the same one and the byte has not changed since."""
+    """Undo: write back a byte's old value, unless the file has been replaced or the byte has changed again."""
 
     path: str
     inode: int
@@ -86,7 +86,7 @@ class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
 
 
 class LeaveCgroup(msgspec.Struct, frozen=True, tag="leave"):
-    """Undo: move all processes out of a cgroup made by chaos, back to the cgroup `back`, and remove the empty one."""
+    """Undo: move all processes from chaos's cgroup `group` to the cgroup `back`, and remove `group`."""
 
     group: str
     back: str

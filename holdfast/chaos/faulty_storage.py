@@ -31,7 +31,7 @@ def register_in(folder: Path) -> None:
 
 
 def suffer_fault(slow_s: float = 0.0) -> None:
-    """Behave as the control file says: return, wait, or raise OSError."""
+    """Do what the control file says: return, wait, or raise OSError."""
     control = Path(os.environ[CONTROL])
     while (told := control.read_text().strip()) == "hang":
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Faults of network links between a lab's hosts: links that are cut, slow or lossy, and hosts cut off from each other."""
+"""Faults of network links between a lab's hosts: cut, slow and lossy links, and hosts cut off from each other."""
 
 import os
 import socket

@@ -31,7 +31,7 @@ def enter_namespace(space: int, kind: int) -> None:
 
 @contextlib.contextmanager
 def in_network(space: int | None) -> Iterator[None]:
-    """Keep this thread in a network namespace for the duration of the block; do nothing if `space` is None."""
+    """Run the block with this thread in the network namespace `space`; None stands for its present namespace."""
     if space is None:
         yield
         return

@@ -47,7 +47,7 @@ class LinkFaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def merge_faults(faults: Iterable[LinkFaults]) -> LinkFaults:
-    """Combine all faults: the worst loss of each port, and the sum of its delays."""
+    """Combine all faults: each port gets its greatest loss and the sum of its delays."""
     ports: dict[str, PortFault] = {}
     apart: tuple[tuple[int, int], ...] = ()
     for fault in faults:

@@ -58,8 +58,8 @@ def _let_go(held: ProcessHandle) -> None:
 
 
 def _catch_rank(scene: InjectionScene, fault: InjectedFault, limit_s: float, look: CatchRank) -> ProcessHandle:
-    """Stop the rank that the fault names, or a random one, at the fault's moment; return its handle. Raises
-    CannotInject after `limit_s`."""
+    """Wait for the fault's moment, then stop the rank that the fault names, or a random one. Return the process's
+    handle. Raises CannotInject after `limit_s`."""
     until = time.monotonic() + limit_s
     rank = fault.rank
     while time.monotonic() < until:
@@ -87,7 +87,7 @@ def _draw_rank(scene: InjectionScene, fault: InjectedFault, status: ObservedStat
 def _catch_in_phase(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Stop the rank if its slot reports the wanted save or restore phase. Return None if it is in no such phase."""
+    """Stop the rank if its slot reports the save or restore phase that the fault names; otherwise return None."""
     wanted = PHASES[fault.when]
     reading = scene.sight.read_rank_slot(status, rank)
     if reading is None or reading.phase != wanted:

@@ -75,7 +75,7 @@ async def run_probes(
 async def run_link(
     meeting: PairMeeting, python: str, *, terms: ProbeTerms | None = None, argv: Sequence[str] = ()
 ) -> tuple[Finding, ...]:
-    """Run this node's end of a pair test; return its findings. `argv` precedes the command, e.g. `nsenter ...`."""
+    """Run this node's end of a pair test, with `argv` (e.g. `nsenter ...`) before the command; return the findings."""
     said = msgspec.json.encode(meeting).decode()
     link = ProbeEntry("link", 2, meeting.deadline_s + _GONE_S)  # it is to tell itself whom it waited for
     run = _ProbeProcess(

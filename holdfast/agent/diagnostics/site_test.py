@@ -63,7 +63,7 @@ def _last_words(words: int) -> str:
 
 
 async def _kill_group(process: asyncio.subprocess.Process) -> str:
-    """Kill the command's process group. If a process does not die, return words that say so, for the finding."""
+    """Kill the command's process group. If the command does not die, return words to append to the finding."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
         async with asyncio.timeout(_GONE_S):

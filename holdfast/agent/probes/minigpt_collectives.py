@@ -16,7 +16,7 @@ _EXPERT = (".up", ".down")  # parameters that ranks with experts do not share
 
 
 class RankAxis(msgspec.Struct, frozen=True):
-    """A rank's place along one axis of the layout, and its process group there; an axis of size 1 has no group."""
+    """A rank's place along one axis of the layout, and the process group of that axis. Size 1 needs no group."""
 
     index: int = 0
     size: int = 1
@@ -48,7 +48,7 @@ class RankExchange:
         return _through(x, _clone, lambda grad: self._add(self.inner, grad, f"{name} backward"))
 
     def add_pieces(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the sum of x over the ranks of the inner axis; the backward pass leaves gradients unchanged."""
+        """Return the sum of x over the ranks of the inner axis. The backward pass hands the gradient on unchanged."""
         return _through(x, lambda one: self._add(self.inner, one, f"{name} forward"), _clone)
 
     def swap_tokens(self, x: torch.Tensor, name: str) -> torch.Tensor:

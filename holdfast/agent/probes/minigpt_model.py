@@ -128,7 +128,7 @@ class MiniGpt(nn.Module):
         return x
 
     def score_tokens(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Return this rank's summand of the loss: the loss of its tokens, divided by the whole batch's token count."""
+        """Return this rank's part of the loss: the sum over its tokens, divided by the whole batch's token count."""
         scores = torch.matmul(self.norm(x), self.token.transpose(0, 1)).float()
         return -(functional.log_softmax(scores, -1) * _one_hot(wanted)).sum() / (_BATCH * wanted.shape[1])
 

@@ -75,7 +75,7 @@ def find_seats(*, cores: bool) -> list[TeamSeat]:
 
 
 def run_team(seats: Sequence[TeamSeat], task: TeamTask, line: type[Line]) -> list[list[Line]]:
-    """Run the task in a process for each seat; return the lines that each printed. Raises TeamError."""
+    """Run the task in a process for each seat; return each process's output, parsed as `line`s. Raises TeamError."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     team = [_RankProcess(seat, _seated_task(task, rank, seats, store.port)) for rank, seat in enumerate(seats)]
     try:

@@ -59,7 +59,7 @@ class LossReports:
     def read_losses(self, slots: RankSlots, offset_s: float) -> Iterator[Alarm | Loss]:
         """Yield new losses and alarms from the slots; `offset_s` converts their times to the controller's time.
 
-        The rank whose loss went wrong first comes first, as the next all-reduce spreads its bad values to the others.
+        Ranks with bad losses come in the order in which their losses went bad, as all-reduces spread bad values.
         """
         readings = slots.read_slots()
         spoilt = [r for _, r in readings if r.lasting_bad_step >= 0]
@@ -162,7 +162,7 @@ class LossReports:
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Return whether this rule has its first match in `window` steps (OWN_TIMES: on this rank); record the match."""
+        """Return whether this rule first matches in `window` steps (OWN_TIMES: on this rank); record the match."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window

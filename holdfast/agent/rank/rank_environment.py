@@ -1,4 +1,4 @@
-"""The environment variables that a rank gets from its launch: torchrun's, and those of our client."""
+"""The environment variables that a rank gets from its launch: torchrun's, and those for holdfast's client."""
 
 import os
 from pathlib import Path

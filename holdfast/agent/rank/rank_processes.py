@@ -254,7 +254,7 @@ class RankProcesses:
         )
 
     def _fork_spare(self, dead: HolderRank) -> None:
-        """Fork a spare rank to replace a dead rank whose script can survive. Do nothing while all ranks are ended."""
+        """Fork a spare rank to replace a dead rank whose script can survive, unless the ranks have been stopped."""
         key, errand = dead.rank_key, self._errand
         if errand is None or not dead.code or key.generation != errand.generation or key.rank in self._spares:
             return
@@ -327,7 +327,7 @@ class RankProcesses:
                 self._preloading.on_warm(self._preloading.proven)
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Note modules that the script imported on another node; the zygote preloads them while no rank runs here."""
+        """Note modules that the script imported on other nodes, to be preloaded while no rank runs here."""
         self._preloading.on_told(modules)
 
     @property
@@ -389,9 +389,8 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """End ranks of generations up to `up_to`, except those that park within `park_s`; do not wait for the hung
-        ranks in `standing` to park. `grace_s` is the time from SIGTERM to SIGKILL. Return in words which processes
-        still live."""
+        """End ranks of generations up to `up_to` that do not park within `park_s` (no wait for hung ranks in
+        `standing`): by SIGTERM and, after `grace_s`, by SIGKILL. Return in words which processes still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
         if park_s <= 0:

@@ -57,7 +57,7 @@ class SpareRanks:
         asyncio.get_running_loop().call_later(_UNSEATED_S, self.drop, rank, self._starts[rank])
 
     async def take(self, rank: int) -> bool:
-        """Take the spare rank for this seat out of the spares; return False if there is none or its start failed."""
+        """Take this rank's spare, which now gets the seat; return False if there is none or its start failed."""
         start = self._starts.pop(rank, None)
         return start is not None and not await start
 
@@ -72,7 +72,7 @@ class SpareRanks:
             self.drop(rank)
 
     def on_launched(self) -> None:
-        """End the spare ranks that got no seat, except standing ones."""
+        """End the spare ranks that the launch has not used. Standing spare ranks stay."""
         self._failed.clear()
         for rank in self._starts.keys() - self._standing:
             self.drop(rank)

@@ -1,9 +1,9 @@
 """Traces all training processes of this node at one instant: their stacks by py-spy, and what the kernel reports.
 
-py-spy reads the memory of a process and never stops it (`--nonblocking`): a plain dump fails on a stopped process and
-hangs on a frozen one. It may read while frames change, so a dump that makes no sense is taken again. A request for
-native frames stops each rank for some milliseconds. Where py-spy is missing or not permitted, ranks report their own
-stacks, through their flight logs.
+py-spy reads a process's memory without stopping the process (`--nonblocking`). To stop it first would fail on a process
+that is stopped, and hang on a frozen one. A dump that makes no sense is taken again, because frames may change
+meanwhile. A request for native frames does stop each rank, for some milliseconds. Where py-spy is missing or not
+permitted, ranks report their own stacks through their flight logs.
 """
 
 import asyncio
@@ -294,7 +294,7 @@ def _log_owner(arena: mmap.mmap | memoryview, at: int) -> int:
 
 
 def _run_spy(argv: list[str], pid: int, left_s: float) -> tuple[tuple[Thread, ...], str, bool]:
-    """Return the stacks, why there are none (empty if there are), and whether a retry may help."""
+    """Run py-spy; return the stacks, the reason why there are none, and whether a retry may help."""
     try:
         ran = subprocess.run(argv, capture_output=True, timeout=left_s, stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:

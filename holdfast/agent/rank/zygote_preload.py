@@ -39,7 +39,7 @@ class ZygotePreload:
         self._made.set()
 
     def first_preload(self) -> PreloadZygote:
-        """Return the first zygote's preload: a short list, as ranks wait for it, plus modules already imported here."""
+        """Return the first zygote's preload: few modules, as ranks wait for it, plus those already imported here."""
         self._asked = (*self._entry.preload, *(name for name in self._entry.later if name in sys.modules))
         return PreloadZygote(modules=self._asked, env=self._environment({}))
 

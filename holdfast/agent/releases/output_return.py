@@ -205,8 +205,8 @@ class Homecoming:
     def _withdraw_removed(self, made: dict[str, Look], index: TreeIndex, now: float) -> None:
         """Remove from the user's tree what a script has removed, such as old checkpoints.
 
-        A file is removed only if it has not changed since we brought it back, and if the script did not just rename
-        it. Nothing is removed if a file of the release itself is missing: somebody may be deleting the staged tree.
+        A file stays if somebody has changed it since we brought it, or if the script has just renamed its own file.
+        Nothing is removed if a file of the release itself is missing: somebody may be deleting the staged tree.
         """
         self._gone = {path: self._gone.get(path, now) for path in self._brought if path not in made}
         renamed = {found[2] for path, found in made.items() if not self._is_home(path, found)}

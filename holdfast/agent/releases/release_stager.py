@@ -96,7 +96,7 @@ class ReleaseStager:
             self._say(f"files that ranks wrote beside the script stay in {self._folder}: {e}")
 
     async def watch(self) -> None:
-        """Bring files that ranks make to the user's tree while the ranks run; this does not return."""
+        """Bring files that ranks write to the user's tree, until this task is cancelled."""
         await self._homecoming.run(self._in_copy, self._say)
 
     def _in_copy(self) -> Path | None:
@@ -107,7 +107,7 @@ class ReleaseStager:
         return self._kept.copy_of(digest) if digest and digest != self._in_place else None
 
     def _choose_tree(self, release: Release) -> str:
-        """Choose the user's own tree if it equals the release, else a copy; return a notice of edits, empty if none."""
+        """Let ranks run in the user's own tree if it equals the release, else in a copy; return a notice of edits."""
         at = self._kept.copy_of(release.digest)
         self._in_place = ""
         if (index := release_tree_overlay.read_index(at)) is None:
@@ -189,7 +189,7 @@ class ReleaseStager:
         return "; ".join(error for error in errors if error)
 
     def _look_ahead(self, releases: list[Release]) -> None:
-        """Compare the user's trees with these releases while no launch waits, so that the launch need not compare."""
+        """Compare the user's trees with these releases in advance, so that a launch does not wait for it."""
         for release in releases:
             at = self._kept.copy_of(release.digest)
             index = release_tree_overlay.read_index(at) if release.digest else None
@@ -197,7 +197,7 @@ class ReleaseStager:
                 _compare_tree(at, index)
 
     async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]:
-        """Stage a release and, if asked, check it; return an error or "", and whether the release is at fault."""
+        """Stage a release and, if asked, check it. Return an error or "", and whether the release is its cause."""
         if error := await self.ensure_staged(errand.release):
             return error, False
         self._bring_postponed()  # it may be rolled back to, when the user's own tree is no longer it
@@ -257,7 +257,7 @@ async def fetch_archive(dialing: ControllerDialer, kept: ReleaseFolder, digest: 
 
 
 def _compare_tree(at: Path, index: release_tree_overlay.TreeIndex) -> list[str]:
-    """Return the user's files that differ from the release, and note which are equal, for the next time."""
+    """Return the user's files that differ from the release; record the others, so that they are not read again."""
     differ, seen = release_tree_overlay.find_edits(index)
     if seen != index:
         with contextlib.suppress(OSError):  # a full disk: then all is read again next time
@@ -266,6 +266,6 @@ def _compare_tree(at: Path, index: release_tree_overlay.TreeIndex) -> list[str]:
 
 
 def _is_own(index: release_tree_overlay.TreeIndex, release: Release) -> bool:
-    """Return whether ranks may run in the user's own tree; never if the release is signed, as people can edit the tree."""
+    """Return whether ranks may run in the user's own tree; never if the release is signed, as trees can be edited."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

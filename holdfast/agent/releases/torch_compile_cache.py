@@ -67,7 +67,7 @@ class CompiledCode:
             self._trouble = trouble
 
     def pack_folder(self, folder: Path, archives: Path) -> None:
-        """Pack `folder` in place of the last archive, if its files differ from the archive's and have stopped changing."""
+        """Replace the archive if `folder` has other files than the archive and has stopped changing."""
         before, self._seen = self._seen, _list_files(folder)
         if not self._seen or self._seen != before or self._seen == self._done:
             return

@@ -1,4 +1,4 @@
-"""Writes checkpoints from snapshots in memory: keepers write their ranks' shares, and rank 0's keeper publishes."""
+"""Writes checkpoints from snapshots in memory: each keeper writes its ranks' parts, rank 0's keeper publishes all."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ class CheckpointWriter:
         self.stored, self.missed_checkpoint = -1, None
 
     def note_request(self, want: ArenaRequest) -> None:
-        """Remember where to write a rank's final states, even if the rank's generation is over."""
+        """Remember a rank's request, which says where to write final states. It stays after the rank's generation."""
         self._latest[want.rank] = want
 
     def on_want(self, want: ArenaRequest) -> None:
@@ -95,7 +95,7 @@ class CheckpointWriter:
         return told == str(True) if told else None
 
     def is_forsaken(self, rank: int, step: int) -> bool:
-        """Return whether rank 0 will not publish this step (again): it gave up, or is done. False if unknown."""
+        """Return whether rank 0 is done with this step or gave it up, so will not publish it; False if unknown."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:
@@ -132,7 +132,7 @@ class CheckpointWriter:
         self._unwritten.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
-        """Return whether to checkpoint this snapshot: at every n-th step, on a rank's flag, or at the wanted step."""
+        """Return whether to checkpoint this snapshot: it is an n-th step, the wanted step, or flagged by its rank."""
         want = self._wants.get(rank)
         if want is None or want.storage is None or sealed.step <= self._taken_on.get(rank, -1):
             return False
@@ -197,7 +197,7 @@ class CheckpointWriter:
             self.stored, self.stored_at = step, self._clock.monotonic()
 
     def note_missed(self, rank: int, step: int, why: str) -> None:
-        """Note that a step was not written. Only failures of rank 0 count: it publishes, so it learns of all others."""
+        """Note why a step was not written. Only rank 0 counts: it publishes, so it learns of other ranks' failures."""
         if rank == 0 and (self.missed_checkpoint is None or step >= self.missed_checkpoint.step):
             self.missed_checkpoint = MissedCheckpoint(step=step, why=why)
 
@@ -218,8 +218,8 @@ class CheckpointWriter:
         return PartWrite(self, want, pinned, begun_s, checked=True, doubted=doubted)
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
-        """Print a message when trouble with a storage begins, each time that the number of missed checkpoints has
-        doubled, and when it ends. So there is no message for each rank and step."""
+        """Print a message when writing to a storage begins to fail, when the number of missed checkpoints has doubled,
+        and when writing succeeds again. Single failures print nothing."""
         _log.info("rank %d: %s", rank, outcome.detail)
         step, more, missed = self._trouble.get(url, (-1, 0, 0))
         if not outcome.ok:

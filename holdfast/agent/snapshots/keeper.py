@@ -121,7 +121,7 @@ class Keeper:
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
-        """Take over the arenas of an earlier agent, and read its launch and the ranks' arena requests from its notes."""
+        """Take over an earlier agent's arenas; read its launch and the ranks' arena requests from the notes."""
         errand: LaunchHere | None = None
         with contextlib.suppress(OSError, msgspec.DecodeError):
             errand = from_json(self._notes.read_note(_LAUNCH), LaunchHere)

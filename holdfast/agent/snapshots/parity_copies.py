@@ -85,7 +85,7 @@ class ParityCopies:
         return max(ours, default=-1)
 
     def list_copies(self, node: str) -> Iterator[Copy]:
-        """Yield every sealed parity twice: for each of its two ranks, as half a copy."""
+        """Yield every sealed parity twice: as half a copy of its first rank's state, and of its second rank's."""
         with self._lock:
             found = [
                 (pair, backup.arena, one) for pair, backup in self._kept.values() for one in backup.arena.list_sealed()

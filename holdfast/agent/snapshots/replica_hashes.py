@@ -113,7 +113,7 @@ class ReplicaHasher:
             await asyncio.sleep(_LOOK_S if self._parts else _IDLE_S)
 
     def _due_snapshot(self, rank: int) -> SealedSnapshot | None:
-        """Return the newest snapshot that is due for hashing, or None; replicas most likely still have its step."""
+        """Return the newest snapshot that is due for hashing, or None. Replicas may soon overwrite older ones."""
         sealed, next_seq = self._arena_of(rank).list_sealed(), self._next_floor().get(rank)
         self._adjust_stride(sealed)
         for one in sealed:

@@ -172,7 +172,7 @@ class SnapshotDisk:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def read_image(self, state: DiskState, into: memoryview) -> None:
-        """Read a state and check every block; remove a damaged one. Raises StorageError."""
+        """Read a state and check every block. Raises StorageError; a damaged state is also removed."""
         try:
             checkpoint_load.read_part(state.url, 0, into)
         except CorruptError as e:

@@ -89,7 +89,7 @@ class StateFetch:
             raise TransportError(f"cannot decode the layout of rank {kept.rank}: {e}") from None
 
     def _copies_of(self, rank: int) -> list[CopySummary]:
-        """Return the copies of a rank's state, best first: those on its source nodes, then whole images, then the rest."""
+        """Return copies of a rank's state, best first: those on its source nodes, then whole images, then others."""
         named = next((source.nodes for source in self._restore.sources if source.rank == rank), ())
         found = [k for k in self._restore.kept if k.rank == rank and k.node in self._restore.keepers]
         return sorted(found, key=lambda kept: (kept.node not in named, not kept.whole, kept.node))
@@ -108,7 +108,7 @@ class StateFetch:
 
 
 def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:
-    """Yield (start, end, offset) for each range that `owner` owns: the range in its image, and the offset in ours."""
+    """Yield each range that `owner` owns: its start and end in an image of layout `theirs`, its start in `ours`."""
     places = {_item_key(item): (index, item) for index, item in enumerate(theirs.items) if item.owner == owner}
     run: Run | None = None
     before = (-2, -2)

@@ -1,4 +1,4 @@
-"""Reads the host: memory, pressure, throttled processors, disks that the job uses, mounts that hang, and the clock."""
+"""Reads the host's memory, pressure, processor throttling, clock, the job's disks, and mounts that may hang."""
 
 import os
 import threading

@@ -63,14 +63,14 @@ def available_bytes(root: Path = _ROOT) -> int:
 
 
 def used_part(root: Path = _ROOT) -> float:
-    """Return the used fraction of memory: of the machine or of a cgroup above us, whichever is fullest."""
+    """Return the used fraction of memory, the largest among the machine and the cgroups that contain this process."""
     meminfo = _read_fields(root / "proc/meminfo")
     rooms = [(meminfo["MemAvailable:"], meminfo["MemTotal:"]), *_cgroups_left(root)]
     return max(1.0 - left / most for left, most in rooms if most > 0)
 
 
 def _cgroups_left(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the free memory of each cgroup above us, and its limit. Inactive file cache counts as free."""
+    """Yield free memory and limit of each cgroup that contains this process. Inactive file cache counts as free."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:

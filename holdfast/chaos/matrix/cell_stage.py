@@ -116,7 +116,7 @@ class CellStage:
         return came
 
     def _strike_cell(self, cell: MatrixCell, fault: InjectedFault) -> GroundTruth | SkippedFault:
-        """Inject the cell's fault, after a crash or an update if the cell's moment needs one."""
+        """Inject the cell's fault. If the cell's moment is a restore or an update, first cause a crash or an update."""
         if cell.when == "restoring":
             # Of another kind than what follows, or it would be the same failure twice, and nodes would be tried.
             opener = "rank.segv" if fault.kind in ("rank.kill", "rank.oom") else "rank.kill"

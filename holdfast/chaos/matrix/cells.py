@@ -14,7 +14,7 @@ RANK, OTHER = 3, 0  # who is struck, and who is killed first so that there is a 
 
 
 class MatrixFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault of the matrix: one row of its table."""
+    """A fault of the matrix, which has one row in the matrix's table."""
 
     name: str
     fault: InjectedFault
