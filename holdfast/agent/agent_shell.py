@@ -264,8 +264,7 @@ class Agent:
         self._queue_packet(self._make_hello())
 
     async def _stage_releases(self, run: str, releases: tuple[Release, ...]) -> None:
-        """Stage these releases, retrying until all are here. Then send a new hello that says that this node is
-        ready."""
+        """Stage these releases, retrying until all are here. Then send a new hello: the node is now ready."""
         await self.keeper.use_run(run)  # that hello tells of states on disk
         told = ""
         while error := await self.staging.stage_all(releases):
@@ -381,8 +380,8 @@ class Agent:
             self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), **told)))
 
     def _summarize_ranks(self) -> Beat:
-        """Return the node's beat, with the step of its slowest rank. If a rank has not reported any step, the beat's
-        step is -1 until another rank has made LEAD steps; from then on, ranks without a step are left out."""
+        """Return the node's beat, with the step of its slowest rank. If a rank has no step yet, the beat's step is -1.
+        Ranks without a step are left out once another rank has made LEAD steps."""
         generation, source = self.life.generation, self.ranks.read_loss_source() or self.losses.source
         ended = {key for key, rank in self.ranks.held.items() if rank.code is not None}
         told = [show_first_step(r, ended=key in ended) for key, r in self._read_slots().items()]

@@ -162,7 +162,7 @@ class HealthMonitor:
         return self.kills.has_recent()
 
     def scarcely(self) -> str:
-        """Return a sign of scarce memory in words; "" if there is none, or if the kernel log can be read instead."""
+        """Return in words a sign of scarce memory; "" if there is none, or if the kernel log can be read instead."""
         return self.kills.scarcely(self._clock.monotonic()) if self._feeds[_KERNEL].absent else ""
 
     # --- threads -----------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class HealthMonitor:
         return list(dict.fromkeys(paths))
 
     def _speaks_for_host(self) -> bool:
-        """Return whether this node is the one that reads the host-wide sources for all nodes of its host."""
+        """Return whether this node reads the host-wide sources on behalf of all nodes of its host."""
         with self._deciding:
             if not self._alone and self._speaker is None:
                 self._speaker = _lock_file(self._dir.parent / f".host-{socket.gethostname()}")
@@ -333,7 +333,7 @@ class HealthMonitor:
         )
 
     def _rank_pids(self) -> frozenset[int]:
-        """Return pids of all ranks of this generation, also those of other nodes that share the log folder."""
+        """Return the pids of this generation's ranks, including those of other nodes that share the log folder."""
         files = Path(self._spec.log_dir).glob(f"gen-{self._generation}/rank-*/pid")
         return frozenset(int(text) for path in files if (text := _read_text(path).strip()).isdecimal())
 
@@ -349,7 +349,7 @@ class HealthMonitor:
 
 def _lock_file(path: Path) -> int | None:
     """Lock a file until this process ends; return its fd, or None if another process holds the lock. Return -1 if
-    locking fails. The caller then acts as if it had the lock: better that all nodes report than none."""
+    locking fails: the caller then acts as if it had the lock, because all nodes may report, but not none."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:

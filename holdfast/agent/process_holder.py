@@ -102,7 +102,7 @@ class Holder:
         self.code = code if self.code is None else self.code
 
     def _exit_with_grace(self) -> None:
-        """Have the agent end its ranks and leave, as someone on this host asked. Without an agent, exit at once."""
+        """Have the agent end its ranks and leave, as someone on this host has asked. Without an agent, exit at once."""
         if self._agent:
             os.kill(self._agent[0], signal.SIGINT)
         else:
@@ -138,8 +138,8 @@ class Holder:
     def _fork_agent(self) -> tuple[int, socket.socket]:
         """Fork the agent; return its pid and our end of the socket to it.
 
-        A fork saves the imports, which take a second, or ten on a busy machine. Until the agent runs, the node sends
-        no beats, and the controller counts that as silence.
+        A fork saves the imports, which take from one to ten seconds. Until the agent runs, the node sends no beats, so
+        the controller takes it for silent.
         """
         log = os.open(self.node_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         ours, theirs = holder_messages.make_socket_pair()
@@ -292,7 +292,7 @@ class Holder:
     # --- memory ------------------------------------------------------------------------------------------------
 
     def _make_arena(self, request: MakeArena) -> None:
-        """Make an arena of this name, or keep an existing one of the same size; one of another size is discarded."""
+        """Make an arena of this name, unless one of the same size exists. An arena of another size is discarded."""
         kept = self._arenas.get(request.name)
         if kept is not None and kept.bytes != request.bytes:
             os.close(int(kept.path.rpartition("/")[2]))

@@ -142,7 +142,7 @@ class Zygotes:
             child_process.signal_group(old.pid, signal.SIGKILL)
 
     def _retire_zygote(self, old: Zygote | None) -> None:
-        """Close a warm zygote's socket, so that it ends by itself; kill one that is cold or still forking ranks."""
+        """Close a warm zygote's socket, so that it ends by itself. Kill a zygote that is cold or still forks ranks."""
         if old is None or old.forking or not old.warm:
             self._kill_zygote(old)
             return

@@ -4,7 +4,8 @@ import msgspec
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One requested fault. Targets that are not named are drawn at random; `docs/CHAOS.md` lists fields per kind."""
+    """One requested fault. Targets that it leaves open are drawn at random. `docs/CHAOS.md` lists each kind's
+    fields."""
 
     kind: str
     rank: int | None = None

@@ -42,7 +42,7 @@ class InjectionScene:
         self.guard.keep_undo(self.id, *undo)
 
     def choose_rank(self, fault: InjectedFault, status: ObservedStatus) -> int:
-        """Return the rank named by the fault, else the rank that is kept stopped for it, else a random rank."""
+        """Return the rank that the fault names, else the rank that chaos has stopped for it, else a random rank."""
         if fault.rank is not None:
             status.node_of(fault.rank)
             return fault.rank

@@ -75,7 +75,7 @@ def is_small_disk(pid: int, path: str) -> bool:
 
 
 def run_inside(pid: int, deed: Callable[[], object]) -> None:
-    """Run a function in a forked child, in the mount namespace of process `pid`; raises the child's OSError."""
+    """Run `deed` in a forked child in the mount namespace of process `pid`; if it raises OSError, raise the same."""
     child = os.fork()
     if child == 0:
         code = 0

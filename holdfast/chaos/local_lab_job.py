@@ -47,7 +47,7 @@ class LabJob:
         return JobObserver(run_dir, self.run_dir, self.spaces[0])
 
     def _leader_run_dir(self) -> Path | None:
-        """Return the run directory with the controller's address file; None until the controller has written it."""
+        """Return the run directory that has the controller's address file; None until the controller has written it."""
         run_dir = self.outside_path(self.run_dir)
         if not self.spaces:
             return run_dir if (run_dir / "controller.json").exists() else None
@@ -145,7 +145,7 @@ def _mount_disks(disk: Path, job: ScenarioJob, parent: int) -> None:
 
 
 def tie_to_parent(parent: int) -> None:
-    """Have the kernel send this fresh child SIGTERM when its parent ends."""
+    """Have the kernel send this process SIGTERM when its parent ends. Exit if `parent` has already ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

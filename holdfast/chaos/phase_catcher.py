@@ -1,4 +1,4 @@
-"""Injects at the right moment: stops a rank in the middle of a save, restore or update until the fault has struck."""
+"""Injects at the right moment: stops a rank in the middle of a save, restore or update until the fault is injected."""
 
 import contextlib
 import signal
@@ -21,7 +21,7 @@ _LOOK_S = 0.5  # then ranks may be elsewhere
 
 
 def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], bool], limit_s: float) -> None:
-    """Wait until the job trains and has reached the step; raises CannotInject if it ends or takes too long."""
+    """Wait until the job trains and has reached the fault's step. Raises CannotInject if it ends or takes too long."""
     until = time.monotonic() + limit_s
     while True:
         status = scene.sight.read_status()
@@ -36,8 +36,8 @@ def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], 
 
 @contextlib.contextmanager
 def seize_moment(scene: InjectionScene, fault: InjectedFault, limit_s: float) -> Iterator[set[int]]:
-    """Keep a rank stopped at the fault's moment, if it has one, during the block. Yields a set; the block adds the pids
-    to it that it has struck."""
+    """During the block, keep a rank stopped at the fault's moment; do nothing if the fault names no moment. Yields a
+    set to which the block adds the pids that it has struck."""
     struck: set[int] = set()
     if not fault.when:
         yield struck

@@ -9,7 +9,7 @@ class ControllerClock:
     """Converts this node's monotonic time to the controller's time, even if someone sets the machine's clock."""
 
     def __init__(self, clock: AgentClock, *, same_machine: bool = False) -> None:
-        """`same_machine`: the controller runs on this machine, so both read one monotonic clock."""
+        """`same_machine` says that the controller runs on this machine, so that both read one monotonic clock."""
         self._clock, self._same_machine = clock, same_machine
         self.is_exact = False  # otherwise late by as long as the welcome was on its way
         self.known = False  # until a controller has told its time, the machine's own is all there is

@@ -47,7 +47,8 @@ def _drift_faults() -> Iterator[str]:
 
 
 def _both() -> tuple[float, float, float]:
-    """Return the raw clock, the monotonic clock and the seconds between the two readings, from the quickest try."""
+    """Return the raw clock, the monotonic clock and the seconds between reading them, of the quickest of
+    several tries."""
     found = []
     for _ in range(_TRIES):
         before, raw = time.monotonic(), time.clock_gettime(time.CLOCK_MONOTONIC_RAW)

@@ -49,7 +49,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def probe_seats(seats: Sequence[TeamSeat], *, small: bool, repeats: int, limit_s: float) -> Iterator[Finding]:
-    """Have the devices train each form of the model together; yield a finding per form, or one if the team fails."""
+    """Have the devices train each form of the model together. Yield a finding for each form, or why the team failed."""
     task = TeamTask(module=_PROBE, rank=0, world=0, port=0, device="", small=small, repeats=repeats, limit_s=limit_s)
     blank = replace(new_finding(_PROBE, torch.device(seats[0].device)), place="")
     try:

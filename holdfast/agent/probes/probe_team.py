@@ -61,7 +61,7 @@ class TeamError(Exception):
 
 
 def team_refusal(seats: Sequence[TeamSeat], left_s: float) -> str:
-    """Return why no team can be started on these devices in the time that is left; empty if one can."""
+    """Return why no team of these devices can be started in the time that is left; empty if a team can be started."""
     if len(seats) < 2:
         return "this node has fewer than two devices"
     return f"takes {NEEDS_S:g} s, and {left_s:.0f} s of the budget are left" if left_s < NEEDS_S else ""

@@ -38,7 +38,7 @@ def devices() -> list[torch.device]:
 
 
 def new_finding(probe: str, device: torch.device, form: str = "") -> Finding:
-    """Return a finding that says that all is well, for a probe to fill in."""
+    """Return a finding for a probe to complete; it says that nothing is wrong."""
     model, version = model_of(device), str(torch.__version__)
     return Finding(probe=probe, level=0, ok=True, place=str(device), device=model, torch=version, form=form)
 

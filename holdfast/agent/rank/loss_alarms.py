@@ -78,7 +78,7 @@ class LossReports:
             yield from differing
 
     def _tell_single(self, told: Loss) -> Iterator[Alarm]:
-        """Yield, once per generation, the alarm for a non-finite loss that was followed by a finite one."""
+        """Yield an alarm, once per generation, about a loss that was not finite though later losses were."""
         if told.generation > self._single:
             self._single = told.generation
             alarm = nonfinite_loss.single_alarm_of(told)

@@ -441,7 +441,7 @@ class RankProcesses:
                 return
 
     async def _wait_changed(self, until: float) -> bool:
-        """Wait until a rank's state changes or `until` passes; return False if it has already passed."""
+        """Wait until a rank's state changes or `until` comes; return False, without a wait, if `until` is past."""
         if (left_s := until - self._clock.monotonic()) <= 0:
             return False
         self._changed.clear()

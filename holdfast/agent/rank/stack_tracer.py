@@ -265,7 +265,7 @@ class StackTracer:
 
 
 class NodeTracer:
-    """Traces this node's ranks in a thread; requests that come meanwhile wait their turn."""
+    """Traces this node's ranks in a thread, one request after another."""
 
     def __init__(self, tracer: StackTracer, slots: ProgressSlots) -> None:
         self._tracer = tracer
@@ -338,8 +338,8 @@ def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def fit_trace(trace: Trace, limit_bytes: int) -> Trace:
-    """Return the trace, shortened to the limit. First drop all but main threads, then the threads of child processes,
-    then all threads. If it is still too large, drop all processes."""
+    """Return the trace, shortened as far as the limit requires: to main threads, then to main threads of ranks, then to
+    processes without threads, and at last to nothing but the error that it is too large."""
     cuts = (
         lambda p: p.threads,
         lambda p: tuple(t for t in p.threads if t.main),

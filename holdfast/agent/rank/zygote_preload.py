@@ -1,4 +1,4 @@
-"""Chooses what a node's zygote imports: few modules before the first launch, later all that the script imports."""
+"""Chooses the modules that a node's zygote imports: few before the first launch, later all that the script imports."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ class ZygotePreload:
         return self._make_preload(modules, self._environment(json.loads(key) if key else {}), key)
 
     def forgo_names(self) -> None:
-        """Stop waiting for the names that ranks write, because the next ranks are about to start."""
+        """Stop waiting for ranks to write down what they imported, because the next ranks are about to start."""
         self._heard = True
 
     def _awaits_names(self) -> bool:

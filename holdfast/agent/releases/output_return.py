@@ -39,8 +39,8 @@ class FileAtHome(msgspec.Struct, frozen=True):
 class Homecoming:
     """Brings files from one staged tree at a time to the user's tree, by hard link, or by copy where links fail.
 
-    Nothing that a rank may use is moved. A rank may write, replace or remove its file at any instant: a replaced file
-    is brought again, and a removed one is removed from the user's tree too.
+    Files in the staged tree stay there, because ranks may use them. If a rank replaces its file, the new file is
+    brought as well. If a rank removes its file, the file is removed from the user's tree as well.
     """
 
     def __init__(self, folder: Path, clock: AgentClock) -> None:
@@ -227,7 +227,8 @@ class Homecoming:
                 os.unlink(brought.to)
 
     async def close(self) -> None:
-        """Remove from the user's tree what ranks removed, after all files were brought; skip this while a copy runs."""
+        """After all files were brought, remove from the user's tree what ranks removed. Do nothing while a file is
+        copied."""
         if not self._turn.locked():  # a large file is on its way to another disk: nobody waits for that
             async with self._turn:
                 await asyncio.to_thread(self._close)

@@ -149,7 +149,7 @@ class ReleaseStager:
         return await self.ensure_staged(release)
 
     def _stands(self, release: Release) -> bool:
-        """Return whether no copy of the release exists and the user's own tree is known to equal it."""
+        """Return whether the user's own tree equals the release and serves as it, since no copy has been made."""
         if not tree_archive.DIGEST.fullmatch(release.digest):
             return False
         at = self._kept.copy_of(release.digest)
@@ -159,7 +159,7 @@ class ReleaseStager:
         return not release_tree_overlay.find_edits(index)[0]
 
     def _adopt_index(self, digest: str) -> release_tree_overlay.TreeIndex | None:
-        """Take over the index that the run's own folder has of a release; None if there is none."""
+        """Copy a release's index of files from the run's own folder and return it; None if the folder has none."""
         index = release_tree_overlay.read_index(self._shared.copy_of(digest)) if self._shared else None
         if index is not None:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -106,7 +106,8 @@ def _takes_path(node: ast.AST) -> bool:
 
 
 def _import_statements(body: list[ast.stmt], odds: ImportOdds) -> Iterator[ImportStatement]:
-    """Yield import statements in order, with their odds, which depend on the code blocks around them."""
+    """Yield import statements in order, with their odds: whether they are sure to run, and whether failures are
+    caught."""
     for node in body:
         match node:
             case ast.Import() | ast.ImportFrom():
@@ -212,7 +213,7 @@ class ImportFollower:
     def _reached_files(
         self, source: SourceFile, package: str, wanted: ImportStatement, odds: ImportOdds
     ) -> Iterator[tuple[str, str]]:
-        """Yield the files of the tree that an import executes, each with its package."""
+        """Yield the tree's files that an import statement executes, each with the package that it belongs to."""
         for module in wanted.modules:
             name = self._absolute_name(source, package, wanted, module)
             if not name:

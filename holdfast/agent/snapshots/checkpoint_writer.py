@@ -82,7 +82,7 @@ class CheckpointWriter:
         return any(lane.is_held_up for lane in self._lanes.values())
 
     def is_published(self, rank: int, step: int) -> bool | None:
-        """Return whether this generation has published this step at the rank's storage; None if storage is unreadable."""
+        """Return whether this generation has published this step at the rank's storage; None if that cannot be read."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:
@@ -202,7 +202,7 @@ class CheckpointWriter:
             self.missed_checkpoint = MissedCheckpoint(step=step, why=why)
 
     def give_up(self, rank: int) -> None:
-        """Give up all writes of this rank that are under way."""
+        """Give up all writes of this rank that have begun."""
         for (writer, _), lane in self._lanes.items():
             if writer == rank:
                 lane.give_up()
@@ -269,7 +269,7 @@ class PartWrite:
         return self.want.storage.url if self.want.storage else ""
 
     def write_and_publish(self, pulse: WritePulse) -> str:
-        """Write the part; rank 0 also waits for all parts, publishes, and returns the checkpoint's URL (others "")."""
+        """Write the part. On rank 0, wait for all parts, publish, and return the checkpoint's URL; else return ""."""
         want = self.want
         assert want.storage is not None
         base = want.storage.url

@@ -20,7 +20,7 @@ _OLDER = 0.5  # of the time an older write that is under way may have: it may be
 
 
 class FinalWriter:
-    """Writes the final states of this node's ranks, of the same step on all nodes. Each keeper reports its failures."""
+    """Writes the final states of this node's ranks. All nodes write the same step; each keeper reports its failures."""
 
     def __init__(self, arenas: ArenaTable, persisting: CheckpointWriter, disk: StateDisk, ports: KeeperPorts) -> None:
         self._arenas = arenas
@@ -121,8 +121,8 @@ class FinalWriter:
         return max((one.step for one in sealed if one.flags & STORED and one.step <= self._not_after), default=-1)
 
     async def _await_published(self, ranks: Sequence[int], stored: int, until: float) -> int:
-        """Wait until the newest step of these ranks is published and return it; if time runs out, return the newest one
-        that is known to be published. The node of rank 0 publishes, and may be slower than this one."""
+        """Wait until rank 0's node has published the newest step of these ranks; return this step. If time runs out,
+        return the newest step that is known to be published."""
         parts, read = min(map(self.stored_step, ranks)), min(map(self._read_step, ranks))
         forsaken = False
         while parts > max(stored, read) and 0 not in ranks:

@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 
 class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Which node and run a keeper belongs to, how ranks and other keepers reach it, and its limits."""
+    """The node and the run of a keeper, its addresses for ranks and for other keepers, and its limits."""
 
     node: str
     run_id: str
@@ -420,7 +420,8 @@ class Keeper:
             await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
-        """Yield due work: look at the local disk once, mark checkpoints in doubt, write snapshots as checkpoints."""
+        """Yield work that is due: a first test of the disk, marks for checkpoints in doubt, and checkpoints to
+        write."""
         if self.disk.unseen and self._arenas.list_arenas():
             yield self.disk.look_at_path()
         if self._persisting.unmarked and 0 in self._launch.ranks and self._persisting.storage_url(0):

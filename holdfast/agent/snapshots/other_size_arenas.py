@@ -54,7 +54,7 @@ class ArenasAside:
 
     async def find_replica(self, launch: KeeperLaunch, rank: int) -> StateGrant:
         """Return where the whole state lies on this node, or that another rank must send it. Look first in the rank's
-        own arena, then in those that were set aside, starting with the arena that had the same place on this node."""
+        own arena, then in the arenas that were set aside, beginning with the one of the rank's place on the node."""
         own, aside = self._arenas.find_arena(rank), self._arenas.list_aside()
         first, step = launch.ranks.index(rank), launch.restore.step
         for one in (*((own,) if own else ()), *aside[first:], *aside[:first]):

@@ -182,7 +182,7 @@ class ParityCopies:
         return mixing.half_target(half)
 
     def _seal_parity(self, ranks: Ranks, backup: PeerArena, mixing: ParityEncoder) -> None:
-        """Seal the parity once both halves are complete; raise TransportError if a newer one has replaced it."""
+        """Seal the parity once both halves are complete. Raises TransportError if a later parity has replaced it."""
         if not mixing.is_complete():
             return
         with self._lock:

@@ -123,7 +123,7 @@ class SnapshotDisk:
         return ""
 
     def _list_in_time(self) -> list[DiskState]:
-        """Return the states on disk; if that takes over a second, the list read last; while a write hangs, none."""
+        """Return the states on disk. If the disk is slow, return those listed last; if a write hangs, return none."""
         if not self._left and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, name="holdfast-list", daemon=True)
             self._looking.start()
@@ -200,7 +200,7 @@ class SnapshotDisk:
     # --- writing -----------------------------------------------------------------------------------------------
 
     async def look_at_path(self) -> None:
-        """Test before the first write whether the disk can be written to; say so if it cannot."""
+        """Before the first write, test whether the disk can be written to; print a message if it cannot."""
         self.unseen = False
         why = await asyncio.to_thread(look_in_time, self._explain_path, _STALL_S)
         if why and self.tried < 0:
@@ -343,9 +343,9 @@ class SnapshotDisk:
     async def leave_job(
         self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int, *, answered: bool
     ) -> None:
-        """Remove this run's states from this host's disk. Keep ranks that have a state newer than step `stored`, and
-        the ranks in `spared`, which belong to other nodes. Report which state stays and why: storage lacks it or,
-        without `answered`, may lack it. A state after `not_after` is in doubt."""
+        """Remove this run's states from this host's disk. Keep the states of a rank that has one newer than step
+        `stored`, and of the ranks in `spared`, which belong to other nodes. Report which state stays and why: storage
+        lacks it or, without `answered`, could not be read. A state after step `not_after` is in doubt."""
         self._leaving = True
         self._lane.give_up()
 

@@ -46,7 +46,7 @@ class SnapshotBudget:
 
 
 def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRoom:
-    """Measure this node's memory. Memory that snapshots hold counts as available: it will be granted again."""
+    """Measure this node's memory. Memory that snapshots hold counts as available, because new arenas will reuse it."""
     held_bytes = sum(_held_bytes(pid, root) for pid in _holder_pids(node_dir.parent))
     return MemoryRoom(
         available_bytes=available_bytes(root) + held_bytes,

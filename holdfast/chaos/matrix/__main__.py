@@ -131,10 +131,10 @@ def play_cells(cells: list[MatrixCell], args: argparse.Namespace, commit: str) -
 
 
 def choose_together(cells: list[MatrixCell], rows: list[ExpectedRow]) -> list[MatrixCell]:
-    """Choose the cells of the next job: no fault twice, because an alarm is not repeated within the hour.
+    """Choose the cells of the next job. No fault comes twice, because an alarm is not repeated within the hour.
 
     Evictions alternate with other cells, so that the next standby is ready in time. At most one cell corrupts the
-    state, and it comes last: the state comparison cannot detect a second corruption.
+    state, and only as the last cell: the state comparison cannot detect a second corruption.
     """
     found: dict[str, MatrixCell] = {}
     for cell in cells:

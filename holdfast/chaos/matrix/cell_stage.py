@@ -1,4 +1,4 @@
-"""The job that cells run on, one after the other, and the undisturbed run that it is compared with."""
+"""The job that runs the matrix's cells one after another, and the undisturbed run that its states must equal."""
 
 import contextlib
 import hashlib
@@ -254,7 +254,7 @@ def _is_seen_by_loss(result: FaultResult) -> bool:
 
 @contextlib.contextmanager
 def open_stage(kind: str, how: str, folder: Path, say: Say) -> Iterator[tuple[CellStage, str]]:
-    """Start a job for cells; yield the stage and the random mark in the environment of all its processes."""
+    """Start a job for cells. Yield its stage, and the random mark that all its processes have in their environment."""
     (folder / "tree").mkdir(parents=True)
     (folder / "work").mkdir()
     shutil.copy(SCRIPT, folder / "tree" / SCRIPT.name)
