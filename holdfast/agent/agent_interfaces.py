@@ -37,7 +37,7 @@ class ControllerLink(Protocol):
 
 class LinkDialer(Protocol):
     def open_link(self) -> AbstractAsyncContextManager[ControllerLink]:
-        """Open a link to the controller. Raise OSError if the link cannot be opened, or later when it breaks."""
+        """Return a context that opens a link to the controller. OSError is raised if it cannot be opened or breaks."""
 
 
 class AgentNotes(Protocol):
@@ -53,7 +53,7 @@ class AgentNotes(Protocol):
     def write_departure(self, departure: Departure) -> None: ...
     def complete_departure(self, complete: Callable[[Beat], Beat]) -> None: ...
     def mark_alone(self, now: float) -> float:
-        """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""
+        """Note that the controller is gone. Return the time of the first such note, by this agent or an earlier one."""
 
     def clear_alone(self) -> None: ...
 
@@ -91,7 +91,7 @@ class NodeRanks(Protocol):
         """Return why ranks start as new processes instead of forks of a zygote; "" if they are forked."""
 
     async def listen(self, listed: asyncio.Event) -> None:
-        """Receive the holder's messages for as long as it lives; set `listed` once it has listed ranks and arenas."""
+        """Receive the holder's messages until it ends. Set `listed` once the holder has listed ranks and arenas."""
 
     @property
     def kept(self) -> int:
@@ -111,7 +111,7 @@ class NodeRanks(Protocol):
         """End everything on this node, this agent included."""
 
     def learn_imports(self, trains: bool) -> None:
-        """Make the zygote preload modules that the script was seen to import, so that the next ranks start sooner."""
+        """Have the zygote preload modules that the script has imported, so that the next ranks start sooner."""
 
     def keep_spares(self, trains: bool) -> None:
         """Begin a spare rank for a rank that has none, if the settings say that each rank has one."""
@@ -159,7 +159,7 @@ class SnapshotKeeper(Protocol):
         """Set the run whose states on this host's disk may be restored, and list those states."""
 
     async def leave_job(self, errand: Leave) -> None:
-        """Write the final states before the node leaves, as far as time allows; remove states that nobody needs."""
+        """Before the node leaves, write the final states if time allows, and remove unneeded states from its disk."""
 
 
 class NodeStaging(Protocol):

@@ -435,7 +435,7 @@ class Agent:
         self.tracer.watch_ranks(self.ranks.held.values())
 
     def _tell_imports(self) -> None:
-        """Send the controller the script's modules that the zygote has preloaded. Only the node of rank 0 does this."""
+        """If rank 0 runs here, tell the controller which modules of the script the zygote has preloaded."""
         found, generation = self.ranks.proven_imports, self.life.generation
         if found != self._told_imports and RankKey(generation, 0) in self.ranks.held and self.controller_clock.known:
             self._told_imports = found

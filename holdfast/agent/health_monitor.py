@@ -1,7 +1,7 @@
 """The health monitor: reads each source at its own pace in its own thread, and passes on the detectors' alarms.
 
-A driver or file system that hangs blocks only the thread that reads it: the other sources go on, and the agent
-reports the one that does not answer. The threads are daemons, so none can keep an agent from ending.
+A driver or file system that hangs blocks only the thread that reads it. The other sources go on, and the agent reports
+the source that does not answer. The threads are daemons, so no thread can keep an agent from ending.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class HealthMonitor:
                 feed.wake.set()
 
     def on_rank_exit(self, at: float) -> None:
-        """Read the kernel log now, so that its alarms come before the exit's report; wake the GPU and host sources."""
+        """Read the kernel log now, so that its alarms precede the report of the exit. Wake the GPU and host sources."""
         feed = self._feeds[_KERNEL]
         if self._kernel and feed.lock.acquire(timeout=_HURRY_S):
             try:
@@ -238,8 +238,8 @@ class HealthMonitor:
         return [held.rank_key for held in self._ties.list_ranks() if held.code is None]
 
     def _watched_paths(self) -> list[str]:
-        """Return the paths that the job writes to, and the checkpoint storages of all ranks on this host. Other nodes'
-        ranks count too, because a standby has no ranks of its own."""
+        """Return the paths that the job writes to, and the checkpoint storages of this host's ranks. A standby has no
+        ranks of its own, so ranks of the host's other nodes count too."""
         paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
         wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
         for path in wanted:
@@ -258,7 +258,7 @@ class HealthMonitor:
     # --- in the loop -------------------------------------------------------------------------------------------
 
     def _on_signals(self, feed: SourceFeed, found: list[Signal]) -> None:
-        """Turn signals into alarms; handle a large backlog in slices, so that beats go out in between."""
+        """Turn signals into alarms. A large backlog is handled in slices, so that beats can be sent in between."""
         if feed.name == _NETWORK and (links := self._traffic.on_gauges(s for s in found if isinstance(s, Gauge))):
             self._ties.on_traffic(links)
         if feed.name == _GPUS:

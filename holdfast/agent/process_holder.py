@@ -1,4 +1,4 @@
-"""The holder: parent and subreaper of agent, zygote and ranks; keeps what must outlive an agent, decides nothing."""
+"""The holder: parent and subreaper of agent, zygote and ranks. Keeps what must outlive an agent; decides nothing."""
 
 import os
 import selectors
@@ -329,7 +329,7 @@ class Holder:
 
 
 def prepare() -> None:
-    """Load the failure catalog in a process that will fork many holders, so that their agents need not load it."""
+    """Load the failure catalog in a process from which many holders are forked, so that their agents have it."""
     last_words_judge.warm_catalog(catalog_files.load_built_in())
 
 

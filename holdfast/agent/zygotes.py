@@ -81,7 +81,7 @@ class Zygotes:
         return {z.pid for z in (self._now, self._next) if z is not None} | self._retired
 
     def ensure_zygote(self, preload: PreloadZygote) -> None:
-        """Start a zygote with these modules; until it is warm, a warm one with the same key stays in use."""
+        """Start a zygote with these modules. A warm zygote with the same key is used until the new one is warm."""
         if self._now and self._now.warm and preload.key == self.key:
             self._kill_zygote(self._next)
             self._better, self._next = preload, self._start_zygote(preload)

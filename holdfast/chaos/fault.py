@@ -1,4 +1,4 @@
-"""Faults as they are requested, the records of what was really done, and the facts needed to undo them."""
+"""Requested faults, the records of what was done, and the facts that are needed to undo a fault."""
 
 import msgspec
 
@@ -126,7 +126,7 @@ Undo = (
 
 
 class GroundTruth(msgspec.Struct, frozen=True, kw_only=True, tag="struck", tag_field="line"):
-    """The record of an injected fault: its kind, its targets, its time, and the alarms that should follow."""
+    """The record of an injected fault, with its targets, its time and the alarms that should follow."""
 
     id: int
     fault: InjectedFault  # with what was drawn by lot filled in

@@ -109,7 +109,7 @@ def start_job(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> None:
 
 
 def job_flags(made: LabJob, job: ScenarioJob) -> tuple[list[str], dict[str, str]]:
-    """Return flags and environment of `holdfast run` that load the rank hooks, the faulty storage and fake machines."""
+    """Return the flags and environment that give `holdfast run` the rank hooks, faulty storage and fake machines."""
     flags = ["--preload", PRELOAD]
     control = made.folder / "storage-is"
     control.write_text("ok")

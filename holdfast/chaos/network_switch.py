@@ -2,8 +2,8 @@
 
     python -m holdfast.chaos.network_switch PORTS LINKS.json
 
-This process ends when its standard input is closed, and the namespaces, which have no names, end with it. It prints the
-file descriptors of the namespaces, then applies the faults in LINKS.json. That file may change at any time.
+The process prints the file descriptors of the namespaces and then applies the faults in LINKS.json, which may change at
+any time. It ends when its standard input is closed. The namespaces have no names, so they end with the process.
 """
 
 import fcntl

@@ -79,7 +79,7 @@ def _catch_rank(scene: InjectionScene, fault: InjectedFault, limit_s: float, loo
 
 
 def _draw_rank(scene: InjectionScene, fault: InjectedFault, status: ObservedStatus) -> int:
-    """Draw a random rank of the named node; of any node if none is named or the named one has no ranks."""
+    """Draw a random rank of the node that the fault names. If this node has no ranks, draw a rank of any node."""
     seated = any(node.node == fault.node for node in status.active)
     return scene.choose_rank(fault if seated else msgspec.structs.replace(fault, node=""), status)
 
@@ -108,7 +108,8 @@ def _catch_in_phase(
 def _catch_starting(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Stop a rank before it restores state or, for a store fault, joins groups. Return None if it has no process."""
+    """Stop a rank before it begins to restore or, for a fault of the store, to join groups. Return None if the rank has
+    no process. Raises CannotInject if the rank is already past the moment."""
     coming = status.generation + (status.phase not in _LAUNCHED)
     status = msgspec.structs.replace(status, generation=coming)
     try:

@@ -1,4 +1,4 @@
-"""Faults of processes: killed, stopped, or starved of processor time or memory."""
+"""Faults of processes, which are killed, stopped, or starved of processor time or memory."""
 
 import functools
 import signal

@@ -20,7 +20,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _backward_faults() -> Iterator[str]:
-    """Yield a sentence for each core whose monotonic clock is behind that of the core read before."""
+    """Yield a sentence for each core whose monotonic clock is behind the clock of the core that was read before it."""
     allowed = os.sched_getaffinity(0)
     last = time.monotonic_ns()
     try:

@@ -61,7 +61,7 @@ def probe_exchange(seats: Sequence[TeamSeat], *, small: bool, limit_s: float) ->
 
 
 def _shared_device(pairs: set[tuple[str, str]]) -> str:
-    """Return the one device that is in all bad pairs; empty if none is, or if there is only one pair."""
+    """Return the one device that is in all bad pairs; empty if there is no such device, or only one bad pair."""
     shared = set.intersection(*map(set, pairs)) if len(pairs) > 1 else set()
     return shared.pop() if len(shared) == 1 else ""
 

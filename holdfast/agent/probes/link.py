@@ -99,7 +99,7 @@ class PairTestEnd:
         self._report_finding("link_latency", value=median(took), unit="ms", lower=True, samples=tuple(took))
 
     def _measure_bandwidth(self, store: dist.Store) -> None:
-        """Measure bandwidth and check content in growing rounds; the slowest end's time sets the next round's size."""
+        """Measure bandwidth and check content in rounds. The slowest end's time decides the size of the next round."""
         m = self._m
         sent = [integer_tensor((_MOST_BYTES // 8,), self._device, 60 + rank) for rank in range(m.world)]
         got = [torch.empty_like(one) for one in sent]

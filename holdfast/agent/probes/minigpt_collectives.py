@@ -44,7 +44,7 @@ class RankExchange:
         self.points: list[TracePoint] = []
 
     def enter_pieces(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Return x unchanged; the backward pass sums its gradient over the ranks of the inner axis."""
+        """Return x unchanged. In the backward pass, sum the gradient of x over the ranks of the inner axis."""
         return _through(x, _clone, lambda grad: self._add(self.inner, grad, f"{name} backward"))
 
     def add_pieces(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -58,7 +58,7 @@ class RankExchange:
         )
 
     def hand_on(self, x: torch.Tensor, sender: int, name: str) -> torch.Tensor:
-        """Broadcast x from stage `sender` to the other stage, whose x is overwritten; return the sender's x."""
+        """Broadcast x from stage `sender` to the other stage and return it. The other stage's own x is overwritten."""
         sends, x = self.stage.index == sender, x.contiguous()
         held = x.clone() if sends else None
         dist.broadcast(x, src=self.stage.ranks[sender], group=self.stage.group)
@@ -66,8 +66,8 @@ class RankExchange:
         return x
 
     def reduce_gradients(self, parameters: Mapping[str, nn.Parameter], *, experts: bool) -> None:
-        """Sum the token table's gradients over stages. With `experts`, also sum all gradients, except those of expert
-        weights, over the inner axis. Then average all gradients over replicas."""
+        """Sum the token table's gradients over stages. With `experts`, sum the gradients of all weights but the
+        experts' over the inner axis. Then average all gradients over replicas."""
         if self.stage.size > 1:
             self._reduce(self.stage, [p for name, p in parameters.items() if name == "token"], "table of tokens")
         if experts:

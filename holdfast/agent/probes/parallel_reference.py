@@ -92,14 +92,14 @@ def _step_size(devices: int) -> int:
 
 
 def plan_rounds(devices: int) -> list[tuple[int, ...]]:
-    """Return for each round which device plays which role; over all rounds, several devices play every role."""
+    """Return the devices of each round, ordered by role. Over all rounds, several devices play each role."""
     size = _step_size(devices)
     starts = (0, 1) if devices == size else range(0, devices, size // 2)
     return [tuple((start + role) % devices for role in range(size)) for start in starts]
 
 
 def _roles_of_axis(size: int, role: int) -> dict[str, tuple[int, ...]]:
-    """Return, for each axis, the roles in this role's group: two, or only this one if the layout lacks the axis."""
+    """Return the roles in this role's group along each axis: two, or this role alone if the layout has no such axis."""
     steps = {"inner": 1, "stage": 2 if size == _MOST else 0, "replica": size // 2 if size > 2 else 0}
     found: dict[str, tuple[int, ...]] = {}
     for axis, step in steps.items():

@@ -95,7 +95,7 @@ def _seated_task(task: TeamTask, rank: int, seats: Sequence[TeamSeat], port: int
 
 
 def _await_team(team: Sequence["_RankProcess"], limit_s: float) -> None:
-    """Wait until all processes end well; raise TeamError about one that does not, or about those that run too long."""
+    """Wait until all processes end well. Raises TeamError, about one that failed or about all that ran too long."""
     until, failed = time.monotonic() + limit_s, None
     while running := [one for one in team if one.process.poll() is None]:
         failed = failed or next((one for one in team if one.process.returncode), None)

@@ -1,8 +1,8 @@
 """The judge: a process beside the agent that reads a failed rank's last words and finds the cause in them.
 
 A script may print anything, and a pattern may search a line for very long while it holds the interpreter, so a thread
-would block the agent. The judge has the catalog loaded and forks for every rank that ended badly; the fork is killed
-at its deadline. The judge is forked from the agent before the agent has any threads, and dies with it.
+would block the agent. The judge loads the catalog once and forks for every rank that ended badly. A fork is killed at
+its deadline. The judge is forked from the agent before the agent has any threads, and dies with it.
 """
 
 import gc

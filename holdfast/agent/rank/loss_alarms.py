@@ -118,7 +118,7 @@ class LossReports:
             self._compare_redone(told, None)
 
     def _judge_logged_loss(self, told: StepValues, loss: float) -> Iterator[Alarm | Loss]:
-        """Yield each non-finite loss except the first of a row; after a single one, yield an alarm at a finite loss."""
+        """Yield each non-finite loss that follows another; if a finite loss follows a single one, yield an alarm."""
         owner = (told.generation, told.rank)
         first, count = self._logged_bad.pop(owner, (told.step, 0))
         bad = Loss(node=self._node, generation=told.generation, rank=told.rank, step=first, loss=loss, at=told.at)
@@ -170,5 +170,5 @@ class LossReports:
 
 
 def _step_origin(reading: SlotReading) -> int:
-    """Return what to add to this rank's step numbers to get the script's own; -1 if unknown."""
+    """Return by how much the script's step numbers exceed this rank's; -1 if this is unknown."""
     return reading.origin if reading.counted else 0

@@ -351,7 +351,7 @@ class RankProcesses:
         return frozenset(key for key, rank in self.held.items() if rank.code is None and self.survivors.is_parked(key))
 
     async def _park_ranks(self, up_to: int, until: float, standing: tuple[int, ...]) -> None:
-        """Tell ranks to leave their generation; wait for those that can park."""
+        """Tell ranks to leave their generation. Wait for those that can park, except the ranks in `standing`."""
         self.survivors.part_ranks(up_to)
         while any(self._may_park(one) for one in self.running_ranks(up_to) if one.rank_key.rank not in standing):
             if not await self._wait_changed(until):
@@ -361,7 +361,7 @@ class RankProcesses:
         return self.survivors.is_there(rank.rank_key) and process_attributes.process_state(rank.pid) not in ("T", "t")
 
     async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
-        """Make a parked or spare rank go on under this key; return False if there is none."""
+        """Have a parked or spare rank go on as the rank `key`; return False if there is none or its start fails."""
         was, generation = key.rank - self._moved, key.generation
         old = next((one for one in self.parked if one.rank == was and one.generation < generation), None)
         if old is None and await self._spares.take(key.rank):

@@ -322,7 +322,7 @@ def _make_thread(found: _SpyThread, pid: int) -> Thread:
 
 
 def _trim_threads(threads: Iterable[Thread]) -> tuple[Thread, ...]:
-    """Return the main thread and a few others, each of a bounded depth, without our own recorder thread."""
+    """Return the main thread and a few others, with stacks of bounded depth. holdfast's recorder thread is left out."""
     others = [t for t in threads if not any(f.file.endswith(_RECORDER) for f in t.frames)]
     others.sort(key=lambda t: (not t.main, -len(t.frames)))
     return tuple(msgspec.structs.replace(t, frames=_trim_frames(t.frames)) for t in others[:_THREADS])

@@ -44,7 +44,7 @@ class ZygotePreload:
         return PreloadZygote(modules=self._asked, env=self._environment({}))
 
     def adopt_modules(self, modules: tuple[str, ...]) -> None:
-        """Take over the modules that an earlier agent asked for."""
+        """Take over the list of modules that an earlier agent had the zygote import."""
         own = {*self._entry.preload, *self._entry.later}
         self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
 

@@ -107,7 +107,7 @@ class Homecoming:
     # --- one look ----------------------------------------------------------------------------------------------
 
     def look_at(self, at: Path, now: float) -> tuple[TreeIndex | None, GatheredFiles]:
-        """Bring files that have stopped changing, oldest first; return the tree's TreeIndex and the gathered files."""
+        """Bring files that have stopped changing, and removals. Return the tree's TreeIndex and what was brought."""
         index = self._index_of(at)
         if index is None or not at.is_dir() or not os.path.isdir(index.home):
             return None, GatheredFiles()
@@ -155,7 +155,7 @@ class Homecoming:
         return since if before == found else now
 
     def _bring_file(self, path: str, expected: Look | None, index: TreeIndex) -> tuple[str, ...]:
-        """Bring one file; return a tuple with its new path in the user's tree, empty if it is there already."""
+        """Bring one file. Return a tuple of its new path in the user's tree; empty if the file was already there."""
         ours, theirs = self._at / path, Path(index.home, path)
         to, moved = theirs, False
         found = _look_of(os.lstat(ours))
@@ -196,7 +196,7 @@ class Homecoming:
         return found
 
     def _check_unchanged(self, ours: Path, found: Look, expected: Look | None) -> None:
-        """Raise FileNotFoundError if a process writes to the file, or if its size, time or inode is not as expected."""
+        """Raise FileNotFoundError if a process writes to the file, or if its size, time or inode is not `expected`."""
         busy = self._busy if expected else files_being_written(str(self._at))
         place = os.path.join(os.path.realpath(ours.parent), ours.name)
         if place in busy or (expected and found != expected):
@@ -227,8 +227,7 @@ class Homecoming:
                 os.unlink(brought.to)
 
     async def close(self) -> None:
-        """After all files were brought, remove from the user's tree what ranks removed. Do nothing while a file is
-        copied."""
+        """At the end, remove from the user's tree what ranks have removed. Do nothing while a file is being copied."""
         if not self._turn.locked():  # a large file is on its way to another disk: nobody waits for that
             async with self._turn:
                 await asyncio.to_thread(self._close)

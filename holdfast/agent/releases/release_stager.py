@@ -31,7 +31,7 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class ReleaseStager:
-    """Stages releases in a folder that nodes of one host share; the first node puts a tree there, atomically."""
+    """Stages releases in a folder that nodes of one host share. The first node that needs a tree puts it there."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class ReleaseStager:
         return f"release {release.number} cannot be staged: {error}" if error else ""
 
     async def _have_or_stand(self, release: Release) -> str:
-        """Stage a release. If the user's own tree equals it, do so later, so that starting ranks get the processors."""
+        """Stage a release, or postpone this if the user's own tree equals it: starting ranks need the processors."""
         stands = await asyncio.to_thread(self._stands, release)
         if stands:
             self._later[release.digest] = release
@@ -173,7 +173,7 @@ class ReleaseStager:
         return shared if shared.exists() and not own.exists() else own
 
     def complete(self, trains: bool) -> None:
-        """If `trains`, start to stage the releases that were postponed because the user's own tree equals them."""
+        """If `trains`, stage postponed releases now. They stay postponed if this host sees the run's own archives."""
         if trains and not self._shared:
             self._bring_postponed()
 
@@ -231,7 +231,7 @@ class ReleaseStager:
         return ""
 
     def _prune_trees(self) -> None:
-        """Remove unneeded trees except the newest few, and unfinished trees and archives of agents that have died."""
+        """Remove unneeded trees, except the newest few, and what dead agents left unfinished: trees and archives."""
         trees = [path for path in self._folder.iterdir() if len(path.name) == NAME and path.is_dir()]
         needed = {digest[:NAME] for digest in (*self._wanted, *self._launched)}
         spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)

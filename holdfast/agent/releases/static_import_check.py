@@ -106,8 +106,7 @@ def _takes_path(node: ast.AST) -> bool:
 
 
 def _import_statements(body: list[ast.stmt], odds: ImportOdds) -> Iterator[ImportStatement]:
-    """Yield import statements in order, with their odds: whether they are sure to run, and whether failures are
-    caught."""
+    """Yield import statements in order, with their odds: whether they surely run, and whether failures are caught."""
     for node in body:
         match node:
             case ast.Import() | ast.ImportFrom():
@@ -198,7 +197,7 @@ class ImportFollower:
         return self.sources[path]
 
     def follow_imports(self, entry: str, package: str) -> None:
-        """Check imports of the entry and of all files it reaches; `package` is the entry's own, or "" for a script."""
+        """Check the imports of `entry` and all files that it reaches. `package` is the package of `entry`, if any."""
         rest, seen = [(entry, package, ImportOdds())], {os.path.realpath(entry)}
         while rest:
             path, package, odds = rest.pop(0)
@@ -237,7 +236,7 @@ class ImportFollower:
     def _resolve_module(
         self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds
     ) -> tuple[importlib.machinery.ModuleSpec | None, list[tuple[str, str]]]:
-        """Return the spec (None if missing or not of this tree) and the tree's files that the import executes."""
+        """Return the module's spec (None if it is missing or outside the tree) and the tree's files that it runs."""
         found: list[tuple[str, str]] = []
         path, spec = None, None
         parts = name.split(".")
@@ -259,7 +258,7 @@ class ImportFollower:
         return spec, found
 
     def _report_missing(self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds) -> None:
-        """Raise ReleaseFault for a missing module, but not if the code expects that or may change sys.path."""
+        """Raise ReleaseFault for a missing module, unless the code may do without it or may change sys.path."""
         if not self.strict or odds.excused or ("." not in name and (self.moves_path or not odds.certain)):
             return
         raise ReleaseFault(f"{self.show_path(source.path)}, line {wanted.line}: there is no module {name}")

@@ -95,8 +95,8 @@ class ArenaTable:
         self._lock = threading.Lock()
 
     def put_arena(self, path: str, arena: Arena, *, aside: bool = False) -> OwnArena:
-        """Make this the rank's arena, in place of any other. Pins of the old arena stay valid until they are released.
-        With `aside`, the arena is used only to restore from."""
+        """Make this the arena of its rank, instead of an older one, whose pins stay valid until they are released. With
+        `aside`, the arena only serves restores and replaces no other."""
         with self._lock:
             self._count += 1
             own = OwnArena(path=path, arena=arena, number=self._count)

@@ -51,7 +51,7 @@ class CheckpointWriter:
         self.owned = storage_owner.OwnedStorages()
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
-        """Begin a generation and forget the last one's requests. The step `wanted` becomes a checkpoint as well."""
+        """Begin a generation; drop requests of the previous generation. Step `wanted` becomes a checkpoint as well."""
         self.author, self.doubts, self.wanted = author, doubts, wanted
         self.unmarked = bool(doubts)
         for lane in self._lanes.values():
@@ -78,7 +78,7 @@ class CheckpointWriter:
 
     @property
     def is_held_up(self) -> bool:
-        """Return whether a write to any storage is still under way, even one that was given up."""
+        """Return whether a write to any storage has not ended, even if the write was given up."""
         return any(lane.is_held_up for lane in self._lanes.values())
 
     def is_published(self, rank: int, step: int) -> bool | None:
@@ -208,7 +208,7 @@ class CheckpointWriter:
                 lane.give_up()
 
     def last_write(self, rank: int, pinned: SnapshotPin, begun_s: float, *, doubted: bool) -> "PartWrite | None":
-        """Return the rank's write for a final checkpoint; None if the rank has no storage or has another layout now."""
+        """Return the write of the rank's part of a final checkpoint; None without storage or with another layout."""
         want = self._latest.get(rank)
         if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
             return None

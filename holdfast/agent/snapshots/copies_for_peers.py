@@ -1,4 +1,4 @@
-"""Copies that this node keeps of other nodes' snapshots, and answers to keepers that fetch a lost rank's state.
+"""Keeps copies of other nodes' snapshots, and hands states to keepers that fetch them for lost ranks.
 
 Connections from other keepers are served in threads, so a lock guards the copies.
 """
@@ -217,7 +217,7 @@ class PeerCopies:
         return None
 
     def _compact_ranges(self, ask: PeerRequest) -> tuple[tuple[int, int], ...]:
-        """Convert ranges of an image to ranges of a copy, which has only the rank's share; () if one lies outside."""
+        """Convert ranges of an image to ranges of a copy, which is the rank's share; () if a range is not in it."""
         plan = self._plans.get(ask.rank, ask.layout)
         found, before = [], 0
         for part in plan.owned_ranges() if plan else ():

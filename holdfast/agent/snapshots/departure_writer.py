@@ -137,7 +137,7 @@ class FinalWriter:
         return max(parts, stored)
 
     async def _await_writes(self, rank: int, last: FinalState, left_s: float) -> None:
-        """Wait for the rank's writes. Give up those that are slow, or of a step later than the final one."""
+        """Wait for the rank's writes. Give up all of them if they are slow, or if one is of a step after the final."""
         until = self._clock.monotonic() + left_s * _OLDER
         while steps := [step for writer, step in self._persisting.under_way if writer == rank]:
             if max(steps) > last.step or self._clock.monotonic() > until:

@@ -1,4 +1,4 @@
-"""Finds the address at which other nodes reach this one, and the keys by which keepers prove themselves."""
+"""Finds the address at which other nodes reach this node, and the keys by which keepers prove who they are."""
 
 import socket
 import urllib.parse

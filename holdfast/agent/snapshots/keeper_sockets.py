@@ -46,7 +46,7 @@ class KeeperSockets:
 
     @property
     def address(self) -> Address:
-        """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
+        """Where other keepers reach this keeper: host and port, or socket path and 0. Until it listens, ("", 0)."""
         if self._listener is None:
             return ("", 0)
         return (self._host, self._listener.getsockname()[1]) if self._guard else (str(self._links_path), 0)

@@ -63,7 +63,7 @@ class ParityCopies:
             self._news.notify_all()
 
     def pin_floor(self, floor: int) -> list[str]:
-        """Pin the parities of the floor. Forget idle arenas without that step; return their names, to be freed."""
+        """Pin the parities of step `floor`. Forget idle arenas that have none, and return the arenas' names to free."""
         with self._lock:
             left = []
             for ranks, (pair, backup) in list(self._kept.items()):
@@ -140,7 +140,7 @@ class ParityCopies:
             return self._half_target(backup, ask, shape)
 
     def _await_partner(self, ask: PeerRequest, ranks: Ranks, other: int) -> str:
-        """Wait until the pair's other rank has sent its layout, and return that; empty if it does not come in time."""
+        """Note this rank's layout; wait for that of the pair's other rank and return it, empty if it does not come."""
         with self._news:
             if ask.generation == self._generation:
                 self._met.setdefault(ranks, {})[ask.rank] = ask.layout

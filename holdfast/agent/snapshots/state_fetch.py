@@ -38,7 +38,7 @@ class StateFetch:
         return ", ".join(dict.fromkeys(nodes))
 
     def _fetch_share(self, plan: ImageLayout, owner: int, image: memoryview) -> list[str]:
-        """Fetch the part of the image that `owner` owns, from one copy or two parities; return the source nodes."""
+        """Fetch the part of the image that `owner` owns: one copy, or two halves by parity. Return the source nodes."""
         holders = self._copies_of(owner)
 
         def theirs(kept: CopySummary) -> ImageLayout:
@@ -58,7 +58,7 @@ class StateFetch:
         return nodes
 
     def _decode_half(self, kept: CopySummary, theirs: ImageLayout, plan: ImageLayout, image: memoryview) -> list[str]:
-        """Decode one half of an owner's share from a parity and the other rank's state; return both source nodes."""
+        """Decode one half of a rank's share from a parity and the paired rank's state; return the nodes of both."""
 
         def with_other(other: CopySummary) -> list[str]:
             laid = ParityDecoder(self._source_for(kept), self._source_for(other), theirs, self._layout_from(other))

@@ -57,7 +57,7 @@ def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRo
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes that can be taken without harm: the least that the machine or any of our cgroups has left."""
+    """Return the bytes of memory that can be taken without harm: what the machine and each of our cgroups has left."""
     meminfo = _read_fields(root / "proc/meminfo")
     return max(0, min([1024 * meminfo["MemAvailable:"], *(left for left, _ in _cgroups_left(root))]))
 
@@ -84,7 +84,7 @@ def _cgroups_left(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_folders(root: Path, mount: str, path: str) -> Iterator[Path]:
-    """Yield the folders of the cgroup and of all above it; in a container, some of these do not exist."""
+    """Yield the folders of the cgroup and its ancestors. In a container, some of these folders do not exist."""
     top = root / mount
     folder = top / path.lstrip("/")
     yield folder

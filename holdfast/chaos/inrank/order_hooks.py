@@ -105,7 +105,7 @@ class OrderHooks:
         self._keep_hook(register_module_forward_hook(hook))
 
     def _arm_reductions(self, order: RankOrder, step: int) -> None:
-        """Flip bits in the next reduction. DDP reduces in C++ and needs a comm hook; Python collectives are wrapped."""
+        """Flip bits in the next reduction: by a comm hook in DDP, which reduces in C++, else by wrapped functions."""
 
         def find(module: torch.nn.Module, _args: Any) -> None:
             if isinstance(module, torch.nn.parallel.DistributedDataParallel) and not self._reduced:

@@ -173,7 +173,7 @@ class CellStage:
         return max((window.stop for window in self._windows.values()), default=0)
 
     def compare_states(self, came: dict[str, CellOutcome], calm: Path) -> dict[str, CellOutcome]:
-        """Add to each outcome how many of its steps' states differ from those of the undisturbed run."""
+        """Add to each outcome how many states in its cell's steps differ from those of the undisturbed run."""
         wanted = {rank: trace.read() for rank, trace in job_checks.open_traces(calm, RANKS).items()}
         judged = dict(came)
         for cell, window in self._windows.items():
@@ -248,7 +248,7 @@ def _status_text(status: ObservedStatus | None) -> str:
 
 
 def _is_seen_by_loss(result: FaultResult) -> bool:
-    """Return whether the loss revealed the fault. All ranks share it, so it does not show which node is faulty."""
+    """Return whether the loss revealed the fault. All ranks have the same loss, so it does not show the faulty node."""
     return any(told.kind == "loss" for told in result.alarms)
 
 
