@@ -225,7 +225,7 @@ class HealthMonitor:
         return self.logs.read
 
     def _is_worth_splitting(self, text: bytes) -> bool:
-        """Return whether to split this piece of a log into lines: one may match a rule or the catalog, or be
+        """Return whether to split this piece of a log: a line of it may match a rule or the catalog, or be
         Megatron's."""
         if self._spec.settings.rules.rule or megatron_progress.SIGN in text:
             return True

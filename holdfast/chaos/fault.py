@@ -4,8 +4,7 @@ import msgspec
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One requested fault. Targets that it leaves open are drawn at random. `docs/CHAOS.md` lists each kind's
-    fields."""
+    """One requested fault; targets left open are drawn at random. `docs/CHAOS.md` lists the fields of each kind."""
 
     kind: str
     rank: int | None = None

@@ -16,8 +16,8 @@ class ControllerClock:
         self.offset_s = clock.wall() - clock.monotonic()  # what to add to an instant of the steady clock
 
     def on_welcome(self, at: float, ahead_s: float | None = None) -> None:
-        """Set the offset to `ahead_s` if the controller runs on this machine; else estimate it from the controller's
-        time `at`."""
+        """Set the offset to `ahead_s` on the controller's own machine; else estimate it from the controller's time
+        `at`."""
         self.is_exact = self._same_machine and ahead_s is not None
         self.offset_s = ahead_s if ahead_s is not None and self._same_machine else at - self._clock.monotonic()
         self.known = True

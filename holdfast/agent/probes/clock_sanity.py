@@ -47,8 +47,7 @@ def _drift_faults() -> Iterator[str]:
 
 
 def _both() -> tuple[float, float, float]:
-    """Return the raw clock, the monotonic clock and the seconds between reading them, of the quickest of
-    several tries."""
+    """Return the raw clock, the monotonic clock and the seconds between their readings, from the quickest try."""
     found = []
     for _ in range(_TRIES):
         before, raw = time.monotonic(), time.clock_gettime(time.CLOCK_MONOTONIC_RAW)

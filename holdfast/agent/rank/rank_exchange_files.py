@@ -1,5 +1,5 @@
-"""Files by which an agent and its ranks exchange longer texts, and files with the ranks' pids. The texts: the mesh, the
-job's figures, trackers, where losses are read, and whether the script can be replayed."""
+"""Files by which an agent and its ranks exchange longer texts, and files with the ranks' pids. Such texts are the mesh,
+the job's figures, trackers, where losses are read, and whether the script can be replayed."""
 
 import contextlib
 from pathlib import Path
@@ -39,7 +39,7 @@ def read_replayable(folder: Path) -> str:
 
 
 def read_loss_source(folder: Path) -> str:
-    """Return where holdfast reads the losses, as a rank wrote it; "" if the script reports them or nothing does."""
+    """Return where a rank says that its losses are read from; "" if no rank says so, as when scripts report losses."""
     return _read_text(folder / progress_environment.LOSS_SOURCE)
 
 

@@ -389,8 +389,8 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """End ranks of generations up to `up_to` that do not park within `park_s` (no wait for hung ranks in
-        `standing`): by SIGTERM and, after `grace_s`, by SIGKILL. Return in words which processes still live."""
+        """End ranks of generations up to `up_to` by SIGTERM and, `grace_s` later, by SIGKILL. Spare those that park
+        within `park_s`; do not wait for the hung ones in `standing`. Return in words which processes still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
         if park_s <= 0:

@@ -1,4 +1,4 @@
-"""Brings files that ranks write in a staged tree to the user's tree at once, so that they outlive the machine."""
+"""Brings files from a staged tree to the user's tree while ranks run, so that the files outlive the machine."""
 
 import asyncio
 import contextlib
@@ -58,8 +58,8 @@ class Homecoming:
         self._turn = asyncio.Lock()
 
     async def run(self, copy: Callable[[], Path | None], say: Callable[[str], None]) -> None:
-        """Bring files from the tree that `copy` returns until this is cancelled. If several nodes share a staged tree,
-        only one node's agent brings files."""
+        """Until this is cancelled, bring files from the staged tree that `copy` returns. If several nodes share the
+        tree, only one node's agent does this."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -205,7 +205,7 @@ class Homecoming:
     def _withdraw_removed(self, made: dict[str, Look], index: TreeIndex, now: float) -> None:
         """Remove from the user's tree what a script has removed, such as old checkpoints.
 
-        A file stays if somebody has changed it since we brought it, or if the script has just renamed its own file.
+        A file stays if somebody has changed it since we brought it, or if the script has only renamed its own file.
         Nothing is removed if a file of the release itself is missing: somebody may be deleting the staged tree.
         """
         self._gone = {path: self._gone.get(path, now) for path in self._brought if path not in made}

@@ -149,7 +149,7 @@ class ReleaseStager:
         return await self.ensure_staged(release)
 
     def _stands(self, release: Release) -> bool:
-        """Return whether the user's own tree equals the release and serves as it, since no copy has been made."""
+        """Return whether the user's own tree stands in for the release: it is equal, and no copy has been made."""
         if not tree_archive.DIGEST.fullmatch(release.digest):
             return False
         at = self._kept.copy_of(release.digest)
@@ -189,7 +189,7 @@ class ReleaseStager:
         return "; ".join(error for error in errors if error)
 
     def _look_ahead(self, releases: list[Release]) -> None:
-        """Compare the user's trees with these releases in advance, so that a launch does not wait for it."""
+        """Compare the user's trees with these releases in advance, so that a launch need not wait for comparisons."""
         for release in releases:
             at = self._kept.copy_of(release.digest)
             index = release_tree_overlay.read_index(at) if release.digest else None

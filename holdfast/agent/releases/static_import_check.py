@@ -236,7 +236,7 @@ class ImportFollower:
     def _resolve_module(
         self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds
     ) -> tuple[importlib.machinery.ModuleSpec | None, list[tuple[str, str]]]:
-        """Return the module's spec (None if it is missing or outside the tree) and the tree's files that it runs."""
+        """Return the module's spec (None if missing or outside the tree) and the tree's files that its import runs."""
         found: list[tuple[str, str]] = []
         path, spec = None, None
         parts = name.split(".")

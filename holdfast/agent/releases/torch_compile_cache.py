@@ -33,8 +33,7 @@ class _CachedFile(NamedTuple):
 
 
 class CompiledCode:
-    """Archives the compile cache on the controller's host. Other hosts unpack the archive as long as they had
-    no ranks."""
+    """Archives the compile cache on the controller's host. Hosts that have had no ranks yet unpack the archive."""
 
     def __init__(
         self, node: NodeSpec, dialing: ControllerDialer, has_ranks: Callable[[], bool], say: Callable[[str], None]

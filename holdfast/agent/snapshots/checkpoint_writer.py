@@ -65,7 +65,7 @@ class CheckpointWriter:
         self.stored, self.missed_checkpoint = -1, None
 
     def note_request(self, want: ArenaRequest) -> None:
-        """Remember a rank's request, which says where to write final states. It stays after the rank's generation."""
+        """Remember a rank's request, which says where to write final states, for longer than the rank's generation."""
         self._latest[want.rank] = want
 
     def on_want(self, want: ArenaRequest) -> None:
@@ -95,7 +95,7 @@ class CheckpointWriter:
         return told == str(True) if told else None
 
     def is_forsaken(self, rank: int, step: int) -> bool:
-        """Return whether rank 0 is done with this step or gave it up, so will not publish it; False if unknown."""
+        """Return whether rank 0 will publish this step no more, because it gave up or is done; False if unknown."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:
@@ -208,7 +208,7 @@ class CheckpointWriter:
                 lane.give_up()
 
     def last_write(self, rank: int, pinned: SnapshotPin, begun_s: float, *, doubted: bool) -> "PartWrite | None":
-        """Return the write of the rank's part of a final checkpoint; None without storage or with another layout."""
+        """Return the write of a rank's part of a final checkpoint; None if the rank has no storage or a new layout."""
         want = self._latest.get(rank)
         if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
             return None
@@ -219,7 +219,7 @@ class CheckpointWriter:
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
         """Print a message when writing to a storage begins to fail, when the number of missed checkpoints has doubled,
-        and when writing succeeds again. Single failures print nothing."""
+        and when writing succeeds again. Other failures are only logged."""
         _log.info("rank %d: %s", rank, outcome.detail)
         step, more, missed = self._trouble.get(url, (-1, 0, 0))
         if not outcome.ok:

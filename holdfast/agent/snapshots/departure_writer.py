@@ -137,7 +137,7 @@ class FinalWriter:
         return max(parts, stored)
 
     async def _await_writes(self, rank: int, last: FinalState, left_s: float) -> None:
-        """Wait for the rank's writes. Give up all of them if they are slow, or if one is of a step after the final."""
+        """Wait for the rank's writes. Give up all of them if they are slow, or if one is later than the final step."""
         until = self._clock.monotonic() + left_s * _OLDER
         while steps := [step for writer, step in self._persisting.under_way if writer == rank]:
             if max(steps) > last.step or self._clock.monotonic() > until:

@@ -420,8 +420,7 @@ class Keeper:
             await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
-        """Yield work that is due: a first test of the disk, marks for checkpoints in doubt, and checkpoints to
-        write."""
+        """Yield due work: a first test of the disk, marks for checkpoints in doubt, and checkpoints to write."""
         if self.disk.unseen and self._arenas.list_arenas():
             yield self.disk.look_at_path()
         if self._persisting.unmarked and 0 in self._launch.ranks and self._persisting.storage_url(0):

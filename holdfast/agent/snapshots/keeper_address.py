@@ -24,7 +24,7 @@ def make_keeper_identity(node: NodeSpec, socket_path: Path) -> KeeperIdentity:
 
 
 def _facing_host(address: str) -> str:
-    """Return this host's own address on the way to the controller, at which other nodes can reach this host."""
+    """Return the address from which this host reaches the controller. Other nodes can reach this host there too."""
     url = urllib.parse.urlsplit(address)
     with socket.socket(socket.AF_INET6 if ":" in (url.hostname or "") else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((url.hostname or "127.0.0.1", url.port or 1))  # sends nothing

@@ -25,8 +25,7 @@ _log = logging.getLogger("holdfast.keeper")
 
 class KeeperSockets:
     def __init__(self, socket_path: Path, run_id: str, keys: KeyFiles | None, host: str) -> None:
-        """`keys` let keepers verify each other, and are None if all are on this host. `host` is this keeper's
-        address."""
+        """`keys` let keepers verify each other; None if all run on this host. `host` is this keeper's address."""
         self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
         self._socket_path = socket_path
         self._host = host

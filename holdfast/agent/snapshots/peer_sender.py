@@ -114,7 +114,7 @@ class PeerSender:
         return self._floor.is_next_ready()
 
     async def send_next(self) -> None:
-        """Send all ranks' snapshots for the next floor at once; retry failed transfers until the floor is cancelled."""
+        """Send all ranks' snapshots for the next floor at once; retry failed transfers until sending is cancelled."""
         self._take_news(SendingBegun())
         if self._floor.sending is None:
             return  # it was let go before its turn came

@@ -14,7 +14,7 @@ _ROOM_S = 5.0  # between tries to write what the disk had no room for
 
 
 class RequestNotes:
-    """Writes down the ranks' arena requests for the next agent. If the disk is full, it is tried again later."""
+    """Writes down ranks' arena requests for the next agent. If the disk is full, requests are written later."""
 
     def __init__(self, notes: KeeperNotes, ports: KeeperPorts) -> None:
         self._notes = notes

@@ -1,6 +1,6 @@
 """Hashes the state that replicas share, from their snapshots. This needs no torch and does not delay the ranks. A
-snapshot is all of one step, while a rank's memory may be half updated. Every n-th step is hashed, the state that a
-generation resumes from, and the next floor. A step at which replicas differ must not become the floor."""
+snapshot is all of one step, while a rank's memory may be half updated. The states to hash are every n-th step, the
+state that a generation resumes from, and the next floor: a step at which replicas differ must not become the floor."""
 
 import asyncio
 import contextlib

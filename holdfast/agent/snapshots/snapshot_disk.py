@@ -43,7 +43,7 @@ _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
 
 
 class PacedPulse(WritePulse):
-    """The pulse of a write that leaves half the disk's time to training: it rests as long as each block has taken."""
+    """The pulse of a write that leaves half the disk to training: it rests after a block as long as the block took."""
 
     def __init__(self, pulse: WritePulse, clock: AgentClock) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ def covering_cells() -> list[MatrixCell]:
 
 
 def uncovered_pairs(cells: Iterable[MatrixCell]) -> set[tuple[str, str]]:
-    """Return pairs of fault, way of training or moment that the full matrix covers, but these cells do not."""
+    """Return the pairs (of fault, way and moment) that cells of the full matrix cover, but these cells do not."""
 
     def pairs(cells: Iterable[MatrixCell]) -> set[tuple[str, str]]:
         return {pair for c in cells for pair in ((c.strike, c.how), (c.strike, c.when), (c.how, c.when))}

@@ -62,7 +62,7 @@ def fitting_rows(rows: list[ExpectedRow], cell: MatrixCell) -> list[ExpectedRow]
 
 
 def closest_row(rows: list[ExpectedRow], cell: MatrixCell) -> ExpectedRow:
-    """Return the most specific row for a cell that has not run yet, which is a row that depends on no alarm."""
+    """Return the most specific row for a cell that has not run yet. Rows that depend on an alarm do not count."""
     return _most_specific([row for row in fitting_rows(rows, cell) if not row.alone])
 
 
