@@ -1,4 +1,5 @@
-"""The holder: parent and subreaper of agent, zygote and ranks. Keeps what must outlive an agent; decides nothing."""
+"""The holder, parent and subreaper of agent, zygote and ranks: it keeps what must outlive an agent, and decides
+nothing."""
 
 import os
 import selectors

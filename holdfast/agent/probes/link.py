@@ -1,6 +1,7 @@
-"""One end of a pair test over the job's own backend. It tests joining, latency, bandwidth, content and lost segments.
-Both ends know the bytes that are sent. The sender also puts a checksum of its buffer into the store, so that an error
-in the sender's memory can be told from an error on the way. The kernel counts lost segments for each connection."""
+"""One end of a pair test over the job's own backend, which tests joining, latency, bandwidth, content and lost
+segments. Both ends know the bytes that are sent. The sender also puts a checksum of its buffer into the store, so that
+an error in the sender's memory can be told from an error on the way. The kernel counts lost segments for each
+connection."""
 
 import argparse
 import ipaddress

@@ -1,4 +1,4 @@
-"""The job that runs the matrix's cells one after another, and the undisturbed run that its states must equal."""
+"""The job that runs the matrix's cells one after another, and the undisturbed run to compare its states with."""
 
 import contextlib
 import hashlib
