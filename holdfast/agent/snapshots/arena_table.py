@@ -142,9 +142,8 @@ class ArenaTable:
         return own.arena.slots if own else 0
 
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
-        """Pin a listed snapshot until `unpin_own`; return False if it is gone. With `spare`, also return False if the
-        rank would keep too few unpinned slots to write to. `late` (copies on peers are late) lowers that number to one.
-        """
+        """Pin a listed snapshot until `unpin_own`; return False if it is gone. With `spare`, also return False if fewer
+        than two of the rank's slots would stay unpinned; one is enough for few slots, or if copies are `late`."""
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None
         if own is None or found is None or (spare and not own.arena.can_pin(late=late)):
