@@ -37,7 +37,7 @@ class ControllerLink(Protocol):
 
 class LinkDialer(Protocol):
     def open_link(self) -> AbstractAsyncContextManager[ControllerLink]:
-        """Open a link to the controller. Raise OSError if the link cannot be opened, or later when it breaks."""
+        """Return a context that opens a link to the controller. OSError is raised if it cannot be opened or breaks."""
 
 
 class AgentNotes(Protocol):
@@ -53,7 +53,7 @@ class AgentNotes(Protocol):
     def write_departure(self, departure: Departure) -> None: ...
     def complete_departure(self, complete: Callable[[Beat], Beat]) -> None: ...
     def mark_alone(self, now: float) -> float:
-        """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""
+        """Note that the controller is gone. Return the time of the first such note, by this agent or an earlier one."""
 
     def clear_alone(self) -> None: ...
 
@@ -91,7 +91,7 @@ class NodeRanks(Protocol):
         """Return why ranks start as new processes instead of forks of a zygote; "" if they are forked."""
 
     async def listen(self, listed: asyncio.Event) -> None:
-        """Receive the holder's messages for as long as it lives; set `listed` once it has listed ranks and arenas."""
+        """Receive the holder's messages until it ends. Set `listed` once the holder has listed ranks and arenas."""
 
     @property
     def kept(self) -> int:
@@ -111,20 +111,20 @@ class NodeRanks(Protocol):
         """End everything on this node, this agent included."""
 
     def learn_imports(self, trains: bool) -> None:
-        """Make the zygote preload modules that the script was seen to import, so that the next ranks start sooner."""
+        """Have the zygote preload modules that the script has imported, so that the next ranks start sooner."""
 
     def keep_spares(self, trains: bool) -> None:
         """Begin a spare rank for a rank that has none, if the settings say that each rank has one."""
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Note modules that the script imported on another node; the zygote preloads them while no rank runs here."""
+        """Note modules that the script imported on other nodes, to be preloaded while no rank runs here."""
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
         """Return the script's modules that the zygote has preloaded, once a rank is known to start well with them."""
 
     def read_notes(self) -> dict[str, Any]:
-        """Return the fields of a beat that come from notes of ranks: mesh, replayable, trackers."""
+        """Return the fields of a beat that notes of ranks fill: `mesh`, `replayable` and `trackers`."""
 
     def read_loss_source(self) -> str: ...
 
@@ -159,7 +159,7 @@ class SnapshotKeeper(Protocol):
         """Set the run whose states on this host's disk may be restored, and list those states."""
 
     async def leave_job(self, errand: Leave) -> None:
-        """Write the final states before the node leaves, as far as time allows; remove states that nobody needs."""
+        """Before the node leaves, write the final states if time allows, and remove unneeded states from its disk."""
 
 
 class NodeStaging(Protocol):
@@ -195,7 +195,7 @@ class HealthSigns(Protocol):
 
     @property
     def links_read(self) -> bool:
-        """Return whether the host's links were read: by this agent once, or by another node. True if there are none."""
+        """Return whether this agent or another node has read the host's links; True if the host has none."""
 
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""

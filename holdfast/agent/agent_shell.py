@@ -126,7 +126,7 @@ class Agent:
             await self._keep_link()
 
     def _step(self, news: News) -> None:
-        """Step the state machine with the present time and this news, and perform the deeds that it returns."""
+        """Pass this news and the present time to the state machine, and carry out the actions that it returns."""
         self._perform_deeds(self.life.step(self.clock.monotonic(), news))
 
     # --- state that outlives an agent --------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Agent:
         self._queue_packet(self._make_hello())
 
     async def _stage_releases(self, run: str, releases: tuple[Release, ...]) -> None:
-        """Stage these releases, retrying until all are here. Then send another hello: the node is ready now."""
+        """Stage these releases, retrying until all are here. Then send a new hello: the node is now ready."""
         await self.keeper.use_run(run)  # that hello tells of states on disk
         told = ""
         while error := await self.staging.stage_all(releases):
@@ -380,8 +380,8 @@ class Agent:
             self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), **told)))
 
     def _summarize_ranks(self) -> Beat:
-        """Return the node's beat, with the step of its slowest rank. If a rank has not reported any step, the beat's
-        step is -1 until another rank has made LEAD steps; from then on, ranks without a step are left out."""
+        """Return the node's beat, with the step of its slowest rank. If a rank has no step yet, the beat's step is -1.
+        Ranks without a step are left out once another rank has made LEAD steps."""
         generation, source = self.life.generation, self.ranks.read_loss_source() or self.losses.source
         ended = {key for key, rank in self.ranks.held.items() if rank.code is not None}
         told = [show_first_step(r, ended=key in ended) for key, r in self._read_slots().items()]
@@ -435,7 +435,7 @@ class Agent:
         self.tracer.watch_ranks(self.ranks.held.values())
 
     def _tell_imports(self) -> None:
-        """Send the controller the script's modules that the zygote has preloaded. Only the node of rank 0 does this."""
+        """If rank 0 runs here, tell the controller which modules of the script the zygote has preloaded."""
         found, generation = self.ranks.proven_imports, self.life.generation
         if found != self._told_imports and RankKey(generation, 0) in self.ranks.held and self.controller_clock.known:
             self._told_imports = found

@@ -103,7 +103,7 @@ def _assemble_parts(
 
 
 async def _heed_interrupt(on_leave_request: Callable[[], None]) -> None:
-    """From now on, let SIGINT make the node leave. Before this, the agent was not ready, and SIGINT ended it."""
+    """From now on, let SIGINT make the node leave. An agent that is not ready yet is ended by SIGINT."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, on_leave_request)
 
 

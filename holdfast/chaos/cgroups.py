@@ -32,8 +32,8 @@ class Cgroup:
 
 
 def make_cgroup(controller: str, pid: int) -> Cgroup:
-    """Make an empty cgroup, without moving the process yet. With v2 it is a sibling of the process's own cgroup, with
-    v1 a child."""
+    """Make an empty cgroup for a process, which stays where it is. With v2 the new cgroup is a sibling of the process's
+    present cgroup, with v1 a child."""
     back, v2 = _find_cgroup(controller, pid)
     # In v2 a cgroup with processes in it cannot have children with controllers, so ours stands beside it.
     parent = back.parent if v2 else back

@@ -78,8 +78,7 @@ class ObservedStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobObserver:
-    """Observes one job. In a lab, `hosts` is the folder of all run directories, and `space` the controller's
-    network."""
+    """Observes one job. In a lab, `hosts` is the folder of all run directories, `space` the controller's network."""
 
     def __init__(self, run_dir: Path, hosts: Path | None = None, space: int | None = None) -> None:
         self.run_dir = run_dir

@@ -31,7 +31,7 @@ def enter_namespace(space: int, kind: int) -> None:
 
 @contextlib.contextmanager
 def in_network(space: int | None) -> Iterator[None]:
-    """Keep this thread in a network namespace for the duration of the block; do nothing if `space` is None."""
+    """Run the block with this thread in the network namespace `space`; None stands for its present namespace."""
     if space is None:
         yield
         return
@@ -75,7 +75,7 @@ def is_small_disk(pid: int, path: str) -> bool:
 
 
 def run_inside(pid: int, deed: Callable[[], object]) -> None:
-    """Run a function in a forked child, in the mount namespace of process `pid`; raises the child's OSError."""
+    """Run `deed` in a forked child in the mount namespace of process `pid`; if it raises OSError, raise the same."""
     child = os.fork()
     if child == 0:
         code = 0

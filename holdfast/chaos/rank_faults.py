@@ -22,7 +22,7 @@ _SHARED = (
 
 
 def order_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Leave an order for a rank and wait until the rank obeys. An order with a random chance is not waited for."""
+    """Leave an order for a rank. Wait until the rank obeys, unless chance decides in which step it does."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     node = status.node_of(rank)
@@ -105,8 +105,8 @@ def _filled_fields(fault: InjectedFault, order: RankOrder) -> dict[str, object]:
 def _expected_alarms(
     scene: InjectionScene, node: str, rank: int, order: RankOrder
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the alarms that the order's flipped bits should raise, or None for the usual ones of the fault's kind. If
-    no alarm should follow, also return why; else ""."""
+    """Return the alarms that the order's flipped bits should raise; None stands for those that the fault's kind usually
+    raises. Also return why no alarm should follow, or "" if one should."""
     if order.deed != "bits" or order.bits == "nan":
         return None, ""
     if order.place not in _REPLICATED:

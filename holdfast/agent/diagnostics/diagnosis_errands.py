@@ -36,7 +36,7 @@ class DiagnosisResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeDiagnosis:
-    """Runs one diagnosis at a time. The next errand cancels it; an errand that only stages a release does not."""
+    """Runs one diagnosis at a time. Any later errand cancels the diagnosis, unless it only stages a release."""
 
     def __init__(
         self, node: NodeSpec, node_dir: Path, environment: Environment, entry: Callable[[Release], EntryPoint]
@@ -92,7 +92,7 @@ class NodeDiagnosis:
         return tuple(found)
 
     async def _run_pair_test(self, errand: PairTestHere) -> Findings:
-        """Run the test over one rail after another, each in a new process, as NCCL reads its settings only once."""
+        """Run the pair test over each rail in turn, in new processes, because a process's NCCL settings are fixed."""
         found: list[Finding] = []
         for number, rail in enumerate(errand.rails or ("",)):
             name = f"{errand.meeting.name}-{number}" if rail else errand.meeting.name

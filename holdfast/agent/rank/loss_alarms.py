@@ -59,7 +59,7 @@ class LossReports:
     def read_losses(self, slots: RankSlots, offset_s: float) -> Iterator[Alarm | Loss]:
         """Yield new losses and alarms from the slots; `offset_s` converts their times to the controller's time.
 
-        The rank whose loss went wrong first comes first, as the next all-reduce spreads its bad values to the others.
+        Ranks with bad losses come in the order in which their losses went bad, as all-reduces spread bad values.
         """
         readings = slots.read_slots()
         spoilt = [r for _, r in readings if r.lasting_bad_step >= 0]
@@ -78,7 +78,7 @@ class LossReports:
             yield from differing
 
     def _tell_single(self, told: Loss) -> Iterator[Alarm]:
-        """Yield, once per generation, the alarm for a non-finite loss that was followed by a finite one."""
+        """Yield an alarm, once per generation, about a loss that was not finite though later losses were."""
         if told.generation > self._single:
             self._single = told.generation
             alarm = nonfinite_loss.single_alarm_of(told)
@@ -118,7 +118,7 @@ class LossReports:
             self._compare_redone(told, None)
 
     def _judge_logged_loss(self, told: StepValues, loss: float) -> Iterator[Alarm | Loss]:
-        """Yield each non-finite loss except the first of a row; after a single one, yield an alarm at a finite loss."""
+        """Yield each non-finite loss that follows another; if a finite loss follows a single one, yield an alarm."""
         owner = (told.generation, told.rank)
         first, count = self._logged_bad.pop(owner, (told.step, 0))
         bad = Loss(node=self._node, generation=told.generation, rank=told.rank, step=first, loss=loss, at=told.at)
@@ -162,7 +162,8 @@ class LossReports:
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Note a match of this rule. Return whether it is the first in `window` steps (OWN_TIMES: on this rank)."""
+        """Return whether this is the rule's first match in `window` steps; record the match. Each rank's matches of
+        OWN_TIMES, a rule about a rank's own gradient norm, are counted apart."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window
@@ -170,5 +171,5 @@ class LossReports:
 
 
 def _step_origin(reading: SlotReading) -> int:
-    """Return what to add to this rank's step numbers to get the script's own; -1 if unknown."""
+    """Return by how much the script's step numbers exceed this rank's; -1 if this is unknown."""
     return reading.origin if reading.counted else 0

@@ -1,4 +1,4 @@
-"""The environment variables that a rank gets from its launch: torchrun's, and those of our client."""
+"""The environment variables that a rank gets from its launch: torchrun's, and those for holdfast's client."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, NodeSpec
 
 
 def rank_variables(spec: NodeSpec, errand: LaunchHere, local: int, slots: str, keeper: Path) -> dict[str, str]:
-    """Return torchrun's variables, and those by which our client finds its keeper, slot and flight log."""
+    """Return torchrun's variables, and those that tell holdfast's client its keeper, slot and flight log."""
     seat, world = errand.seat, errand.world_size
     values: dict[str, object] = {
         "RANK": seat.first_rank + local,

@@ -1,5 +1,5 @@
-"""Files by which an agent and its ranks exchange longer texts (mesh, replayable, source of losses, trackers, the job's
-figures), and files with the ranks' pids."""
+"""Files by which an agent and its ranks exchange longer texts, and files with the ranks' pids. Such texts are the mesh,
+the job's figures, trackers, where losses are read, and whether the script can be replayed."""
 
 import contextlib
 from pathlib import Path
@@ -16,7 +16,7 @@ _NOTE_BYTES = 200  # of a file in which a rank says where its losses are read fr
 
 
 def read_notes(mesh: Path) -> dict[str, Any]:
-    """Return the fields of a beat that come from notes of ranks. The other notes lie beside the file `mesh`."""
+    """Return the fields of a beat that notes of ranks fill: the file `mesh` and files beside it."""
     told = {"replayable": read_replayable(mesh.parent), "trackers": read_trackers(mesh.parent)}
     return {"mesh": read_mesh(mesh), **told}
 
@@ -39,7 +39,7 @@ def read_replayable(folder: Path) -> str:
 
 
 def read_loss_source(folder: Path) -> str:
-    """Return where a rank's losses are read from; "" if from nowhere, or if the script reports them itself."""
+    """Return where a rank says that its losses are read from; "" if no rank says so, as when scripts report losses."""
     return _read_text(folder / progress_environment.LOSS_SOURCE)
 
 

@@ -1,4 +1,4 @@
-"""Chooses what a node's zygote imports: few modules before the first launch, later all that the script imports."""
+"""Chooses the modules that a node's zygote imports: few before the first launch, later all that the script imports."""
 
 import asyncio
 import contextlib
@@ -39,17 +39,17 @@ class ZygotePreload:
         self._made.set()
 
     def first_preload(self) -> PreloadZygote:
-        """Return the first zygote's preload: a short list, as ranks wait for it, plus modules already imported here."""
+        """Return the first zygote's preload: few modules, as ranks wait for it, plus those already imported here."""
         self._asked = (*self._entry.preload, *(name for name in self._entry.later if name in sys.modules))
         return PreloadZygote(modules=self._asked, env=self._environment({}))
 
     def adopt_modules(self, modules: tuple[str, ...]) -> None:
-        """Take over the modules that an earlier agent asked for."""
+        """Take over the list of modules that an earlier agent had the zygote import."""
         own = {*self._entry.preload, *self._entry.later}
         self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
 
     def preload_for(self, env: dict[str, str], key: str) -> PreloadZygote:
-        """Return the request for a new zygote in this environment; forks of the old zygote have the old environment."""
+        """Return the request for a new zygote with this environment. Ranks get the environment of their zygote."""
         return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
     def on_warm(self, proven: tuple[str, ...]) -> None:
@@ -70,13 +70,13 @@ class ZygotePreload:
         self._made.set()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
-        """Return the request for a new zygote that also has the script's imports up to its first step. Return None if
-        nothing is missing or a zygote is being made. Also return None while training ranks have yet to write their
+        """Return the request for a new zygote with more of the modules that the script imports up to its first step.
+        Return None if the zygote has them all, if a new one is being made, or if training ranks have yet to list their
         imports.
 
-        A node without ranks, such as a standby, uses the imports that other nodes reported. The entry's `later` modules
-        need processor time that starting ranks would lack. So they wait until ranks train (`trains`) or, on a node
-        without ranks, until the node has been idle for a while.
+        `held` says whether ranks run here. If not, as on a standby, the imports that other nodes reported are used.
+        Some modules (the entry point's `later`) would slow ranks that start. So they wait until ranks train (`trains`)
+        or, on a node without ranks, until the node has been idle for a while.
         """
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S
@@ -90,7 +90,7 @@ class ZygotePreload:
         return self._make_preload(modules, self._environment(json.loads(key) if key else {}), key)
 
     def forgo_names(self) -> None:
-        """Stop waiting for the names that ranks write, because the next ranks are about to start."""
+        """Stop waiting for ranks to write down what they imported, because the next ranks are about to start."""
         self._heard = True
 
     def _awaits_names(self) -> bool:

@@ -1,4 +1,4 @@
-"""Writes checkpoints from snapshots in memory: keepers write their ranks' shares, and rank 0's keeper publishes."""
+"""Writes checkpoints from snapshots in memory: each keeper writes its ranks' parts, rank 0's keeper publishes all."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ class CheckpointWriter:
         self.owned = storage_owner.OwnedStorages()
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
-        """Begin a generation and forget the last one's requests. The step `wanted` becomes a checkpoint as well."""
+        """Begin a generation; drop requests of the previous generation. Step `wanted` becomes a checkpoint as well."""
         self.author, self.doubts, self.wanted = author, doubts, wanted
         self.unmarked = bool(doubts)
         for lane in self._lanes.values():
@@ -65,7 +65,7 @@ class CheckpointWriter:
         self.stored, self.missed_checkpoint = -1, None
 
     def note_request(self, want: ArenaRequest) -> None:
-        """Remember where to write a rank's final states, even if the rank's generation is over."""
+        """Remember a rank's request, which says where to write final states, for longer than the rank's generation."""
         self._latest[want.rank] = want
 
     def on_want(self, want: ArenaRequest) -> None:
@@ -78,7 +78,7 @@ class CheckpointWriter:
 
     @property
     def is_held_up(self) -> bool:
-        """Return whether a write to any storage is still under way, even one that was given up."""
+        """Return whether a write to any storage has not ended, even if the write was given up."""
         return any(lane.is_held_up for lane in self._lanes.values())
 
     def is_published(self, rank: int, step: int) -> bool | None:
@@ -95,7 +95,7 @@ class CheckpointWriter:
         return told == str(True) if told else None
 
     def is_forsaken(self, rank: int, step: int) -> bool:
-        """Return whether rank 0 will not publish this step (again): it gave up, or is done. False if unknown."""
+        """Return whether rank 0 will publish this step no more, because it gave up or is done; False if unknown."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:
@@ -128,11 +128,11 @@ class CheckpointWriter:
             await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:
-        """Note for every rank that an earlier agent may have left some unknown step unwritten."""
+        """Record for every rank that its part of some checkpoint may be missing, because an earlier agent has ended."""
         self._unwritten.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
-        """Return whether to checkpoint this snapshot: at every n-th step, on a rank's flag, or at the wanted step."""
+        """Return whether to checkpoint this snapshot: it is an n-th step, the wanted step, or flagged by its rank."""
         want = self._wants.get(rank)
         if want is None or want.storage is None or sealed.step <= self._taken_on.get(rank, -1):
             return False
@@ -197,18 +197,18 @@ class CheckpointWriter:
             self.stored, self.stored_at = step, self._clock.monotonic()
 
     def note_missed(self, rank: int, step: int, why: str) -> None:
-        """Note that a step was not written. Only failures of rank 0 count: it publishes, so it learns of all others."""
+        """Note why a step was not written. Only rank 0 counts: it publishes, so it learns of other ranks' failures."""
         if rank == 0 and (self.missed_checkpoint is None or step >= self.missed_checkpoint.step):
             self.missed_checkpoint = MissedCheckpoint(step=step, why=why)
 
     def give_up(self, rank: int) -> None:
-        """Give up all writes of this rank that are under way."""
+        """Give up all writes of this rank that have begun."""
         for (writer, _), lane in self._lanes.items():
             if writer == rank:
                 lane.give_up()
 
     def last_write(self, rank: int, pinned: SnapshotPin, begun_s: float, *, doubted: bool) -> "PartWrite | None":
-        """Return the rank's write for a final checkpoint; None if the rank has no storage or has another layout now."""
+        """Return the write of a rank's part of a final checkpoint; None if the rank has no storage or a new layout."""
         want = self._latest.get(rank)
         if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
             return None
@@ -218,8 +218,8 @@ class CheckpointWriter:
         return PartWrite(self, want, pinned, begun_s, checked=True, doubted=doubted)
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
-        """Print a message when trouble with a storage begins, each time that the number of missed checkpoints has
-        doubled, and when it ends. So there is no message for each rank and step."""
+        """Print a message when writing to a storage begins to fail, when the number of missed checkpoints has doubled,
+        and when writing succeeds again. Other failures are only logged."""
         _log.info("rank %d: %s", rank, outcome.detail)
         step, more, missed = self._trouble.get(url, (-1, 0, 0))
         if not outcome.ok:
@@ -269,7 +269,7 @@ class PartWrite:
         return self.want.storage.url if self.want.storage else ""
 
     def write_and_publish(self, pulse: WritePulse) -> str:
-        """Write the part; rank 0 also waits for all parts, publishes, and returns the checkpoint's URL (others "")."""
+        """Write the part. On rank 0, wait for all parts, publish, and return the checkpoint's URL; else return ""."""
         want = self.want
         assert want.storage is not None
         base = want.storage.url

@@ -48,7 +48,7 @@ class KeeperLinks(Protocol):
 
     @property
     def address(self) -> Address:
-        """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
+        """Where other keepers reach this keeper: host and port, or socket path and 0. Until it listens, ("", 0)."""
 
     async def serve(self, answer_rank: AnswerRank, shelf: PeerShelf) -> None:
         """Answer ranks and other keepers until this is cancelled."""

@@ -28,7 +28,7 @@ class ArenasAside:
         self._arenas.put_arena(path, arena, aside=bool(world) and arena.world != world)
 
     async def make_memory(self, rank: int, generation: int, size_bytes: int) -> str:
-        """Have memory made for a rank's next arena, in place of its present one; return its path."""
+        """Have the holder make memory for a rank's next arena; return its path. Arenas that were set aside stay."""
         own, name = self._arenas.find_arena(rank), f"rank-{rank}"
         if own is not None:
             name = self._names.get(own.path, name)
@@ -39,7 +39,7 @@ class ArenasAside:
         return path
 
     async def verify_state(self, own: OwnArena, step: int) -> StateGrant | KeeperRefusal:
-        """Verify a snapshot of this step and return where it lies; drop a damaged one, so it is never offered again."""
+        """Return where an undamaged snapshot of this step lies, or a refusal. A damaged one is dropped for good."""
         arena = own.arena
         for one in arena.list_sealed():
             if one.step != step:
@@ -54,7 +54,7 @@ class ArenasAside:
 
     async def find_replica(self, launch: KeeperLaunch, rank: int) -> StateGrant:
         """Return where the whole state lies on this node, or that another rank must send it. Look first in the rank's
-        own arena, then in those that were set aside, starting with the arena that had the same place on this node."""
+        own arena, then in the arenas that were set aside, beginning with the one of the rank's place on the node."""
         own, aside = self._arenas.find_arena(rank), self._arenas.list_aside()
         first, step = launch.ranks.index(rank), launch.restore.step
         for one in (*((own,) if own else ()), *aside[first:], *aside[:first]):

@@ -89,7 +89,7 @@ class PeerSender:
         self._take_news(SlotNeeded())
 
     def is_late(self) -> bool:
-        """Return whether checkpoints have kept the next floor waiting so long that it may pin one more slot."""
+        """Return whether checkpoints have delayed the next floor so long that it may use one more slot of each rank."""
         return self._floor.is_late(self._clock.monotonic())
 
     def newest_shared_step(self) -> int:
@@ -103,18 +103,18 @@ class PeerSender:
         return self._floor.verifies
 
     def next_seqs(self) -> dict[int, int]:
-        """Return, by rank, the sequence number of the pinned snapshot that will be part of the next floor."""
+        """Return the sequence number of each rank's snapshot that is pinned to become the next floor."""
         return self._floor.next_seqs()
 
     def is_next_ready(self) -> bool:
-        """Pin snapshots for the next floor; return whether every rank here has one of the same step."""
+        """Pin snapshots for the next floor, where possible; return whether every rank has one of the same step."""
         if not self._floor.wants_next():
             return False
         self._take_news(SnapshotsListed(sealed=self._snapshots.list_snapshots()))
         return self._floor.is_next_ready()
 
     async def send_next(self) -> None:
-        """Send the next floor of all ranks at once; retry failed transfers until the sending is cancelled."""
+        """Send all ranks' snapshots for the next floor at once; retry failed transfers until sending is cancelled."""
         self._take_news(SendingBegun())
         if self._floor.sending is None:
             return  # it was let go before its turn came

@@ -1,7 +1,7 @@
 """States of this node's ranks on its local disk, which outlive the memory of all nodes.
 
 Each state is a checkpoint of one part: the rank's whole image, its layout, and a manifest with the run, the generation
-and the checksums of all. The folder of a run is readable by its owner alone. Nodes of one host share it.
+and all checksums. Nodes of one host share a run's folder, which only its owner can read.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
 
 
 class PacedPulse(WritePulse):
-    """The pulse of a write that rests after each block for as long as the block took: training gets half the disk."""
+    """The pulse of a write that leaves half the disk to training: it rests after a block as long as the block took."""
 
     def __init__(self, pulse: WritePulse, clock: AgentClock) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class SnapshotDisk:
         self.written = self.tried = self._aimed = self._removed = -1
 
     async def use_run(self, run: str) -> None:
-        """Use only states of this run from now on. They are read once now, so that listing them later is quick."""
+        """From now on, use only states of this run. Read them once now, so that they are listed quickly later."""
         if run != self._author.run:
             self._author = Author(0, run)
         if self.limits.path:
@@ -123,7 +123,7 @@ class SnapshotDisk:
         return ""
 
     def _list_in_time(self) -> list[DiskState]:
-        """Return the states on disk; if that takes over a second, the list read last; while a write hangs, none."""
+        """Return the states on disk. If the disk is slow, return those listed last; if a write hangs, return none."""
         if not self._left and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, name="holdfast-list", daemon=True)
             self._looking.start()
@@ -172,7 +172,7 @@ class SnapshotDisk:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def read_image(self, state: DiskState, into: memoryview) -> None:
-        """Read a state and check every block; remove a damaged one. Raises StorageError."""
+        """Read a state and check every block. Raises StorageError; a damaged state is also removed."""
         try:
             checkpoint_load.read_part(state.url, 0, into)
         except CorruptError as e:
@@ -181,8 +181,8 @@ class SnapshotDisk:
             raise
 
     def open_image(self, rank: int, layout: str, step: int, generation: int) -> memoryview | None:
-        """Return a state's verified image, for a rank of another node; None if it is not here or damaged. Generation 0
-        matches every generation."""
+        """Return the verified image of a state, for a rank of another node. Return None if the state is damaged or not
+        here. Generation 0 stands for any generation."""
         with self._loading:  # several links ask for parts of the same one
             state = self.find_state(rank, layout, step, lambda one: generation in (0, one))
             if state is None:
@@ -200,7 +200,7 @@ class SnapshotDisk:
     # --- writing -----------------------------------------------------------------------------------------------
 
     async def look_at_path(self) -> None:
-        """Test before the first write whether the disk can be written to; say so if it cannot."""
+        """Before the first write, test whether the disk can be written to; print a message if it cannot."""
         self.unseen = False
         why = await asyncio.to_thread(look_in_time, self._explain_path, _STALL_S)
         if why and self.tried < 0:
@@ -215,7 +215,7 @@ class SnapshotDisk:
         return ""
 
     async def follow_aim(self, aim: Aim, ranks: Sequence[int]) -> None:
-        """Write the floor that the aim names to disk, and remove states before step `aim.disk_from`."""
+        """Write the states of step `aim.disk` to disk, and remove states of steps before `aim.disk_from`."""
         if not self.limits.path or aim.generation != self._author.generation:
             return
         self._loaded = None  # the job trains: every rank has its state
@@ -302,11 +302,11 @@ class SnapshotDisk:
     # --- removal -----------------------------------------------------------------------------------------------
 
     def remove_before(self, step: int) -> None:
-        """Remove this run's states before this step: every disk holds enough later ones."""
+        """Remove this run's states of steps before `step`; all nodes' disks have enough newer states."""
         self._remove_states([one for one in self.list_states() if one.step < step])
 
     def remove_given_up(self, launch: KeeperLaunch) -> None:
-        """In a thread, remove states in doubt, and the last generation's states after the step that is resumed from."""
+        """In a thread, remove states in doubt, and the last generation's states after the step to resume from."""
 
         def remove() -> None:
             states = self.list_states()
@@ -322,7 +322,7 @@ class SnapshotDisk:
                 LocalStorage(self.limits.path).remove_folder(self._folder.name)
 
     async def write_final(self, step: int, ranks: Sequence[int], within_s: float) -> None:
-        """Write the final states of these ranks; set `final` to their step if that succeeds within this time."""
+        """Write the final states of these ranks at this step. If this succeeds in time, set `final` to the step."""
         self._leaving = True
         self._lane.give_up()
         if self._hangs:
@@ -343,9 +343,9 @@ class SnapshotDisk:
     async def leave_job(
         self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int, *, answered: bool
     ) -> None:
-        """Remove this run's states from this host's disk. Keep ranks that have a state newer than step `stored`, and
-        the ranks in `spared`, which belong to other nodes. Report which state stays and why: storage lacks it or,
-        without `answered`, may lack it. A state after `not_after` is in doubt."""
+        """Remove this run's states from this host's disk. Keep the states of a rank that has one newer than step
+        `stored`, and of the ranks in `spared`, which belong to other nodes. Report which state stays and why: storage
+        lacks it or, without `answered`, could not be read. A state after step `not_after` is in doubt."""
         self._leaving = True
         self._lane.give_up()
 

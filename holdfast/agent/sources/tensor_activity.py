@@ -12,7 +12,7 @@ _LEAST_S = 1.0  # between the two samples: a shorter time says little
 
 
 class TensorActivity:
-    """Reads the tensor cores of one GPU. All methods, also the constructor, raise NVMLError if the GPU cannot tell."""
+    """Reads the tensor cores of one GPU. All methods, also the constructor, raise NVMLError if NVML has no figure."""
 
     def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float]) -> None:
         self._nvml, self._handle, self._clock = nvml, handle, clock
@@ -24,8 +24,8 @@ class TensorActivity:
         self._last_at, self._percent = clock(), math.nan
 
     def read_percent(self) -> float:
-        """Return the percentage of time that the tensor cores worked since the last reading. If that was only a moment
-        ago, return its result again. Before the first result, raise an NVMLError; a later call succeeds."""
+        """Return the percentage of time that the tensor cores worked since the last reading, or that reading's result
+        if it was only a moment ago. Raise an NVMLError if there is no result yet; a later call succeeds."""
         if self._clock() >= self._last_at + _LEAST_S:
             self._percent = self._compare_samples()
         if math.isnan(self._percent):

@@ -46,7 +46,7 @@ class SnapshotBudget:
 
 
 def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRoom:
-    """Measure this node's memory. Memory that snapshots hold counts as available: it will be granted again."""
+    """Measure this node's memory. Memory that snapshots hold counts as available, because new arenas will reuse it."""
     held_bytes = sum(_held_bytes(pid, root) for pid in _holder_pids(node_dir.parent))
     return MemoryRoom(
         available_bytes=available_bytes(root) + held_bytes,
@@ -57,20 +57,20 @@ def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRo
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes that can be taken without harm: the least that the machine or any of our cgroups has left."""
+    """Return the bytes of memory that can be taken without harm: what the machine and each of our cgroups has left."""
     meminfo = _read_fields(root / "proc/meminfo")
     return max(0, min([1024 * meminfo["MemAvailable:"], *(left for left, _ in _cgroups_left(root))]))
 
 
 def used_part(root: Path = _ROOT) -> float:
-    """Return the used fraction of memory: of the machine or of a cgroup above us, whichever is fullest."""
+    """Return the used fraction of memory, the largest among the machine and the cgroups that contain this process."""
     meminfo = _read_fields(root / "proc/meminfo")
     rooms = [(meminfo["MemAvailable:"], meminfo["MemTotal:"]), *_cgroups_left(root)]
     return max(1.0 - left / most for left, most in rooms if most > 0)
 
 
 def _cgroups_left(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the free memory of each cgroup above us, and its limit. Inactive file cache counts as free."""
+    """Yield free memory and limit of each cgroup that contains this process. Inactive file cache counts as free."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -84,7 +84,7 @@ def _cgroups_left(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_folders(root: Path, mount: str, path: str) -> Iterator[Path]:
-    """Yield the folders of the cgroup and of all above it; in a container, some of these do not exist."""
+    """Yield the folders of the cgroup and its ancestors. In a container, some of these folders do not exist."""
     top = root / mount
     folder = top / path.lstrip("/")
     yield folder
