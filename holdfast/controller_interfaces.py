@@ -64,9 +64,12 @@ class Fleet(Protocol):
     survey_s: float  # between two surveys; 0: there is nothing to survey
 
     async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
-        """Ask for this many nodes and return their names at once. They must be on other hosts than the `evicted` nodes,
-        which are still to be given back. A node may wait in a queue first; it dials the controller when it runs. Raise
-        FleetRefusal if asking again is useless, and OSError on any other failure."""
+        """Ask for this many nodes and return their names at once. A node may still wait in a queue; it connects to the
+        controller once it runs.
+
+        The new nodes must be on other hosts than the `evicted` nodes, which the job still holds. Raise FleetRefusal if
+        asking again is useless, and OSError on any other failure.
+        """
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         """End the node and all processes on it; an unknown or ended node is no error. `reason` is for people. Return
@@ -81,7 +84,8 @@ class Fleet(Protocol):
         """Return the nodes that were acquired and not given back."""
 
     def departures(self) -> tuple[Departure, ...]:
-        """Return the departure notes that can be read from here, of nodes that left because they had no controller."""
+        """Return the readable notes that nodes left behind. A node writes such a note when it leaves because it has
+        lost its controller."""
 
 
 class BlockList(Protocol):

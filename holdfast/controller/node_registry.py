@@ -209,8 +209,8 @@ class NodeRegistry:
         return tuple(rank for seat in beside for rank in seat.ranks)
 
     def has_heard_host(self, node: str) -> bool:
-        """Return whether every present node that is, or may be, on this node's host has sent this controller a beat.
-        Any of these nodes may be the one that reports the host's links."""
+        """Return whether this controller has received a beat from every present node on this node's host. Nodes whose
+        host is unknown count as well. Any of these nodes may be the one that reports the host's links."""
         host = self.hosts.get(node)
         return all(one in self.beats for one in self.present_nodes() if self.hosts.get(one, host) == host)
 

@@ -72,8 +72,8 @@ def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm)
 
 
 def _end_pause(state: JobState, pause: Pause, incident: Incident) -> None:
-    """Record that a planned restart failed, because an incident opened before its new ranks made a step. If they were
-    not launched yet, do nothing: the restart after the incident also does what was planned."""
+    """Record that a planned restart failed, because an incident opened before its new ranks made a step. Do nothing if
+    the new ranks are not launched yet: the restart after the incident then also does what was planned."""
     if state.phase is Phase.PAUSING:
         return
     state.changed = pause.make_failed_change(incident.good_at, state.releases.running.number)

@@ -22,7 +22,8 @@ def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def on_links_down(state: JobState, event: LinksDown) -> str:
-    """Note nodes with a link down, which must not be admitted. A seated node stays unless an alarm proves it bad."""
+    """Remember nodes that have a link down, so that no launch admits them. Seated nodes go on until an alarm comes.
+    Return text about the links; "" if nothing new is down."""
     return f"a link of {', '.join(lost)} is down" if (lost := state.nodes.links.on_lost(event.nodes)) else ""
 
 

@@ -80,8 +80,8 @@ class CoincidenceDetector:
         return self._make_alarm(now, nodes, reason, Stance.ACT)
 
     def check_standstill(self, now: float, stands_since: float | None) -> tuple[Alarm, ...]:
-        """Return an alarm for each machine whose driver does not answer while the job stalls. If many do not, return
-        one alarm without suspects."""
+        """Return an alarm for each machine whose driver does not answer while the job stalls. If the drivers of half of
+        the nodes or more do not answer, return one alarm without suspects."""
         least_s = driver_deadline_s(self._health)
         if stands_since is None or now < stands_since + least_s:
             return ()

@@ -353,8 +353,9 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.ACT, f"{named.reason}, no rank is named, {why}")
 
     def _find_place(self, named: BlockingRanks, traces: Sequence[Trace]) -> Place:
-        """Return where the first blocking rank is in its code: the frames that its stacks share in all inspections. If
-        ranks that do not block share these frames too, return the place found before: the rank may be moving again."""
+        """Return where the first blocking rank is in its code, as the frames that its stacks share in all inspections.
+        If a rank that does not block has the same frames, return the place found so far: the blocking rank may be
+        moving again."""
         mains = {rank: main_frames(p) for rank, p in training_processes(traces).items()}
         own = mains.get(named.ranks[0], ())
         if not self._place:

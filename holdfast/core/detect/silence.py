@@ -26,7 +26,7 @@ def departure_alarm(departure: Departure) -> Alarm:
 
 
 def gone_alarm(at: float, node: str, seen: FleetNode) -> Alarm:
-    """Return the alarm for a node that its fleet reports as gone; if the machine failed, that is proof against it."""
+    """Return the alarm for a node that its fleet reports as gone. A failed machine is proof against the node."""
     what = "has lost its machine" if seen.failed else "is gone"
     reason = f"{what}, says its fleet{f' ({seen.reason})' if seen.reason else ''}"
     signature = MACHINE_LOST if seen.failed else f"gone {node}"

@@ -1,19 +1,21 @@
-"""Slow detector: finds a rank that makes the others wait, or a job that has become slower as a whole.
+"""Slow detector: finds a rank that makes other ranks wait, or a job that has become slower as a whole.
 
-All ranks leave a collective together, so a rank that arrives late at the next one was slow in between. A round of
-several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of its node
-are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
+All ranks leave a collective together. So a rank that arrives late at the next collective was slow in between. In a
+round of several steps the detector adds up how long other ranks waited for each rank. It names a rank only if, in most
+of five rounds, ranks of the same node were the latest by more than noise explains. Usually it names no rank.
 
-If torch's recorder tells how long collectives held each GPU, GPUs are compared, else processes. Communication may
-overlap with computing, so not every wait costs time. The sum of a GPU's waits shows which GPU is last, and is an upper
-bound of the cost; the longest single wait is a lower bound. Ranks that share a GPU slow each other down and are not
-named.
+The detector compares GPUs if torch's recorder tells how long each collective held each GPU. Otherwise it compares
+processes. Communication may overlap with computing, so not every wait costs time. The sum of the waits for a GPU shows
+which GPU is last, and is an upper bound of the cost. The longest single wait is a lower bound. Ranks that share a GPU
+slow each other down and are not named.
 
-A rank is judged only once its whole group has reported collectives, and a pace only once a better one was seen. A named
-rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank for much of
-the time. The job acts once the rank has cost more than its replacement would, so it loses at most twice as much as with
-the best choice. If the others wait for a rank from the beginning, or while the job is as fast as ever, that rank has
-more work, as rank 0 often has; its machine is not slow.
+The detector judges a rank once every rank of the same group has reported collectives. It judges the job's pace once it
+has seen a better pace. It reports a named rank only if that rank costs something: the job is slower than before, or
+other ranks wait for the rank for much of the time. The job acts once the rank has cost more than a replacement would
+cost. So the loss is at most twice the loss with the best choice.
+
+A rank may have more work than other ranks, as rank 0 often has. The detector assumes that if the rank is late from the
+beginning, or late while the job is as fast as ever. It does not call the machine of such a rank slow.
 """
 
 from collections import Counter, deque

@@ -126,7 +126,8 @@ def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: flo
 
 
 def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, RankMotion]:
-    """Return what every rank and its children did between two traces. A process that started or ended has moved."""
+    """Return what every rank and its children did between two traces. A process that started or ended between them
+    counts as a changed stack."""
     then = {(p.node, p.pid): p for trace in before for p in trace.processes}
     now = {(p.node, p.pid): p for trace in after for p in trace.processes}
     found: dict[int, RankMotion] = {}
@@ -368,8 +369,8 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
 
 
 def _describe_mixed(m: MixedOperations) -> str:
-    """Return text about ranks that entered different operations. If most ranks entered the same operation, describe
-    only the other ranks, else all."""
+    """Return text about ranks that entered different operations. Describe only the ranks outside the commonest
+    operation, but all ranks if two operations are equally common."""
     number = f"under number {m.seq} of group {m.group}"
     (most, many), *others = m.ops
     if set(many) <= set(m.ranks):
@@ -405,10 +406,10 @@ def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: l
 def _widen_suspects(
     found: BlockingRanks, node_of: dict[int, str], seats: tuple[Seat, ...], mesh: Dims
 ) -> BlockingRanks:
-    """Return the result with the nodes of the named ranks. If these are several, add the other nodes of the smallest
-    parallel group that covers them. Nodes are compared, not ranks: with one tensor-parallel group per node, named ranks
-    of two nodes are seldom in one pipeline group. A group that spans all nodes is not used, because the job cannot
-    evict all of them."""
+    """Return the result with the nodes of its ranks added. If the ranks are on several nodes, also add the nodes of the
+    smallest parallel group that covers these nodes. Nodes are compared, not ranks: with one tensor-parallel group per
+    node, blocking ranks of two nodes are seldom in one pipeline group. A group that spans all nodes is not used,
+    because the job cannot evict all nodes. Nothing is added if GPUs show the cause, because they show it exactly."""
     nodes = tuple(sorted({node_of[rank] for rank in found.ranks if rank in node_of}))
     group, wide = "", nodes
     if len(nodes) > 1 and found.how != "gpu":  # the GPUs themselves are known

@@ -44,7 +44,8 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shortfall(samples: Sequence[float], against: Sequence[float], *, lower: bool = False) -> float:
-    """Return the relative shortfall of the samples against `against`: the one-sided area between the distributions."""
+    """Return by what share the samples fall short of `against`, as the area between the two distributions. Only parts
+    where the samples are worse count. `lower` says that lower values are better."""
     return _area_share(_one_sided_area(_log_quantiles(samples), _log_quantiles(against), lower), lower)
 
 

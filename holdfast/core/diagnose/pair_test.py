@@ -85,7 +85,7 @@ def _pair_again(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | P
 
 
 def _count_rounds(met: Iterable[PairResult]) -> int:
-    """Return the number of rounds so far: the highest number of worlds that any one node was in."""
+    """Return the number of rounds so far, which is the largest number of results in which one node appears."""
     counts: dict[str, int] = {}
     for one in met:
         for node in one.world:

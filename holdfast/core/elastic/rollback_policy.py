@@ -33,8 +33,8 @@ def propose_disk_rollback(job: PipelineJob, situation: PipelineSituation, costs:
 
 
 def newest_snapshots(job: PipelineJob, situation: PipelineSituation) -> tuple[int, tuple[int, ...]]:
-    """Return the newest step of which every layer is in a live memory or, for the stored step, on storage. Also return
-    for each layer who has it. Return -1 and an empty tuple if there is no such step."""
+    """Return the newest step at which every layer can be had, and for each layer where it is. A layer can be had from a
+    worker's memory or, at the stored step, from storage. Return -1 and an empty tuple if there is no such step."""
     found: dict[int, dict[int, int]] = {}  # step -> layer -> who has it
     for number, kept in enumerate(situation.snapshots):
         for layer, step in kept:

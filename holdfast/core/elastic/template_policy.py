@@ -1,4 +1,5 @@
-"""New templates: whole pipelines stay, and the other workers form pipelines, of unequal sizes if that is fastest."""
+"""New templates: pipelines that have lost no worker stay as they are. The remaining workers form new pipelines, of
+unequal sizes if that is fastest."""
 
 from collections.abc import Iterable, Sequence
 

@@ -30,9 +30,10 @@ def is_killed(alarm: Alarm) -> bool:
 
 
 def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
-    """Return the alarms, besides the cause, about ranks that a signal killed.
+    """Return the alarms about killed ranks, without the cause.
 
-    Leave out aborts that do not look like the cause, and ranks on a machine that failed as a whole.
+    Leave out an aborted rank whose alarm has another signature than the cause. If the cause is no crash, also leave out
+    ranks on the nodes that the cause names.
     """
     told = [a for a in alarms if a is not cause and is_killed(a) and not set(a.ranks) <= set(cause.ranks)]
     if cause.kind is not Kind.CRASH:

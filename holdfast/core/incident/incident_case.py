@@ -105,10 +105,11 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fruitless_restarts(self) -> int:
-        """Return how many earlier failures like this were followed by a restart that gained nothing.
+        """Return after how many of the earlier failures like this one the restart gained nothing.
 
-        If steps are numbered, time trained is compared with time lost. If steps are only counted since the launch, a
-        restart gained nothing if the job failed at the same count as now, or at less than half of the best count.
+        If steps are numbered, a restart gained nothing if it trained for too short a time for the time lost. Steps may
+        also be counted from the launch only. Then a restart gained nothing if the job failed at the same count as now,
+        or before half of the highest count.
         """
         tried = [p for p in self.past if not p.rolled]
         if not self.counted:
@@ -125,8 +126,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_worth_it(self) -> bool:
-        """Return whether, since the first such failure, the job has trained for at least twice the time it has lost.
-        False if steps have no numbers."""
+        """Return whether the job trained for at least twice as long as it lost, since the oldest recent failure like
+        this one. Return False if steps have no numbers."""
         if self.counted or not self.recent_failures:
             return False
         since = self.recent_failures[0]

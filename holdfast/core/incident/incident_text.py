@@ -114,7 +114,7 @@ def cause_label(alarm: Alarm) -> str:
 
 
 def is_guessed_kill(alarm: Alarm) -> bool:
-    """Return whether the OOM killer is only guessed from last words and not reported by the kernel."""
+    """Return whether the OOM killer is only guessed from a rank's log, without a report by the kernel."""
     return alarm.klass == "host_oom_kill" and 0.0 < alarm.confidence < TOLD
 
 
@@ -131,7 +131,8 @@ def split_label(record: Record) -> tuple[str, int]:
 
 
 def describe_sureness(label: str, sure: Iterable[int]) -> str:
-    """Return a cause with its certainty in percent, as a range over its incidents; without it if all are 100 % sure."""
+    """Return a cause with the range of its certainty over incidents, in percent. Return the cause alone if every
+    incident is 100 % sure."""
     least, most = min(sure := list(sure)), max(sure)
     told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
     return label + (told if least < 100 else "")

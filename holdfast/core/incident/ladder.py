@@ -139,11 +139,13 @@ def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, 
 
 
 def _is_due(case: IncidentCase) -> bool:
-    """Return whether to probe now: the failure repeats without progress or at a high cost, and was not probed yet.
+    """Return whether to probe now. A probe is due if the failure repeats without progress or at a high cost, and no
+    probe was made for it yet.
 
-    A job whose process dies during or soon after a recovery is first restarted once more: two nodes may have failed at
-    the same time, and a restart is cheaper than a probe. A probe is cheaper after a timeout of a collective, after a
-    hang for which nobody is named, or if a rank accuses a machine that nobody else has seen fail.
+    If a process dies during or soon after a recovery, the job is first restarted once more. Two nodes may have failed
+    at the same time, and a restart is cheaper than a probe. Three failures are probed without that restart: a timeout
+    of a collective, a hang for which nobody is named, and a rank that accuses a machine which nobody else has seen
+    fail.
     """
     if _is_probed_first(case) and not any(p.probed for p in case.recent_failures):
         return True

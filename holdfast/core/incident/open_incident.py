@@ -190,7 +190,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def shared_cause(self) -> Alarm:
-        """Return the cause of a judged round. If several ranks report the same bad loss, it names all of them."""
+        """Return the cause of a judged round. If several ranks report the same bad loss, the alarm returned names all
+        of them."""
         cause = self.alarms[0]
         alike = [a for a in self.alarms if cause.kind is Kind.LOSS and (a.kind, a.reason) == (cause.kind, cause.reason)]
         return incident_text.join_alarms([cause, *alike])
@@ -242,7 +243,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Return the nodes that have fallen silent. Once the round is judged, leave out those that did so before."""
+        """Return the nodes that have fallen silent. A judged round leaves out nodes that fell silent in earlier
+        rounds."""
         if self.judged:
             return tuple(sorted({*self.absent, *(n for n, alarm in self.lost.items() if alarm.kind is Kind.SILENCE)}))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
@@ -263,12 +265,12 @@ class Incident(msgspec.Struct, kw_only=True):
         return f"unconfirmed: {label}" if told else label
 
     def _date_loss(self, cause: Alarm) -> tuple[float, float]:
-        """Return when the lost time began. If that was well after the last step, also return when that step was made,
-        else 0.
+        """Return when the lost time began, and when the last step was made if the lost time began well after that step.
+        Otherwise the second value is 0.
 
-        Time is lost since the last step, because the next one was under way. If that took far longer than a step, ranks
-        were doing something else or stood still. Then time is lost since the cause: a process ended, or a node fell
-        silent.
+        Usually time is lost since the last step, because the next step was under way. If a process ended or a node fell
+        silent long after the last step, ranks were doing something else or stood still. Then time is lost since this
+        cause.
         """
         ended_at = min(cause.at, self.opened_at)
         if self.watched_at or not (cause.kind is Kind.SILENCE or cause.code is not None) or ended_at <= self.good_at:

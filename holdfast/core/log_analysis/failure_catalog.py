@@ -1,4 +1,4 @@
-"""The catalog of last words: rows that say what log lines mean, and the search for rows that match a line."""
+"""The catalog of failure messages: rows that say what a log line means, and the search for rows that match a line."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,5 @@
-"""Strips prefixes from log lines and reads rank, node, time and level from them, even if several tools added one."""
+"""Strips prefixes from log lines and reads rank, node, time and level from them. A line may have prefixes of several
+tools."""
 
 import json
 import re
