@@ -89,8 +89,11 @@ class Fleet(Protocol):
 
 
 class BlockList(Protocol):
-    """The list of blocked hosts, which several jobs read and write. Both methods return a future at once, even if the
-    list's file system hangs. An OSError says why the list cannot be read or written."""
+    """The list of blocked hosts, which several jobs read and write.
+
+    `read_entries` and `add_entry` return a future at once, even if the list's file system hangs. An OSError as its
+    result says why the list cannot be read or written.
+    """
 
     flag: str  # that names the list to `holdfast blocked`; empty: none is needed
 

@@ -87,7 +87,8 @@ class NodeRegistry:
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
-        """Record the modules of the script that rank 0's zygote holds; () if it cannot fork ranks with them."""
+        """Record which modules of the script the zygote of rank 0's node has imported; () if it has imported none for
+        it."""
         self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:

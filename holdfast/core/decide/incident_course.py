@@ -113,8 +113,8 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
 def tolerates_lost_link(state: JobState, alarm: Alarm) -> str:
     """Return why the job goes on despite a repeated alarm that a link is down; "" if it must stop.
 
-    The alarm is repeated each hour, and when another agent starts to report for the host. A job that has trained
-    without the link since an earlier alarm, and has no standby to replace the node, is not stopped again.
+    The alarm is repeated each hour, and once more if another agent takes over the reports about the host. The job goes
+    on if it has already trained without the link since an earlier alarm, and has no standby to replace the node.
     """
     nodes = set(alarm.suspects)
     known = any(p.signature == alarm.signature and nodes == set(p.nodes) for p in state.failures.past)

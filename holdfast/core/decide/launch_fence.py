@@ -30,7 +30,7 @@ class Fence:
         return [] if self._fleet_ends else [Say(text=f"{self.describe_wait(now)}; {_SOONER}")]
 
     def blocks_launch(self, now: float) -> bool:
-        """Return whether the fence still forbids a launch; drop the fence once its time is over."""
+        """Return whether the fence still forbids a launch. A fence whose time is over is dropped."""
         if now >= self.until:
             self._drop_fence()
         return bool(self.until)

@@ -150,7 +150,8 @@ def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
 
 
 def fence_unstopped(state: JobState, now: float, nodes: Iterable[str]) -> None:
-    """Raise the fence if no active node confirmed the stop, because then the old generation may still be training."""
+    """Block launches for a while if no active node has confirmed the stop. The old generation may then still be
+    training."""
     known = state.nodes.standbys.fleet
     unknown = state.nodes.active.intersection(nodes).difference(state.nodes.back)  # who is back has been emptied
     unknown -= {node for node in unknown if known.is_gone(node)}

@@ -47,7 +47,7 @@ class Pause(msgspec.Struct, kw_only=True):
         )
 
     def on_late_step(self, event: Progress) -> None:
-        """Record steps that ranks made before they ended but reported after the order for the restart."""
+        """Record a step that ranks made before they ended, although its report came after the restart was ordered."""
         if event.step > self.good_step or self.good_step < 0:
             self.good_step, self.good_at = event.step, max(self.good_at, event.at)
             self.counted, self.numbered = event.counted, event.numbered

@@ -28,8 +28,8 @@ def start_if_wanted(state: JobState, now: float) -> str:
 
 
 def pause_job(state: JobState, now: float, why: str, release: int = 0, *, grows: bool = False) -> str:
-    """End all ranks for a planned restart. A new pause replaces one that has not reached a step yet. If the job grows,
-    ranks that can continue in a larger job are parked instead of ended."""
+    """End all ranks for a planned restart. If an earlier planned restart has made no step yet, the new one replaces it.
+    If the job grows, ranks that can continue in a larger job are parked instead of ended."""
     if state.incident is None:
         replaced = state.pause
         pause = state.interruption = Pause.begin_pause(now, why, state.generation, state.progress)

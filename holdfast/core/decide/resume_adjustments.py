@@ -26,7 +26,8 @@ class ResumePoint:
         self.doubts.doubt_after(doubt, progress)
 
     def apply_verdict(self, verdict: Verdict, not_after: int | None) -> None:
-        """Add the verdict's skips and eases. They apply whenever their steps are made again."""
+        """Add the steps to skip and the steps with a lowered learning rate that the verdict asks for. They stay in
+        force however often these steps are made again."""
         if verdict.remedy is Remedy.SKIP and not_after is not None:
             self.doubts.clear_after(not_after)
         self.skips = (*self.skips, *verdict.skips)[-_KEPT:]

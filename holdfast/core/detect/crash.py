@@ -1,4 +1,5 @@
-"""Crash detector: turns the exit of a rank into an alarm, with its failure class if the last words show one."""
+"""Crash detector: turns the exit of a rank into an alarm, with the failure class that the end of the rank's log
+shows."""
 
 import re
 
@@ -103,7 +104,8 @@ def _whole_failure(exit: Exit) -> str:
 
 
 def _add_evidence(found: tuple[str, ...], words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the last lines of a rank, preceded by any earlier lines that the diagnosis rests on."""
+    """Return the last lines of a rank's log. Earlier lines that the diagnosis rests on take the place of the oldest of
+    these."""
     last = tuple(line[:_LINE_CHARS] for line in words[-_EVIDENCE:])
     earlier = tuple(line for line in found if line in words and line not in last)
     return (*earlier, *last[len(earlier) :])

@@ -282,9 +282,11 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
 
     def _do_gpus_stand(self, now: float, named: BlockingRanks, goes_on: bool) -> bool:
-        """Return whether the same GPUs are surely stuck and the job has waited as long as a restart costs. Two
-        inspections, at least `_RECORD_S` apart, must find them stuck. The job waits because a new kind of kernel may
-        take long."""
+        """Return whether the same GPUs are surely stuck, and the job has waited for as long as a restart takes.
+
+        GPUs are surely stuck if two inspections, at least `_RECORD_S` apart, find them stuck. The wait is needed
+        because a new kind of kernel may take long.
+        """
         if named.how != "gpu" or not named.hard or goes_on or self.is_in_named_phase:
             self._stuck = (inf, ())
         elif self._stuck[1] != named.ranks:

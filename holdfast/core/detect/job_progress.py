@@ -41,7 +41,8 @@ class StepTellers:
         self._waited_for, self._mute, self.excused = set(nodes), set(), frozenset()
 
     def on_beat(self, beat: Beat, reached: int) -> bool:
-        """Take in a beat; `reached` is the job's step. Return whether the job's step depends on this beat's node."""
+        """Record a beat of a node. Return whether the job's step depends on this node. `reached` is the job's step so
+        far."""
         if beat.step < 0:
             if beat.running > 0 and beat.node in self._waited_for:
                 self._mute.add(beat.node)
@@ -62,8 +63,8 @@ def agreed_origin(origins: Iterable[int]) -> int:
 
 
 def agreed_count(counts: Iterable[int]) -> int:
-    """Return the number of parameters if all ranks or nodes agree; else 0, because no rank has then counted the whole
-    model."""
+    """Return the number of parameters if all ranks or nodes report the same number. Otherwise return 0, because none of
+    them has counted the whole model."""
     first, *others = set(counts)
     return 0 if others else first
 
@@ -142,7 +143,7 @@ class JobPace:
 
     @property
     def step(self) -> int:
-        """The newest step of this generation that every rank has made; -1 if none, or if a node has not reported."""
+        """The newest step of this generation that all ranks have made; -1 while a rank has made no step."""
         if self._missing or not self._beats:
             return -1
         return self.number_step(self._slowest_beat)

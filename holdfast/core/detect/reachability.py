@@ -17,7 +17,8 @@ _SEEN = 16  # nodes in order that are looked through for neighbours on other hos
 
 
 def choose_peers(nodes: Sequence[str], hosts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return whom each node tries to reach: the next two in order, which often share its switch, and one far away."""
+    """Return for each node the peers that it tries to reach: the next two nodes in order, which are often on the same
+    switch, and one node far away. Peers on the node's own host are left out."""
     chosen, count = {}, len(nodes)
     for place, node in enumerate(nodes):
         steps = (count // 2, *range(1, min(count, _SEEN)))

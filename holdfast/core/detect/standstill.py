@@ -1,9 +1,9 @@
 """Standstill detector: reports that the job makes no step, whether or not a rank is named for it.
 
-Stalls do not count as training time, so the journal gets an alarm at the second inspection. A person gets a message
-only if no rank is named and the job has stood for ten seconds. The job must also have stood for longer than earlier
-reported stalls that ended by themselves. Ranks that still enter collectives do not stand, and neither do those in a
-phase that the script has named.
+The detector puts an alarm into the journal at the second inspection, because stalls do not count as training time. A
+person gets a message only if no rank is named and the job has stood for ten seconds. After a stall of which a person
+was told and that ended by itself, a later stall must last longer. There is no alarm while ranks still enter collectives
+or are in a phase that the script has named.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Rule detector: user-defined hang, slow and loss rules, each made from one pattern for the script's own log lines.
 
-It names no rank and no node, since the rank that writes the line rarely causes the trouble: the job restarts and nobody
-is blamed. A rank is judged once it has written such a line. With `start_s`, rank 0 must write its first line in that
-time.
+The detector names no rank and no node, because the rank that writes a line rarely causes the trouble. The job restarts
+and nobody is blamed. A rule judges a rank once the rank has written a line that matches the pattern. With `start_s`,
+rank 0 must write the first matching line within that time after the launch.
 """
 
 import re

@@ -149,7 +149,8 @@ def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, Ra
 
 
 def _count_collectives(traces: Sequence[Trace]) -> dict[int, int]:
-    """Return for each rank how many collectives and messages it has entered, plus those its GPU has begun."""
+    """Return for each rank how many collectives and messages its processes have entered, plus how many its GPUs have
+    begun."""
     return {
         f.rank: sum(c.entered + (c.started or 0) for c in f.groups)
         + sum(c.posted + (c.begun or 0) for c in f.channels or ())
@@ -321,7 +322,8 @@ def _nobody_reason(
 
 
 def _describe_missing(m: MissingAtCollective, ranks: Sequence[int], held: int = 0) -> str:
-    """Return text about a collective that `ranks` have not entered; `held` ranks wait for them, also indirectly."""
+    """Return text about a collective that `ranks` have not entered. `held` is how many ranks wait for `ranks`, directly
+    or through other ranks; 0 means the ranks that have entered the collective."""
     verb = "has" if len(ranks) == 1 else "have"
     what = f"{m.op or 'collective'} {m.seq} of group {m.group}"
     if ranks and set(m.queued).issuperset(ranks):
@@ -386,7 +388,7 @@ def _describe_unlike(m: UnlikeMessage) -> str:
 
 
 def _describe_waits(places: Sequence[StackCluster]) -> str:
-    """Text that says which ranks are where, the first four places in the order of their ranks."""
+    """Return text that names up to four code locations and the ranks that wait at each, in the order of these ranks."""
     shown = sorted(places, key=lambda c: c.ranks)[:4]
     more = f" and at {len(places) - len(shown)} more places" if len(places) > len(shown) else ""
     return ", ".join(f"{format_ranks(c.ranks)} in {c.frames[-1]}" for c in shown) + more

@@ -1,8 +1,8 @@
 """Measures how late the ranks of one group arrive at collectives, when only some collectives are reported.
 
-If all ranks report how long a collective held their GPUs, the GPUs are compared. All GPUs leave a collective together,
-so the one that it held for the shortest time came last; no clocks are compared. Otherwise the times are compared at
-which processes entered the collective.
+If all ranks report how long a collective held their GPUs, the GPUs are compared. All GPUs leave a collective together.
+So the GPU that waited for the shortest time came last, and no clocks need to agree. Otherwise the module compares the
+times at which the processes entered the collective.
 """
 
 from statistics import median

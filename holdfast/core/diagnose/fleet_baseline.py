@@ -52,7 +52,11 @@ def shortfall(samples: Sequence[float], against: Sequence[float], *, lower: bool
 def below_fleet(
     measured: Mapping[str, Sequence[float]], *, lower: bool = False, matters: float = 0.0
 ) -> dict[str, Shortfall]:
-    """Return the nodes that fall short of the fleet; empty if none does, and always with fewer than three nodes."""
+    """Return the nodes whose measurements fall short of those of the fleet. The result is empty for fewer than three
+    nodes.
+
+    `lower` says that lower values are better. A smaller shortfall than `matters` is ignored; 0 stands for a default.
+    """
     curves = {node: _log_quantiles(samples) for node, samples in measured.items() if samples}
     healthy = _closest_majority(curves)
     matters = matters or _MATTERS * max(1.0, _FEW / max(1, len(curves)))
@@ -153,7 +157,8 @@ def _signed_area(curve: Sequence[float], against: Sequence[float], lower: bool) 
 
 
 def _log_quantiles(samples: Sequence[float], trim: float = _TRIM) -> list[float]:
-    """Return quantiles of the logarithms, leaving out the outermost parts: rare hiccups are not the node's fault."""
+    """Return quantiles of the logarithms of the samples. Leave out the highest and lowest share, `trim` at each end,
+    because rare hiccups are not the node's fault."""
     ordered = sorted(map(_safe_log, samples))
     last = len(ordered) - 1
     found = []

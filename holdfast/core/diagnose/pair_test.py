@@ -38,7 +38,8 @@ class PairTestResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_wave(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | PairTestResult:
-    """Return the next wave to run, given the results of all worlds so far, or the result of the whole test."""
+    """Return the pairs of nodes to run next, or the result of the test if no more runs are needed. `met` are the
+    results of all pairs so far."""
     good = {node for one in met if one.ok for node in one.world}
     suspects = [node for node in dict.fromkeys(node for one in met for node in one.world) if node not in good]
     if len(nodes) < 2:

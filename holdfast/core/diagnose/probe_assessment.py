@@ -84,7 +84,8 @@ def add_to_history(past: MeasurementHistory, findings: Iterable[Finding]) -> Mea
 
 
 def golden_rows(findings: Iterable[Finding]) -> str:
-    """Return findings as golden rows in TOML; findings that failed or that name no device are left out."""
+    """Return findings as rows of golden results (digests that sound devices give), in TOML. Leave out findings that
+    failed or that name no device."""
     told = []
     for f in findings:
         if f.ok and f.digest and f.place:
@@ -106,7 +107,8 @@ def finding_sentence(finding: Finding) -> str:
 
 
 def _collect_failures(found: Found, why: dict[str, list[str]]) -> list[str]:
-    """Add failed probes to `why`, by node. A probe that fails on most nodes accuses none; return a note on it."""
+    """Add failed probes to `why`, by node. Blame no node for a probe that fails on most nodes, but return a note about
+    that probe."""
     notes = []
     for probe in dict.fromkeys(f.probe for findings in found.values() for f in findings):
         tried = [node for node, findings in found.items() if any(f.probe == probe for f in findings)]

@@ -1,13 +1,14 @@
-"""Works out which ranks wait for which others, from the sequence numbers of collectives.
+"""Works out which ranks wait for which other ranks, from the sequence numbers of collectives.
 
-A rank that entered a collective waits for every member of the group that has not. A rank that others wait for, and that
-waits for nobody, is missing: it is outside of every collective. If there is no such rank, the ranks wait in a circle.
-Records are up to a second old, which does not matter in a stalled job. A rank that can no longer report (it holds the
-interpreter's lock) only appears to be further behind, and is rightly named.
+A rank that entered a collective waits for every member of the group that has not entered it. A rank is missing if other
+ranks wait for it and it waits for nobody: it is outside of every collective. If no rank is missing, the ranks wait in a
+circle. Records are up to a second old, which does not matter in a stalled job. A rank that holds the interpreter's lock
+cannot report. It then appears to be further behind than it is, and is rightly named.
 
-Under NCCL a process enters a collective long before its GPU begins it. If all members of a group report what their GPUs
-have begun, GPUs are compared and not processes: a GPU waits in a collective for every GPU that has not begun it. If the
-process of a late GPU has entered the collective (`queued`), the others wait for that GPU and not for its process.
+Under NCCL a process enters a collective long before its GPU begins it. So GPUs are compared, if all members of a group
+report what their GPUs have begun. A GPU in a collective waits for every GPU that has not begun this collective. The
+process of such a late GPU may have entered it already (`queued`). Then other ranks wait for the GPU, not for its
+process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -110,9 +111,11 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
 
 
 def _prefer_known(outside: tuple[int, ...], flights: Sequence[Flight]) -> tuple[int, ...]:
-    """Return these ranks without those whose records are incomplete; return all if no other is left. A process far
-    ahead of its GPU has queued more messages than torch's recorder holds. The recorder has then dropped the message
-    that the GPU is in, so the rank only seems to wait for nobody."""
+    """Return those of the ranks whose records are complete, or all of the ranks if no rank has complete records.
+
+    A process far ahead of its GPU can queue more messages than torch's recorder holds. The recorder has then dropped
+    the message in which the GPU is, so the rank only seems to wait for nobody.
+    """
     doubted = {flight.rank for flight in flights if _has_lost_messages(flight)}
     return tuple(rank for rank in outside if rank not in doubted) or outside
 
@@ -255,7 +258,8 @@ def _find_mixed(group: dict[int, Collective]) -> Iterable[MixedOperations]:
 
 
 def _find_circle(waits_for: dict[int, set[int]]) -> tuple[int, ...]:
-    """Return the smallest set of ranks that wait only for each other; empty if none, or if too many ranks wait."""
+    """Return the smallest set of ranks that wait only for each other; empty if no rank waits, or if more ranks wait
+    than can be named."""
     if not waits_for or len(waits_for) > _CIRCLE:
         return ()
     reached = [sorted(_reachable_ranks(rank, waits_for)) for rank in waits_for]

@@ -28,8 +28,8 @@ def newcomers(situation: PipelineSituation) -> list[int]:
 
 
 def transfers_to(job: PipelineJob, situation: PipelineSituation, wanted: Held) -> tuple[LayerTransfer, ...]:
-    """Return the transfers after which every worker holds the wanted layers. Each layer comes from its live owner that
-    has sent the fewest so far.
+    """Return the transfers that bring to every worker the layers it should hold. Each layer comes from that live owner
+    which has sent the fewest layers so far.
 
     Every wanted layer must have a live owner.
     """

@@ -12,7 +12,7 @@ Cuts = tuple[tuple[int, int], ...]
 
 
 class PipelineTemplate(msgspec.Struct, frozen=True):
-    """A pipeline of some number of stages: where its layers are cut, and the time of its slowest stage."""
+    """A pipeline template: the layers of each stage, and the time of the slowest stage."""
 
     cuts: Cuts
     bottleneck: float
@@ -39,8 +39,8 @@ def _even_cuts(job: PipelineJob, until: tuple[float, ...], stages: int) -> Cuts 
 
 
 def _best_cuts(layers: int, until: tuple[float, ...], stages: int, capacity: int) -> Cuts | None:
-    """Return the cuts whose slowest stage is as fast as possible, found by divide and conquer over halves of the
-    stages."""
+    """Return the layers of each stage such that the slowest stage is as fast as possible. The search halves the number
+    of stages again and again."""
 
     @cache
     def best(first: int, end: int, count: int) -> tuple[float, Cuts] | None:

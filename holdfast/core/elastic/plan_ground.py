@@ -73,8 +73,8 @@ def _check_situation(job: PipelineJob, situation: PipelineSituation) -> None:
 
 
 def _plan_as_begun(job: PipelineJob, situation: PipelineSituation) -> tuple[RoutePlan, Held]:
-    """Return the plan with which the job would have begun, and what the lost workers would hold: they count as its last
-    workers."""
+    """Return the plan with which the job would have begun, and the layers that lost workers would hold. The plan counts
+    the lost workers as its last workers."""
     workers, lost = len(situation.held), len(situation.lost)
     whole = first_plan(job, workers + lost)
     names = {workers + number: -1 - number for number in range(lost)}
@@ -146,7 +146,10 @@ def stop_phases(ground: PlanGround) -> dict[Phase, float]:
 
 
 def rate_of(ground: PlanGround, plan: RoutePlan, kappa: float = 1.0) -> float:
-    """Return the samples per second by this plan, relative to those of the whole job."""
+    """Return the rate of samples under this plan, as a share of the rate of the whole job.
+
+    `kappa` is the share of a pipeline's filling and draining that microbatches of other pipelines cannot use.
+    """
     kept = sum(count for route, count in count_routes(plan.routes) if route) / max(1, len(plan.routes))
     taken = step_time(plan.routes, ground.times, kappa)
     return min(1.0, ground.whole_time / taken) * kept if taken > 0 else 0.0

@@ -21,8 +21,8 @@ REDUNDANT = "redundant layers"
 
 
 def shadows_of(plan: RoutePlan) -> Held:
-    """Return for each worker the layers that it should keep current beside its own: those of the next workers on its
-    routes."""
+    """Return for each worker the layers that it should also keep up to date, as a backup: those that the next workers
+    on its routes hold."""
     found: list[set[int]] = [set() for _ in plan.held]
     for route, _ in count_routes(plan.routes):
         for segment, following in zip(route, (*route[1:], *route[:1]), strict=True):

@@ -13,8 +13,8 @@ STOCHASTIC = "stochastic wiring"
 
 
 def propose_stochastic(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose routes that depend on the job's seed and the step. Each layer goes to the owner that would be done first;
-    of equals, one is drawn."""
+    """Propose routes that are drawn from the job's seed and the step. Each layer goes to the owner that would finish it
+    first. A draw decides between equal owners."""
     ground = survey(job, situation, costs)
     stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(situation.held))
     if orphans := missing_layers(job, stay):

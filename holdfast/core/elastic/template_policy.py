@@ -25,7 +25,7 @@ _BORROWED = 2  # whole pipelines, at most, that are taken apart so that the othe
 
 
 class PipelineRow(msgspec.Struct, frozen=True):
-    """A pipeline: its workers, stage by stage, and where the layers are cut."""
+    """A pipeline: the worker of each stage, and the layers of each stage."""
 
     members: tuple[int, ...]
     cuts: Cuts
@@ -88,7 +88,8 @@ def _pace(
 
 
 def _seat_rows(ground: PlanGround, pool: list[int], templates: Sequence[PipelineTemplate]) -> list[PipelineRow]:
-    """Give each stage to a worker of the pool such that few layers have to be sent. Return the pipelines."""
+    """Return the pipelines of these templates with a worker of the pool for each stage. Workers are chosen so that few
+    layers have to be sent."""
     slots = [cut for template in templates for cut in template.cuts]
     if not slots:
         return []

@@ -42,8 +42,8 @@ def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
 
 
 def is_told_elsewhere(cause: Alarm, alarms: list[Alarm]) -> bool:
-    """Return whether ranks of other nodes exited with the same words as the rank that is the cause. Ranks that a signal
-    killed do not count: they left no words, and each of them is named by itself."""
+    """Return whether ranks on other nodes crashed with the same error as the cause. Ranks that a signal killed do not
+    count, because they leave no error."""
     if cause.kind is not Kind.CRASH or is_echo(cause) or is_killed(cause):
         return False
     alike = (a for a in alarms if a.kind is Kind.CRASH and a.signature == cause.signature and a.reason == cause.reason)

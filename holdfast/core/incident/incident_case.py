@@ -121,7 +121,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         return led_on.index(True) if True in led_on else len(led_on)
 
     def was_in_vain(self, past: PastFailure) -> bool:
-        """Return whether, since that failure, the job has trained for at most a tenth of the time that it has lost."""
+        """Return whether little was gained since the failure `past`: the job has trained for at most a tenth of the
+        time that it has lost."""
         return _WORTH * (self.trained_s - past.trained_s) <= self.lost_s - past.lost_s
 
     @property
@@ -157,7 +158,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_unnamed_hang(self) -> bool:
-        """Return whether the job stood still and no rank stands out. The next such hang would cost as much again."""
+        """Return whether the job stood still and no rank is named as the cause. A further such hang would cost as much
+        again."""
         return self.cause.signature == UNNAMED
 
     @property
@@ -196,12 +198,12 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_guess(self) -> bool:
-        """Return whether the evidence against nodes is less than proof. A stopped or missing process is proof."""
+        """Return whether there is evidence against nodes that is no proof. A stopped or missing process is proof."""
         return not (self.is_proof or self.cause.hard)
 
     @property
     def is_code(self) -> bool:
-        """Return whether the last words blame the user's code."""
+        """Return whether the failure's class or recommended action blames the user's code."""
         return self.cause.group == "script" or self.cause.action == CODE
 
     @property
@@ -245,8 +247,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def evicted_before(self) -> tuple[str, ...]:
-        """Return other nodes that were evicted for such a failure of this rank; () if none. If there are any, the rank
-        causes the failure and not the node."""
+        """Return other nodes that were evicted when this rank failed like this before; () if there are none. If there
+        are any, the rank causes the failure, not its node."""
         ranks, nodes = set(self.cause.ranks), set(self.cause.suspects)
         gone = (
             p.nodes for p in self.recent_failures if p.evicted and ranks & set(p.ranks) and nodes.isdisjoint(p.nodes)

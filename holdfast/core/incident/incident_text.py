@@ -57,8 +57,11 @@ def describe_cause(alarm: Alarm) -> str:
 
 
 def describe_order(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
-    """Return a remark on which rank failed first, or that this is unknown; "" unless several ranks crashed.
-    An exit is dated when it is noticed, which takes longer on a busy host; clocks of two hosts are not compared."""
+    """Return a remark on which rank failed first, or that the order is unknown; "" if not several ranks crashed.
+
+    A busy host notices an exit late, so exits close together have no known order. Neither have exits on different
+    hosts, because clocks of hosts are not compared.
+    """
     if len(alarms) < 2 or any(alarm.kind is not Kind.CRASH for alarm in alarms):
         return ""
     first, second = sorted(alarms, key=lambda a: a.at)[:2]
@@ -81,7 +84,7 @@ def describe_causes(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
 
 
 def join_alarms(alarms: Sequence[Alarm]) -> Alarm:
-    """Return the first alarm with the ranks and nodes of all of them."""
+    """Return the first alarm, extended by the ranks and suspects of all other alarms."""
     if len(alarms) == 1:
         return alarms[0]
     ranks = sorted({rank for alarm in alarms for rank in alarm.ranks})
@@ -100,8 +103,9 @@ def describe_echo(alarm: Alarm) -> str:
 
 
 def cause_label(alarm: Alarm) -> str:
-    """Return the short name of an alarm's cause, under which the report adds up the cost. A SIGKILL without signs of
-    memory shortage is "of unknown sender", though most come from the OOM killer."""
+    """Return the short name of an alarm's cause. The report adds up the cost of all incidents with the same name. A
+    SIGKILL without signs of memory shortage is named "of unknown sender", though most such signals come from the OOM
+    killer."""
     guessed = is_guessed_kill(alarm)
     if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
         return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
@@ -262,8 +266,8 @@ def describe_step(record: Record) -> str:
 
 
 def advice_clause(hint: str) -> str:
-    """Return advice for the end of a sentence: "; " and the hint without its first capital and its full stop. Return ""
-    without a hint."""
+    """Return advice as the end of a sentence: "; " and the hint, with a small first letter and no full stop. Return ""
+    if there is no hint."""
     return f"; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:].removesuffix('.')}" if hint else ""
 
 
@@ -295,7 +299,8 @@ def start_up_s(record: Record | Change) -> dict[str, float]:
 
 
 def stop_phases_s(record: Record | Change) -> dict[str, float]:
-    """Return the seconds until a lost node counted as silent, and from then until all ranks were stopped."""
+    """Return how many seconds a lost node took to count as silent ("silence"), and how many seconds it took after that
+    to stop all ranks ("stop")."""
     return {name: seconds for name, seconds in phases_s(record).items() if name in ("silence", "stop")}
 
 

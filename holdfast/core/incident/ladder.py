@@ -122,13 +122,15 @@ def _skip_batch(case: IncidentCase) -> Verdict | None:
 
 
 def _is_stubborn(case: IncidentCase) -> bool:
-    """Return whether the failure came again after probes that found nothing, and no replay was made for it yet."""
+    """Return whether the failure came again after probes that found nothing, and no replay of the work was made for it
+    yet."""
     since = case.recent_failures if case.is_costly else _fruitless_failures(case)
     return any(p.probed for p in since) and not any(p.replayed for p in since)
 
 
 def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, *, replaceable: bool) -> Verdict:
-    """Return the verdict after a probe: evict the bad nodes if standbys can replace them, else take the next rung."""
+    """Return the verdict after a probe: evict the bad nodes if standbys can replace them. Otherwise return the verdict
+    that follows without a further probe or replay."""
     told = "; ".join(f"{node} {why}" for node, why in bad.items())
     if bad and replaceable:
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"probed: {told}: evicted")
@@ -317,7 +319,8 @@ def _judge_replicas(case: IncidentCase) -> Verdict:
 
 
 def _judge_redone(case: IncidentCase) -> Verdict:
-    """Return the verdict on a redone step with another loss: make it again, blame nobody, and never give up."""
+    """Return the verdict on a step that was made again and gave another loss. The verdict is to make the step once more
+    and to blame nobody. It never gives up by itself, except when restarts are used up."""
     if case.is_capped:
         return _restarts_used_up(case)
     reason = "restarted in place from a state before that, to see which result comes again"

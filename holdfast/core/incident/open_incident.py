@@ -113,7 +113,8 @@ class Incident(msgspec.Struct, kw_only=True):
         self.set_up_at = event.set_up_at
 
     def on_nothing_left(self) -> None:
-        """Count lost time only from the failure, because the restarted ranks ended well without a step to make."""
+        """Count lost time only from the failure on. The restarted ranks ended well without making a step, so no work
+        was lost before the failure."""
         if self.first is not None:
             self.good_at = max(self.good_at, min(self.first.at, self.opened_at))
 
@@ -203,12 +204,12 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def cause_text(self) -> str:
-        """Return in words the cause of a judged round, with all ranks that were killed."""
+        """Return the cause of a judged round as text, with all ranks that were killed."""
         killed = sorted(self.killed, key=lambda a: a.ranks)
         return incident_text.describe_causes([self.shared_cause, *killed], self.hosts)
 
     def doubt_steps(self, not_after: int) -> None:
-        """Record that steps were made after this one, and that they are not good."""
+        """Record that all steps after `not_after` are in doubt, so that the last good step is `not_after` at most."""
         self.made_step, self.good_step = max(self.made_step, self.good_step), min(self.good_step, not_after)
 
     @property
@@ -243,8 +244,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Return the nodes that have fallen silent. A judged round leaves out nodes that fell silent in earlier
-        rounds."""
+        """Return the nodes that have fallen silent. Once the round is judged, return only nodes that fell silent during
+        a probe or replay, or that were silent when a person was asked whether to go on."""
         if self.judged:
             return tuple(sorted({*self.absent, *(n for n, alarm in self.lost.items() if alarm.kind is Kind.SILENCE)}))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))

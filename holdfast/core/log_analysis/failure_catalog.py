@@ -106,7 +106,8 @@ def find_alternatives(row: CatalogRow) -> tuple[Alternative, ...]:
 
 
 class FailureCatalog:
-    """Rows and classes. Finding the alternatives of many rows is slow, so a caller may pass them as `found`."""
+    """Rows and classes of the catalog. Splitting many patterns into alternatives is slow, so a caller that has done it
+    before passes the result as `found`."""
 
     def __init__(
         self,

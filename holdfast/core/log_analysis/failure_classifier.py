@@ -84,8 +84,8 @@ def _narrow_case(case: FailureEvidence, told: ConsoleIncident) -> FailureEvidenc
 
 
 def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: FailureCatalog) -> CatalogHit | None:
-    """Return the first clear bug in the user's code if the root cause accuses a machine without proof; else None. A
-    machine fault does not cause a TypeError."""
+    """Return the first clear bug in the user's code, if the root cause accuses a machine without proof. Otherwise
+    return None. A machine fault does not cause a TypeError, so the bug comes first."""
     if root is None or root.raised or root.weight >= _PROOF:
         return None
     if catalog.action_of(root.row) != EVICT:

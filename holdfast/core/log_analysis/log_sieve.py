@@ -21,8 +21,8 @@ WHOLE = 128 << 10  # bytes: a log up to this size is kept as it is
 
 
 class LineSieve:
-    """Keeps the telling lines of a log that comes in chunks. Of lines that differ only in digits, only a few are
-    judged."""
+    """Keeps those lines of a log that tell about a failure. The log comes in chunks. Lines that differ only in digits
+    are alike to the sieve, which judges only a few of them."""
 
     def __init__(self, catalog: FailureCatalog) -> None:
         self._catalog = catalog
