@@ -119,11 +119,13 @@ class NodeRegistry:
         self.copies = {node: held for node, held in self.copies.items() if node in nodes}
 
     def drop_copies_after(self, step: int) -> None:
-        """Forget copies of steps after `step`: they belong to a lineage that the job leaves."""
+        """Forget copies of steps after `step`, because the job goes back to that step and makes the later steps
+        anew."""
         self.copies = {node: tuple(c for c in held if c.step <= step) for node, held in self.copies.items()}
 
     def lower_stored(self, step: int) -> None:
-        """Ignore checkpoints of steps after `step`: they belong to a lineage that the job leaves."""
+        """Ignore checkpoints of steps after `step`, because the job goes back to that step and makes the later steps
+        anew."""
         self.stored = min(self.stored, step)
 
     def expect_nodes(self, now: float, nodes: Collection[str], alone_since: float) -> None:
@@ -155,9 +157,12 @@ class NodeRegistry:
         return set(suspects) <= ({node} | self._local if node in self._local else {node})
 
     def may_raise_alarm(self, node: str, alarm: Alarm) -> bool:
-        """Return whether a node may raise this alarm. Nodes of this host may raise any about nodes that they may
-        accuse. From another host, a node without a seat may accuse only itself, and not about the running generation. A
-        node with a seat may name only its own ranks of the running generation."""
+        """Return whether a node may raise this alarm. A node of this host may raise alarms about all nodes that it may
+        accuse.
+
+        A node of another host may accuse only itself. If it has no seat, its alarm must not be about the running
+        generation. If it has a seat, it may name only its own ranks of the running generation.
+        """
         if not self.may_accuse(node, alarm.suspects):
             return False
         seat, running = self._seat_of(node), self._view.generation
@@ -182,7 +187,8 @@ class NodeRegistry:
         return self.has_seat(node) and node not in self.lost_nodes()
 
     def has_left(self, node: str) -> bool:
-        """Return whether a node of another host was told to leave for good, so that its messages are ignored."""
+        """Return whether this node was told to leave for good, so that its messages are ignored. Nodes of the
+        controller's own host are exempt. So are nodes that may return."""
         return node in self._left and node not in self._local and not self._view.may_return(node)
 
     def _seat_of(self, node: str) -> Seat | None:
@@ -196,9 +202,11 @@ class NodeRegistry:
         return {*self._view.gone, *self._view.silent_nodes}
 
     def present_nodes(self) -> tuple[str, ...]:
-        """Return the nodes that are linked or expected soon; right after a controller restart, none is linked yet.
+        """Return the nodes that are linked, or that a link is awaited from. Right after a restart of the controller, no
+        node is linked yet.
 
-        A node that was told to leave does not count: it answers no more, even if its link lasts a little longer."""
+        A node that was told to leave does not count. It answers no more, even if its link lasts a little longer.
+        """
         awaited = {seat.node for seat in self._view.seats} - self.lost_nodes()
         present = {*self._links.linked_nodes, *awaited} - self._left
         return tuple(sorted({*present, *self._view.pool, *self._view.under_probe}))

@@ -38,7 +38,8 @@ def update_fault(controller: Controller, order: Order) -> str:
 
 
 async def signature_fault(controller: Controller, order: Order) -> str:
-    """Say why an update's signature is not accepted; empty if it is, or if the job asks for none."""
+    """Return why an update's signature is not accepted. Return an empty text if it is accepted, or if the job requires
+    no signature."""
     signers = controller.settings.release.signers
     if order.verb != "update" or order.release is None or not signers:
         return ""

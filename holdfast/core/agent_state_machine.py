@@ -78,7 +78,8 @@ class RankExited(msgspec.Struct, frozen=True):
 
 
 class ExitJudged(msgspec.Struct, frozen=True):
-    """The judge has made an alarm for a rank that ended badly, from its last words if they could be read in time."""
+    """An alarm has been made for a rank that ended badly. It uses the end of the rank's log if that could be read in
+    time."""
 
     exit: Exit
     alarm: Alarm
@@ -196,8 +197,8 @@ class AgentProtocol:
         return not self._linked
 
     def occupied_by(self, running: int) -> int:
-        """Return the newest generation that has ranks on this node or may soon have some; 0 if there is none. A
-        generation counts from its launch here until this node is told to stop it. If none counts, return `running`, the
+        """Return the newest generation that may have ranks on this node; 0 if there is none. A generation that was
+        launched here counts until this node is told to stop it. If no such generation is left, return `running`, the
         generation whose processes were seen here."""
         return self.generation if self.generation > self.stopped else running
 
@@ -261,7 +262,8 @@ class AgentProtocol:
         return (CarryOut(errand),)
 
     def _begin_leaving(self, errand: Leave) -> tuple[Deed, ...]:
-        """Start to leave the job, and record this on disk first: nobody else would tell a new agent to finish."""
+        """Begin to leave the job. The order is first recorded on disk, because otherwise a new agent would not know
+        that it must finish it."""
         self.leaving, self.stopped = True, self.generation
         return (RememberLeaving(errand), CarryOut(errand))
 

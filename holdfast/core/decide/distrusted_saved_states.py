@@ -1,6 +1,8 @@
-"""Saved states that a restart must not use, because the loss went wrong after them. After the first bad loss, the state
-just before it is still trusted, since the cause may have passed. If the loss goes bad again at the same step or
-earlier, that state is doubted too, and only states verified as good are used."""
+"""Saved states that a restart must not use, because the loss went wrong after them.
+
+After the first bad loss, the state just before that loss is still trusted, since the cause may have passed. If the loss
+goes bad again at the same step or earlier, this state is doubted as well. Then only states verified as good are used.
+"""
 
 import msgspec
 

@@ -95,8 +95,8 @@ def describe_round(incident: Incident) -> str:
 def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     """Return why a slow job is left running; "" if it must stop for an eviction or a rollback.
 
-    Other remedies do not stop it, since a restart alone makes no slow machine faster. A job without copies of its state
-    on peers is not stopped either, because it would lose more than it gains.
+    No other remedy stops a slow job, since a restart alone makes no slow machine faster. A job without copies of its
+    state on peers is not stopped either, because a stop would cost more than it gains.
     """
     if state.incident is not None or state.phase is not Phase.TRAINING:
         return "the job is not steady yet"
@@ -148,7 +148,7 @@ def on_last_steps(state: JobState, event: Progress) -> str:
 
 
 def on_stopped(state: JobState, now: float, event: Outcome) -> str:
-    """Judge the incident. By now every rank is down, and the last words of all ranks have arrived."""
+    """Judge the incident. Every rank is down by now, and the last lines of all ranks have arrived."""
     incident = state.current_incident
     incident.stopped_at = now
     silent, lost = set(incident.silent), {*incident.silent, *event.failed}

@@ -59,7 +59,7 @@ class Fence:
         return f"{node} is gone", []
 
     def note_empty(self, node: str) -> bool:
-        """Record that no rank lives on this node. Return whether that took the fence down."""
+        """Record that no rank lives on this node. Return True if the fence has come down because of this."""
         stood = bool(self.until)
         self.nodes.discard(node)
         if not self.nodes:

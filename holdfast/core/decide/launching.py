@@ -61,7 +61,8 @@ def on_side_probe(state: JobState, now: float, found: tuple[str, tuple[Action, .
 
 
 def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
-    """Report an alarm that does not stop the job. Remember it if it says that the job makes no steps."""
+    """Report an alarm that does not stop the job, and return its text. A standstill is remembered until the job makes a
+    step or the incident is judged."""
     named = state.standing is not None and state.standing.suspects and state.standing.generation == state.generation
     stands = alarm.signature == NO_STEP and not named
     if alarm.kind is Kind.HANG and (alarm.suspects or stands) and alarm.generation == state.generation:
@@ -100,7 +101,7 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str) -> str:
-    """Dismiss lost nodes that have no seat. Return a sentence that names the standbys and evicted nodes among them."""
+    """Dismiss lost nodes that have no seat. Return a sentence that names those that were standbys or evicted nodes."""
     evicted = state.nodes.standbys.under_examination.intersection(nodes)
     lost = {"standby": tuple(node for node in nodes if node not in evicted), "evicted node": tuple(sorted(evicted))}
     for what, those in lost.items():
@@ -241,7 +242,8 @@ def _launch_or_wait(state: JobState, now: float) -> str:
 
 
 def _part_with_late(state: JobState, now: float) -> None:
-    """Evict or dismiss nodes whose links did not come back in time; keep seated ones that nothing can replace."""
+    """Evict or dismiss nodes whose links did not come back in time. A seated node stays if no standby can replace
+    it."""
     late = sorted(state.nodes.links.take_late(now))
     seated, beside = sorted(state.nodes.active.intersection(late)), state.nodes.standbys.beside_job(late)
     if beside:
@@ -394,7 +396,8 @@ def ask_person(state: JobState, now: float, question: str) -> str:
 def finish_job(
     state: JobState, now: float, code: int, reason: str, grace_s: float | None = None, *, last_s: float | None = None
 ) -> str:
-    """End the job. Storage gets `last_s` seconds for the last state; None means the grace period of a shutdown."""
+    """End the job. Storage gets `last_s` seconds to take the last state; None means the grace period of a shutdown. A
+    `grace_s` of 0 gives storage no time."""
     doubts = state.resume_point.doubts
     heard = [alarm.not_after for alarm in state.incident.alarms] if state.incident else []  # perhaps not judged yet
     limits = [step for step in (*heard, doubts.not_after) if step is not None]

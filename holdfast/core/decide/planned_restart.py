@@ -47,7 +47,7 @@ def pause_job(state: JobState, now: float, why: str, release: int = 0, *, grows:
 
 
 def on_paused(state: JobState, now: float, event: Outcome) -> str:
-    """Go on after the stop: evict the nodes that did not confirm it, then launch or wait for nodes."""
+    """Evict the nodes that did not confirm the stop. Then launch or wait for nodes."""
     state.nodes.unstopped = set(event.failed)
     launching.fence_unstopped(state, now, event.failed)
     if state.pause:

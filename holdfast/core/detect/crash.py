@@ -79,8 +79,9 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
 
 
 def _without_witness(action: str) -> str:
-    """Replace an eviction by a question to a person: a script can print anything, even kernel messages. The agent reads
-    the kernel log and the devices itself, and evicts for what it finds there."""
+    """Return the action for a failure that only a rank's output shows. An eviction becomes a question to a person,
+    because a script can print anything, even kernel messages. The agent reads the kernel log and the devices itself,
+    and evicts a node for what they show."""
     return ASK if action == EVICT else action
 
 

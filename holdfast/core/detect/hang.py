@@ -81,8 +81,10 @@ class Stillness:
         self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
 
     def on_traces(self, now: float, traces: Sequence[Trace], outside: Collection[int] = ()) -> dict[int, RankMotion]:
-        """Record one inspection of all ranks; return what each did since the last one. `outside` are the ranks that may
-        wait for something outside the job."""
+        """Record one inspection of all ranks. Return what each rank did since the previous inspection.
+
+        `outside` are the ranks that may wait for something outside the job.
+        """
         (last_at, last), self._last = self._last, (now, tuple(traces))
         waited, self._outside = {*self._outside, *outside}, outside  # at the beginning or the end of this time
         motions = find_motion(last, traces)
@@ -111,7 +113,8 @@ class Stillness:
         return _least_s(now, self._quiet, ranks)
 
     def asleep_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds these ranks have been still without waiting for anything outside the job."""
+        """Return for how many seconds these ranks have been still. Time in which a rank may have waited for something
+        outside the job does not count."""
         return _least_s(now, self._asleep, ranks)
 
     def most_quiet_s(self, now: float, ranks: Iterable[int]) -> float:
@@ -251,7 +254,7 @@ class HangDetector:
         return bool(self._nodes) and now >= max(self.moved_at + patience_s, self._look_at)
 
     def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
-        """Judge one inspection of all processes; return an alarm or None. The intervals between inspections grow."""
+        """Return an alarm if this inspection of all processes calls for one. The intervals between inspections grow."""
         motions = self._stillness.on_traces(now, traces, find_outside_waits(traces, self._phase))
         goes_on = any(motions[rank].collectives for rank in named.ranks or motions if rank in motions)
         if self.step < 0 and goes_on:  # no step is counted, as in an evaluation: collectives tell that it moves

@@ -92,7 +92,7 @@ class ExitHangDetector:
         )
 
     def _make_alarm(self, now: float, left: dict[int, Process], lasts_s: float, stance: Stance) -> Alarm:
-        """Return an alarm that suspects no machine, because the script is what does not end."""
+        """Return an alarm that suspects no machine, because it is the script that does not end."""
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
         return Alarm(
             kind=Kind.HANG,

@@ -141,8 +141,8 @@ class MachineStrains:
 
 
 def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
-    """Return how much a reading adds to its row's count. For a counter, that is its rise. For a level, it is 1 if the
-    level is beyond its limit, else 0."""
+    """Return how much a reading adds to the sum that the catalog row is judged by. A counter adds its rise. A gauge
+    with a limit adds 1 if the reading is beyond the limit, else 0."""
     if row.above is not None:
         return float(value > row.above)
     if row.below is not None:

@@ -75,8 +75,8 @@ def splits_model(mesh: Dims) -> bool:
 
 
 class JobPace:
-    """Condenses beats into a few Progress events: at the first step, when the first steps are over, when redone work
-    is complete, when every rank has left its process groups, and now and then."""
+    """Turns the beats of nodes into a few Progress events. There is one at the first step, after the first steps, when
+    redone work is complete, when every rank has left its process groups, and from time to time in between."""
 
     def __init__(self, limits: PaceLimits) -> None:
         self.limits = limits
@@ -107,8 +107,9 @@ class JobPace:
         self._said_at, self._said_step, self._said_parted, self._said_last_at = 0.0, -1, False, 0.0
 
     def on_silence(self, nodes: Iterable[str]) -> None:
-        """Ignore the steps of these silent nodes from now on. Ranks step together, so the steps of other nodes suffice.
-        Do not ignore a silent node that lagged behind. If all nodes are silent, all still count."""
+        """Ignore the steps of these silent nodes until they send a beat again. Ranks step together, so the steps of
+        other nodes suffice. A silent node that lagged behind still counts. If all nodes are silent, all of them still
+        count."""
         self._silent |= (self._beats.keys() & set(nodes)) - self._apart
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:
@@ -149,7 +150,7 @@ class JobPace:
         return self.number_step(self._slowest_beat)
 
     def find_mute(self, seats: Iterable[Seat]) -> tuple[int, ...]:
-        """Return the ranks of this generation that report no steps, so that the job's step is not taken from them."""
+        """Return the ranks of this generation that report no steps. The job's step is taken from the other ranks."""
         silent = {rank for seat in seats if seat.node in self._tellers.excused for rank in seat.ranks}
         return tuple(sorted(silent.union(*(beat.mute for beat in self._beats.values()))))
 
@@ -167,7 +168,8 @@ class JobPace:
         return all(beat.parted for beat in self._beats.values())
 
     def _step_origin(self, beat: Beat) -> int:
-        """Return what to add to the step of a beat that is counted from the launch; -1 if nodes do not agree on it."""
+        """Return what to add to the step of a beat to get the job's step. It is 0 if the step already is a number of
+        its own. It is -1 if nodes do not agree how many steps came before this launch."""
         if not beat.counted:
             return 0
         return agreed_origin(one.origin if one.counted else -1 for one in (beat, *self._beats.values()))

@@ -107,7 +107,8 @@ def _median_of(ordered: list[float]) -> float:
 
 
 def times_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """If this value is more than `limit` times its median, return in words how many times; else ""."""
+    """Return text that this value is so many times the median of the window; "" unless it is more than `limit`
+    times."""
     if not window.has_enough or window.median <= 0 or value <= limit * window.median:
         return ""
     return f"is {value:.4g}, {value / window.median:.1f} times its median"
@@ -123,7 +124,7 @@ def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
 
 class UpdateRule:
     """The update rule of Altenbernd, Wiesner and Kao. It watches the largest RMS of any tensor's Adam step, lr m /
-    (sqrt(v) + eps). It fires if that value jumps much more than in the warm-up while the gradient norm rises."""
+    (sqrt(v) + eps). It fires if this RMS jumps by much more than in the warm-up, while the gradient norm rises."""
 
     def __init__(self, warmup: int) -> None:
         self._warmup = warmup

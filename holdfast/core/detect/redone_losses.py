@@ -37,7 +37,8 @@ class MadeStep(msgspec.Struct, frozen=True):
 
 
 class LossNoise:
-    """By how much the losses of redone steps differed, relative to the loss, after this and earlier restarts."""
+    """The noise in the losses of steps that were made again: by what share the losses differed, after this and earlier
+    restarts."""
 
     def __init__(self) -> None:
         self._compared = 0  # steps
@@ -65,7 +66,7 @@ class LossNoise:
 
 
 class RedoneLosses:
-    """The newest losses of a node's ranks, compared with those of the generations before."""
+    """The newest losses of a node's ranks, compared with the losses that earlier generations had at the same steps."""
 
     def __init__(self, limits: LossLimits) -> None:
         self._limits = limits
@@ -190,7 +191,7 @@ class RedoneLosses:
 
 
 def _conditions(launch: LaunchHere) -> tuple[object, ...]:
-    """Return what losses depend on besides the state, the code and the machines."""
+    """Return the conditions of a launch on which losses depend, besides the state, the code and the machines."""
     return launch.world_size, launch.skips, launch.eases
 
 

@@ -62,7 +62,8 @@ class ReplicaStream:
 
 
 class ReplicaDetector:
-    """Compares all streams of state hashes of one generation."""
+    """Compares the hashes of states that the replicas of one generation report. Each part of each group is a stream of
+    its own."""
 
     def __init__(self, limits: ReplicaLimits) -> None:
         self.limits = limits

@@ -1,7 +1,8 @@
 """Silence detector: raises an alarm when a node has sent nothing for too long.
 
-It does not judge a time in which its own clock stood still. If it was not called for a while (a controller short of
-CPU, a suspended laptop), it adds the gap to every node's time, because beats may be waiting unread.
+A controller that is short of CPU, or on a suspended laptop, may not call the detector for a while. Beats may then wait
+unread. So the detector does not count a gap between two calls as silence of the nodes, but adds the gap to each node's
+allowed time.
 """
 
 from collections.abc import Collection
@@ -26,7 +27,8 @@ def departure_alarm(departure: Departure) -> Alarm:
 
 
 def gone_alarm(at: float, node: str, seen: FleetNode) -> Alarm:
-    """Return the alarm for a node that its fleet reports as gone. A failed machine is proof against the node."""
+    """Return the alarm for a node that its fleet reports as gone. The alarm is proof against the node if its machine
+    failed."""
     what = "has lost its machine" if seen.failed else "is gone"
     reason = f"{what}, says its fleet{f' ({seen.reason})' if seen.reason else ''}"
     signature = MACHINE_LOST if seen.failed else f"gone {node}"

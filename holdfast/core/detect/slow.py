@@ -95,7 +95,10 @@ class SlowDetector:
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
-        """Start over. If `crew` (release, ranks) is unchanged, keep the last generation's pace for comparison."""
+        """Forget everything about the last launch. Keep its pace for comparison if `crew` is unchanged.
+
+        `crew` is the release and the number of ranks.
+        """
         former_s = self._pace.release_best_s if crew == self._crew else 0.0
         self.generation, self._crew = generation, crew
         for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):

@@ -47,7 +47,7 @@ _QUEUE_S = 5.0  # a GPU's queue holds some thousand kernels: what a process has 
 
 
 class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks that make the others wait, and why; empty `ranks` means nobody."""
+    """The ranks for which other ranks wait, and why. Empty `ranks` means that nobody is named."""
 
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()  # of these ranks
@@ -108,7 +108,8 @@ def training_processes(traces: Sequence[Trace]) -> dict[int, Process]:
 
 
 def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: float = 0.6) -> BlockingRanks:
-    """Return the ranks named in at least `share` of the rounds, if they lead all others by `margin` of the rounds."""
+    """Return the ranks that are named in at least `share` of the rounds. Nobody is named if another rank comes within
+    `margin` of them, also counted as a share of the rounds."""
     counts = Counter(rank for round in rounds for rank in round.ranks)
     often = {rank for rank, count in counts.items() if count >= max(1, ceil(share * len(rounds)))}
     runner_up = max((count for rank, count in counts.items() if rank not in often), default=0)
@@ -337,7 +338,7 @@ def _describe_missing(m: MissingAtCollective, ranks: Sequence[int], held: int = 
 
 
 def _describe_gpus(waiting: WaitGraph, ranks: Sequence[int]) -> str:
-    """Return text about GPUs that have not begun what their processes have entered or queued."""
+    """Return text about GPUs that have not begun work which their processes have entered or queued."""
     entered = next((m for m in waiting.missing if set(ranks) & set(m.queued)), None)
     if entered:
         return _describe_missing(entered, tuple(r for r in ranks if r in entered.queued))

@@ -20,7 +20,8 @@ Measured = Mapping[World, Mapping[str, Sequence[Finding]]]  # by world and node
 
 
 def assess_pairs(now: Measured, before: Measured | None = None) -> tuple[PairResult, ...]:
-    """Return the result of every world in `now`. `before` holds reference worlds: earlier ones that passed."""
+    """Return the result of every world (pair of nodes) in `now`. `before` holds earlier worlds that passed, for
+    comparison."""
     everything = {**(before or {}), **now}
     reasons: dict[World, str] = {}
     for world in now:
@@ -89,8 +90,8 @@ def _slow_worlds(sound: Measured, probe: str) -> dict[World, str]:
 
 
 def _better_half(samples: Sequence[float], lower: bool) -> tuple[float, ...]:
-    """Return the better half of the samples, which shows what the link can do. The worse half shows how busy machines
-    were."""
+    """Return the better half of the samples, because it shows what the link can do, while the worse half shows how busy
+    machines were. `lower` says that lower values are better."""
     return tuple(sorted(samples, reverse=not lower)[: (len(samples) + 1) // 2])
 
 

@@ -1,9 +1,10 @@
-"""Plans the pair test: nodes run in worlds of two, first in any pairs, then each suspect with a good node.
+"""Plans the pair test: nodes run in worlds, each a distributed job of two nodes. First the nodes are paired in any
+order, then each suspect is paired with a good node.
 
-A bad node fails every world it is in. A node in a world that passed is good; a node that failed with a known good node
-is bad. That takes two rounds for any number of nodes, the second in several waves if good nodes are few. If every world
-of the first round failed, no node is known to be good. Then nodes are paired differently, a bounded number of times. If
-still nothing passes, the result is that nobody can be named.
+A bad node fails in every world. A node in a world that passes is good. A node that fails together with a known good
+node is bad. The test takes two rounds for any number of nodes, but the second round takes several waves if good nodes
+are few. If every world of the first round fails, no node is known to be good. Then the nodes are paired differently, a
+bounded number of times. If still nothing passes, nobody can be named.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,5 @@
-"""Judges the probe findings of all nodes: which nodes are bad, which are among several suspects, and why."""
+"""Judges the probe findings of all nodes: which nodes are bad, which nodes are suspects because one of several is bad,
+and why."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ class ProbeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoldenRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Catalog row with the result bits that a sound device of this model gives."""
+    """Catalog row with the result bits that a sound device of one model gives."""
 
     probe: str
     device: str
@@ -129,7 +130,11 @@ def _collect_failures(found: Found, why: dict[str, list[str]]) -> list[str]:
 def _compare_bits(
     key: Key, found: Found, golden: str | None, into: tuple[dict[str, list[str]], dict[str, str]]
 ) -> list[str]:
-    """Compare a result that must have the same bits everywhere. Add bad nodes and suspects to `into`; return notes."""
+    """Compare the results of one probe, which must have the same bits everywhere. Add bad nodes and suspects to the
+    pair `into`, and return notes.
+
+    `key` selects the results among `found`. `golden` are the bits of a sound device, if they are known.
+    """
     why, suspects = into
     what = f"{key[0]} ({key[3]})" if key[3] else key[0]
     votes: dict[str, str] = {}

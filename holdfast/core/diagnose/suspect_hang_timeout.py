@@ -60,7 +60,7 @@ class NamedStandstill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Term(msgspec.Struct, frozen=True):
-    """A condition that has lasted for some time, and for how long it may last before the job acts."""
+    """How long a condition has lasted, and how long it may last before the job acts."""
 
     lasts_s: float
     limit_s: float
@@ -132,7 +132,8 @@ def _may_wait_outside(main: Process, below: list[Process]) -> bool:
 
 
 def _is_inside(thread: Thread) -> bool:
-    """Return whether a thread surely waits only for a timer, a lock or a child, and is in no long work."""
+    """Return whether a thread waits only for a timer, a lock or a child process, and does no work that may take
+    long."""
     return thread.sleeps_in.startswith((*_TIME, *_LOCK, *_CHILD)) and not any(
         shorten_path(frame.file).startswith(_OUTSIDE_FILES)
         or frame.function.rpartition(".")[2].lstrip("_").lower().startswith(_LONG_WORK)

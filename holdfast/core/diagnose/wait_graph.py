@@ -129,7 +129,8 @@ def _has_lost_messages(flight: Flight) -> bool:
 
 
 def _see_gpus(group: dict[int, Collective]) -> dict[int, Collective]:
-    """Replace what each process has entered by what its GPU has begun, if all members of the group report it."""
+    """Return the collectives as the GPUs see them: what the process has entered is replaced by what its GPU has begun.
+    Return them unchanged if a member of the group does not report its GPU."""
     told = {rank: one.started if one.entered else 0 for rank, one in group.items()}
     if None in told.values() or not any(told.values()):
         return group

@@ -37,7 +37,7 @@ def propose_migration(job: PipelineJob, situation: PipelineSituation, costs: Pha
 
 
 def propose_save(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose to write every layer to storage now. Then no step has to be made again when workers have left."""
+    """Propose to write every layer to storage now, so that no step has to be made again when workers leave."""
     ground = survey(job, situation, costs)
     if not situation.leaving:
         return Infeasible(policy=SAVE, reason="nobody is known to leave")

@@ -1,4 +1,4 @@
-"""Who holds each layer, who lacks which, and the transfers that fill the gaps."""
+"""Which worker holds each layer, which workers lack a layer, and the transfers that fill these gaps."""
 
 from collections.abc import Sequence
 

@@ -60,10 +60,11 @@ def _best_cuts(layers: int, until: tuple[float, ...], stages: int, capacity: int
 
 
 def choose_sizes(templates: dict[int, PipelineTemplate], members: int, wanted: int) -> tuple[int, ...]:
-    """Return the sizes of pipelines that together compute most per second, for at most `members` workers: a knapsack.
+    """Return the sizes of pipelines that together compute most per second with at most `members` workers. This solves a
+    knapsack problem.
 
-    Of equally fast choices, prefer the one with the most pipelines of the wanted size, then the one with the fewest
-    workers.
+    Among equally fast choices, prefer the choice with the most pipelines of the `wanted` size, then the choice with the
+    fewest workers.
     """
     best: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ())]
     for count in range(1, members + 1):

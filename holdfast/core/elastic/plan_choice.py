@@ -85,8 +85,8 @@ def choose_plan(
 
 
 def cost_of(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
-    """Return what a proposal costs, in seconds of one worker. The cost includes the change to the plan, slower steps
-    under it, the next failure, and the change back."""
+    """Return what a proposal costs, in seconds of one worker. Included are the change to the new plan, the slower steps
+    under the plan, the expected next failure, and the change back to the old plan."""
     workers = len(situation.held) + len(situation.lost)
     stopped = sum(proposal.downtime_s.values()) + proposal.lost_steps * costs.step_s
     slow = proposal.slow_steps * costs.step_s * (1 / max(proposal.slow_rate, 0.01) - 1)

@@ -107,7 +107,7 @@ def join_segments(segments: Sequence[RouteSegment]) -> Route:
 
 
 def can_compute(segment: RouteSegment, held: Sequence[frozenset[int]]) -> bool:
-    """Return whether a segment's worker lives and holds all its layers."""
+    """Return whether a segment has a worker, and whether this worker holds all layers of the segment."""
     return segment.worker >= 0 and held[segment.worker].issuperset(range(segment.first, segment.end))
 
 

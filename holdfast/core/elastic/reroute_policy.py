@@ -41,9 +41,11 @@ def losses_by_layer(job: PipelineJob, situation: PipelineSituation) -> list[int]
 
 
 def reroute_all(ground: PlanGround, held: Held, away: Sequence[int] = ()) -> tuple[Route, ...]:
-    """Return routes for all microbatches through workers that hold the layers; whole routes stay as they are.
+    """Return a route for each microbatch, such that every worker on it holds the layers it computes. Keep the old route
+    of a microbatch if all workers on it can still be used.
 
-    Every layer must have an owner that is not in `away`.
+    `held` are the layers of each worker. `away` are workers that must get no work, so every layer must have an owner
+    that is not in `away`.
     """
     before = ground.before.routes
     broken = broken_routes(before, held, away)
@@ -58,7 +60,8 @@ def reroute_all(ground: PlanGround, held: Held, away: Sequence[int] = ()) -> tup
 
 
 class PeerWiring:
-    """Chooses, for each layer of a broken route, the least loaded worker that holds it."""
+    """Mends broken routes (routes with workers that can no longer be used). For each of their layers it chooses a
+    worker that holds the layer and has the least load."""
 
     def __init__(self, times: LayerTimes, layers: int, held: Held, away: Sequence[int]) -> None:
         self._times = times
@@ -76,8 +79,8 @@ class PeerWiring:
                 self._add(segment, count)
 
     def mend_route(self, route: Route) -> Route:
-        """Return the route with its unusable segments given to peers. A microbatch that was left out gets a whole
-        route."""
+        """Return the route with its unusable segments given to other owners of the same layers. A route that was left
+        out, and so is empty, gets an owner for every layer."""
         found: list[RouteSegment] = []
         for segment in route or (RouteSegment(worker=-1, first=0, end=self._layers),):
             if can_compute(segment, self._sets):
@@ -87,7 +90,7 @@ class PeerWiring:
         return join_segments(found)
 
     def wire_layers(self, first: int, end: int) -> list[RouteSegment]:
-        """Give these layers to as few owners as possible; of equals, to the least loaded."""
+        """Give these layers to as few owners as possible. Among equally good owners, choose the least loaded."""
         found = []
         while first < end:
             runs: Mapping[int, int] = {owner: self._run_end(owner, first, end) for owner in self._owners[first]}

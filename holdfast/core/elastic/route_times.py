@@ -66,7 +66,10 @@ def loads_of(counted: Iterable[tuple[Route, int]], times: LayerTimes) -> dict[in
 
 
 def step_time(routes: Sequence[Route], times: LayerTimes, kappa: float = 1.0) -> float:
-    """Return the time of a step, in units of one layer's time for one microbatch."""
+    """Return the time of a step. The unit is the time of one layer for one microbatch.
+
+    `kappa` is the share of a pipeline's filling and draining that other microbatches cannot use.
+    """
     counted = [(route, count) for route, count in count_routes(routes) if route]
     loads = loads_of(counted, times)
     longest = 0.0
@@ -78,8 +81,8 @@ def step_time(routes: Sequence[Route], times: LayerTimes, kappa: float = 1.0) ->
 
 
 def same_partition(one: Sequence[Route], other: Sequence[Route]) -> bool:
-    """Return whether both plans sum gradients of the same parts: each layer's microbatches are grouped alike over
-    workers."""
+    """Return whether both plans sum gradients in the same groups. For every layer, each worker of the one plan then
+    computes the microbatches of one worker of the other plan."""
     if len(one) != len(other):
         return False
     named: dict[tuple[int, int], int] = {}  # layer and worker of the one -> worker of the other

@@ -63,7 +63,8 @@ def propose_retemplate(job: PipelineJob, situation: PipelineSituation, costs: Ph
 
 
 def split_pipelines(ground: PlanGround) -> tuple[list[PipelineRow], list[int]]:
-    """Return the pipelines that are whole and share no worker, the busiest first, and all other workers that stay."""
+    """Return the pipelines that still work and have workers of their own, the busiest first. Also return all other
+    workers that stay."""
     situation = ground.situation
     counted = count_routes(ground.before.routes)
     broken = broken_routes(ground.before.routes, situation.held, situation.leaving)

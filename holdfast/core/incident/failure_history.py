@@ -175,7 +175,7 @@ def _count_last_hour(times: deque[float], now: float) -> int:
 
 
 def _add_lost_nodes(verdict: Verdict, cause: Alarm, lost: set[str]) -> Verdict:
-    """Return the verdict with the lost nodes evicted too; a restart, probe or replay is replaced by their eviction."""
+    """Return the verdict with the lost nodes evicted as well. Their eviction replaces a restart, probe or replay."""
     if verdict.remedy in (Remedy.RESTART, Remedy.PROBE, Remedy.REPLAY):
         reason = f"{incident_text.describe_cause(cause)}; {', '.join(sorted(lost))} did not answer: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(sorted(lost)), reason=reason)

@@ -86,7 +86,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_spike(self) -> bool:
-        """Return whether the loss was finite but stood out; only such alarms carry the response that the user chose."""
+        """Return whether the failure is a finite loss that stood out. Only an alarm of this kind has the response that
+        the user chose for it."""
         return self.cause.response is not None
 
     @property
@@ -179,7 +180,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_new(self) -> bool:
-        """Return whether the running release, and no other one, has failed like this recently."""
+        """Return whether only the running release has failed like this recently, and no other release."""
         return bool(self.recent_failures) and all(p.release == self.release for p in self.recent_failures)
 
     @property
@@ -257,8 +258,9 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Return whether this node alone runs short of memory: it did so before, and more often than by chance. If
-        another node also ran short twice, the cause moves with a rank and not with a machine."""
+        """Return whether this node runs short of memory by itself. It does if it ran short before, and more often than
+        by chance. But if another node ran short twice as well, the shortage moves with a rank and not with a
+        machine."""
         cause, where = self.cause, set(self.cause.suspects)
         told = cause.klass in _SCARCE and (cause.kind is Kind.LINES or cause.confidence >= TOLD)
         elsewhere = Counter(p.nodes for p in self.recent_failures if not set(p.nodes) <= where)
@@ -266,9 +268,12 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_nodes_own(self) -> bool:
-        """Return whether these nodes cause such failures: all recent ones were on them, or are too few to hit a node
-        twice by chance. A bug may strike on any node, and with few nodes it soon strikes one of them twice. A failure
-        that strikes several nodes at once, such as storage that is away, is caused by none of them."""
+        """Return whether these nodes cause such failures. They do if all recent failures like this were on them, or if
+        such failures are too few to strike a node twice by chance.
+
+        A bug may strike on any node, and with few nodes it soon strikes one of them twice. A failure that strikes
+        several nodes at once, such as a loss of storage, is caused by none of them.
+        """
         if self.elsewhere:
             return False
         here = [bool(set(p.nodes).intersection(self.cause.suspects)) for p in self.recent_failures]
@@ -277,7 +282,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shared_with(self) -> tuple[str, ...]:
-        """Return the other nodes that had such failures, if chance may explain the failures on these nodes; else ()."""
+        """Return the other nodes that failed like this recently. The result is () if the failures on these nodes are no
+        matter of chance."""
         nodes, here = {node for p in self.recent_failures for node in p.nodes}, set(self.cause.suspects)
         return tuple(sorted(nodes - here)) if nodes & here and not self.is_nodes_own else ()
 

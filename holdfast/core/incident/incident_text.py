@@ -123,7 +123,8 @@ def is_guessed_kill(alarm: Alarm) -> bool:
 
 
 def record_label(record: Record) -> str:
-    """Return the cause to which an incident's cost is charged; in older journals, its failure class or kind."""
+    """Return the cause to which an incident's cost is charged. Older journals do not have it, so the failure class or
+    the kind of failure stands in for it."""
     return record.label or _class_words(record.klass) or record.kind
 
 
@@ -184,7 +185,8 @@ def _describe_recovery(record: Record) -> str:
 
 
 def describe_again(record: Record) -> str:
-    """Return a clause on how often the job failed again before a step, and why the last time; "" if it did not."""
+    """Return a clause on how often the job failed again before a step and why it failed the last time; "" if it did not
+    fail again."""
     if record.failures < 2:
         return ""
     last = f", the last time because {record.last_cause}" if record.last_cause else ""
@@ -282,8 +284,8 @@ def count_failures(records: Iterable[Record]) -> int:
 
 
 def describe_phases(record: Record | Change) -> str:
-    """Return the phases of a recovery with their seconds, in tenths that add up to the total. Stop and start-up are
-    rounded first, then their parts, as in the report."""
+    """Return the phases of a recovery with their seconds, in tenths that add up to the total. The sums for stop and
+    start-up are rounded first and their phases after that, so that the sums agree with the report."""
     wholes: dict[str, dict[str, float]] = {}
     for name, seconds in phases_s(record).items():
         whole = "stop" if name in ("silence", "stop") else name if name in _BEFORE_START_UP else "start-up"

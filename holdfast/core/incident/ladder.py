@@ -41,7 +41,7 @@ _SLOWER = 0.2  # part by which a machine must be slower than others for it to ex
 
 
 def find_verdict(case: IncidentCase) -> Verdict:
-    """Return the verdict of the first rung that applies, within the limits on evictions and on code changes."""
+    """Return the verdict of the first rule that applies, within the limits on evictions and on code changes."""
     verdict = _first_remedy(case)
     if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose and not case.together:
         return _give_up("more nodes were lost within the hour than the job has")
@@ -224,7 +224,8 @@ def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
 
 
 def _reason_to_stay(case: IncidentCase) -> str:
-    """Return why the job restarts on the same nodes: no node is to blame, or no standby can replace the one that is."""
+    """Return why the job restarts on the same nodes: no node is to blame, or no standby can replace the node to
+    blame."""
     if case.cause.kind in (Kind.HANG, Kind.SLOW) and case.cause.suspects and not case.follows_the_rank:
         return f"no standby can replace {', '.join(case.cause.suspects)}: restarted in place"
     if gone := case.evicted_before:
@@ -310,7 +311,8 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
 
 
 def _judge_replicas(case: IncidentCase) -> Verdict:
-    """Return the verdict on replicas that differ without a majority: restart, and give up after several in vain."""
+    """Return the verdict on replicas that differ without a majority. The job restarts, and gives up after several
+    restarts without progress."""
     if case.is_capped:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:

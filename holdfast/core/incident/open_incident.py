@@ -257,8 +257,8 @@ class Incident(msgspec.Struct, kw_only=True):
         return tuple(nodes) if len({hosts.get(node, node) for node in nodes}) > 1 else ()
 
     def _label_cost(self, cause: Alarm) -> str:
-        """Return the cause to which the cost is charged. A fault of a machine that only a rank reported, and for which
-        no node was evicted, is marked as unconfirmed."""
+        """Return the cause to which the cost is charged. A machine fault that only a rank reported, without an
+        eviction, is marked as unconfirmed."""
         if cause in self.departures:
             return "rank left early"
         label = incident_text.cause_label(cause)

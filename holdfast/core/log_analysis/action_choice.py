@@ -49,7 +49,8 @@ def choose_action(finding: CauseFinding, catalog: FailureCatalog) -> ActionChoic
 
 
 def _is_witness(hit: CatalogHit, root: CatalogHit) -> bool:
-    """Return whether this hit is from a witness and confirms the root cause: same class, same node, high weight."""
+    """Return whether this hit confirms the root cause. The hit must come from a witness, such as the kernel, and have
+    the same class, the same node and a high weight."""
     sees = (hit.row.witness and not is_guess(hit.said.text)) or hit.said.kernel
     near = not (hit.node and root.node) or hit.node == root.node
     return sees and near and hit.klass == root.klass and hit.row.role == "cause" and hit.weight >= _SURE

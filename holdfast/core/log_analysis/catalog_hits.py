@@ -140,7 +140,7 @@ def _is_live(raised: RaisedException) -> bool:
 
 
 def _is_type_only(hit: CatalogHit) -> bool:
-    """Return whether the hit's row says no more than the exception's type, or only describes circumstances."""
+    """Return whether the hit's row says no more than the exception's type, or only describes what was going on."""
     bare = f"{hit.raised.type}:" if hit.raised else ""
     return hit.row.role == "context" or (hit.klass in _OF_TYPES and re.search(hit.row.pattern, bare) is not None)
 

@@ -91,8 +91,8 @@ class RowPattern:
 
 
 def find_alternatives(row: CatalogRow) -> tuple[Alternative, ...]:
-    """Split a row into the alternatives of its pattern. A line is then matched only with alternatives whose literals it
-    contains. Raises ValueError if an alternative has no literal and the row gives none."""
+    """Return the alternatives of a row's pattern, so that a line is matched only with alternatives whose literals are
+    in the line. Raise ValueError if an alternative contains no literal and the row names none."""
     given = (row.needle,) if isinstance(row.needle, str) else row.needle
     if given:
         folded = tuple(fold_line(needle).decode() for needle in given)
@@ -165,7 +165,7 @@ class FailureCatalog:
         return {place: rows[line] for place, line in enumerate(plains) if line in rows}
 
     def rows_of_literals(self, found: Iterable[bytes]) -> list[RowPattern]:
-        """Return the rows that have one of these literals, in catalog order, which decides between equal hits."""
+        """Return the rows that have one of these literals, in catalog order. This order decides between equal hits."""
         wanted = {id(known): known for needle in found for known in self._by_needle.get(needle, ())}
         return sorted(wanted.values(), key=lambda known: self._places[id(known)])
 

@@ -156,7 +156,7 @@ def strip_ansi(line: str) -> str:
 
 
 def strip_prefixes(line: str, habits: PrefixHabits) -> LogLine:
-    """Return a line without its prefixes, together with the rank, node, time and level that they state."""
+    """Return a line without its prefixes, together with the rank, node, time and level that its prefixes state."""
     line = strip_ansi(line)
     said = LogLine(text=line, raw=line.strip())
     if line.startswith("{") and line.endswith("}"):
@@ -256,7 +256,8 @@ def _failure_text(key: str, value: object) -> list[str]:
 
 
 def fill_times(lines: Sequence[LogLine]) -> None:
-    """Give each line without a time the time of an earlier line: the last of its rank, else the last of any rank."""
+    """Give a time to each line that has none: the time of the last line from the same rank in this log. If the rank has
+    none, take the time of the last line in this log."""
     if all(said.at is None for said in lines):
         for said in lines:
             said.at = said.day_s  # nobody tells the day: then it is the same one

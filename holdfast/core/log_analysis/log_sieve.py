@@ -105,7 +105,8 @@ class LineSieve:
 
 
 def sift_log(log: bytes, catalog: FailureCatalog) -> list[tuple[int, str]]:
-    """Return the telling lines of a log, each with its number; all lines of a short log."""
+    """Return the lines of a log that tell about a failure, each with its number. Return all lines if the log is
+    short."""
     if len(log) <= WHOLE:
         return list(enumerate(_decode_line(_cut_line(line)) for line in log.replace(b"\r", b"\n").split(b"\n")))
     sieve = LineSieve(catalog)
