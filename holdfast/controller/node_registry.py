@@ -83,7 +83,7 @@ class NodeRegistry:
         return True
 
     def record_replayable(self, replayable: str) -> None:
-        """Record whether the script's work may be done again: "seeded", "unseeded", or "" for not at all."""
+        """Record whether the script can repeat its work: "seeded", "unseeded", or "" if it cannot."""
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
@@ -107,7 +107,8 @@ class NodeRegistry:
         self.beats.pop(node, None)
 
     def record_departure(self, node: str) -> None:
-        """Record that a node was told to leave, so that its silence raises no alarm; forget what it holds."""
+        """Record that a node was told to leave. Its silence then raises no alarm, and its copies and last beat are
+        forgotten."""
         self._left.add(node)
         self._silence.forget_node(node)
         self.copies.pop(node, None)

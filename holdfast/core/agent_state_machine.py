@@ -184,7 +184,8 @@ class AgentProtocol:
         *,
         epoch: int = 0,
     ) -> tuple[Deed, ...]:
-        """Take over the state of this node's earlier agent. `leave` is the Leave errand that it had begun, if any."""
+        """Take over the state of this node's earlier agent. If that agent had begun to leave the job, `leave` is the
+        errand that it was carrying out."""
         self._done = {d.id: d for d in done}
         self.generation, self.expected, self.stopped = generation, set(ranks), stopped
         self._begun = generation
@@ -325,7 +326,8 @@ class AgentProtocol:
         return self._post_due()
 
     def _post_due(self) -> tuple[Deed, ...]:
-        """Send waiting posts in the order of their events. An exit that is still being judged holds up later posts."""
+        """Return the due messages to the controller, in the order of their events; none while there is no link. The
+        exit of a rank that is still being judged holds up later messages."""
         posts = []
         while self._due and not isinstance(body := self._due[0], Exit):
             self._due.popleft()

@@ -18,7 +18,8 @@ REFUSED = 2  # exit code: the fleet refuses nodes for good, as for a setting tha
 
 
 def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
-    """Record the changes, and replace nodes that are gone and have no seat. A seated node gets an alarm of its own."""
+    """Record which nodes the fleet reports as changed. Replace nodes that are gone and have no seat; a gone node with a
+    seat raises an alarm elsewhere."""
     nodes = state.nodes
     waited = nodes.waits_in_queue
     nodes.standbys.take_report(now, event.nodes)
@@ -113,7 +114,7 @@ def _part_with_leaving(state: JobState, now: float, spare: Set[str]) -> str:
 
 
 def count_staying(state: JobState) -> int:
-    """Return the number of seats whose nodes stay: their nodes are neither evicted nor to be drained."""
+    """Return the number of nodes that stay in their seats: neither evicted nor to be drained."""
     return len(state.nodes.seats) - len(state.nodes.out) - len(state.requests.draining)
 
 
@@ -166,8 +167,8 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
 def finish_out_of_time(
     state: JobState, now: float, why: str, hope: str = "", *, grace_s: float | None = None, last_s: float | None = None
 ) -> str:
-    """End a job whose nodes are all taken away. The exit code says that the job may go on with other nodes. If it has
-    ended like this too often without a new step, the exit code says that the job gives up."""
+    """End a job whose nodes are all taken away. The exit code says that the job may continue with other nodes. After
+    too many such ends without a new step, the exit code says that the job gives up."""
     ends, best = state.failures.count_fruitless_end(), state.failures.best
     if ends < state.limits.attempts:
         return launching.finish_job(state, now, OUT_OF_TIME, why + hope, grace_s, last_s=last_s)
@@ -178,7 +179,7 @@ def finish_out_of_time(
 
 
 def go_on(state: JobState, now: float) -> str:
-    """Resume a job that ended because the fleet took all nodes away: dismiss these and wait for others."""
+    """Resume a job that ended because the fleet took all nodes away. Dismiss these nodes and wait for other nodes."""
     nodes, standbys = state.nodes, state.nodes.standbys
     why = "the fleet has taken it away"
     for node in sorted({*nodes.pool, *standbys.coming, *standbys.under_probe}):

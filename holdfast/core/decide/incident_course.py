@@ -34,7 +34,8 @@ def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = 
 
 
 def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
-    """Open an incident for this alarm, in place of any planned restart, or add a round to the open one. Return it."""
+    """Open an incident for this alarm, or add a round to the open incident. Return the incident. A new incident ends
+    any planned restart."""
     incident = state.incident
     if incident is None:
         state.incidents += 1

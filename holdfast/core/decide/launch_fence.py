@@ -14,7 +14,8 @@ class Fence:
     """
 
     def __init__(self, lasts_s: float = 0.0, *, fleet_ends: bool = True) -> None:
-        """`lasts_s` is how long ranks may run without a controller. Old journals have 0, which means no fence."""
+        """The fence stays up for `lasts_s` seconds, which is how long ranks may run without a controller. Old journals
+        have 0, which means no fence. `fleet_ends` says that the fleet can end nodes that do not answer."""
         self.nodes: set[str] = set()  # that may have living ranks, and nobody knows
         self.until = 0.0  # 0: it does not stand
         self._lasts_s = lasts_s
@@ -41,7 +42,8 @@ class Fence:
         return f"waiting out {left_s:.0f} s until the ranks on {where}, which did not answer, have ended themselves"
 
     def watch_dismissals(self, actions: Iterable[Action]) -> None:
-        """Remember the actions by which the fleet ends a fenced node. Their outcomes may take the fence down."""
+        """Remember the actions by which the fleet ends nodes that block the launch. The launch may go ahead once their
+        outcomes say that these nodes are gone."""
         if self.until and self._fleet_ends:
             found = (action for action in actions if isinstance(action, Dismiss) and action.node in self.nodes)
             self._dismissed |= {action.id: action.node for action in found}

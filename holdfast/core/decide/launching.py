@@ -54,7 +54,8 @@ def on_ready(state: JobState, now: float, event: Ready) -> str:
 
 
 def on_side_probe(state: JobState, now: float, found: tuple[str, tuple[Action, ...]]) -> str:
-    """Handle the result of a probe of an evicted or newly arrived node. The job went on during this probe."""
+    """Report the result of a probe of one node that was evicted or has just come, while the job went on. If the job
+    waits for nodes, try to launch it."""
     reason, actions = found
     state.emit(*actions)
     return f"{reason}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else reason

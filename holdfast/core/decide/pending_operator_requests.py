@@ -1,4 +1,5 @@
-"""The open requests: who holds the job, what a person must decide, and which nodes must leave."""
+"""The requests that nobody has answered yet: who holds the job, what a person must decide, and which nodes must
+leave."""
 
 from collections.abc import Set
 

@@ -44,8 +44,9 @@ def make_parking(state: JobState, stop: Stop, alarm: Alarm | None = None) -> Sto
 
 
 def keeps_ranks(state: JobState, *, changed: bool) -> bool:
-    """Return whether parked ranks keep their processes at the next launch. They do after a restart or an eviction, or
-    if they were parked for the job to grow. They do not if release or world size is `changed`."""
+    """Return whether parked ranks keep their processes at the next launch. They keep them after a restart or an
+    eviction, or if they were parked for the job to grow. They lose them if the release or the world size is
+    `changed`."""
     incident, verdict = state.incident, state.verdict
     if state.pause:
         return state.pause.parked and not changed
@@ -55,7 +56,7 @@ def keeps_ranks(state: JobState, *, changed: bool) -> bool:
 
 
 def describe_short(state: JobState) -> str:
-    """Return text such as "3 of 4 nodes, same batch" if the job can keep its batch on fewer nodes and has fewer; else
-    ""."""
+    """Return text such as "3 of 4 nodes, same batch" if the job can keep its batch on fewer nodes and now has fewer; ""
+    in all other cases."""
     seated, wanted = len(state.nodes.seats), state.job.max_nodes
     return f"{seated} of {wanted} nodes, same batch" if state.resizes and seated < wanted else ""

@@ -86,8 +86,8 @@ def _without_witness(action: str) -> str:
 
 
 def _unwrap_exception(raised: str, traces: list[ExceptionChain]) -> str:
-    """Return the exception of another process, such as a DataLoader worker, if `raised` only wraps it; else `raised`.
-    The message of `raised` then contains the traceback of that other process."""
+    """Return the exception that `raised` wraps, if it is one of another process, such as a DataLoader worker. Otherwise
+    return `raised`. The message of such a wrapper contains the traceback of the other process."""
     for trace in reversed(traces):
         cause, last = trace.chain[0], trace.last
         if cause.inner and not last.inner and last.said.text.startswith(raised.removesuffix(CUT)):
@@ -97,8 +97,8 @@ def _unwrap_exception(raised: str, traces: list[ExceptionChain]) -> str:
 
 
 def _whole_failure(exit: Exit) -> str:
-    """Return the failure that the rank recorded before it ended. If that was cut short, return the whole line from its
-    last words."""
+    """Return the failure that the rank recorded before it ended. If the record was cut short, return the whole line
+    from the rank's log."""
     start = exit.latched.removesuffix(CUT)
     found = (line[line.index(start) :] for line in reversed(exit.words) if start in line)
     return exit.latched if start == exit.latched else next(found, exit.latched)

@@ -118,8 +118,9 @@ class Stillness:
         return _least_s(now, self._asleep, ranks)
 
     def most_quiet_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds at least half of these ranks have been quiet, as in `quiet_s`. Ranks that wait
-        may use CPU time, and any single rank may still write its log."""
+        """Return for how many seconds at least half of these ranks have been quiet: no new frame, collective or I/O.
+        Half is enough, because a single rank may still write its log. CPU time does not count, because ranks that wait
+        may use it."""
         quiet = sorted(now - self._quiet.get(rank, now) for rank in ranks)
         return quiet[len(quiet) // 2] if quiet else 0.0
 
@@ -241,7 +242,8 @@ class HangDetector:
         return is_other_phase(self._phase)
 
     def stands_since(self, now: float) -> float | None:
-        """Return when the job made its last step, if it has stood still for longer than usual since; else None."""
+        """Return when the job made its last step, if it has stood still since then for longer than usual. Otherwise
+        return None."""
         usual_until = max(self.moved_at + self.patience_s, self._usual_until)
         return self.moved_at if self._nodes and now >= usual_until else None
 
@@ -336,8 +338,8 @@ class HangDetector:
         self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
 
     def _judge_standstill(self, now: float, traces: Sequence[Trace], named: BlockingRanks, early: bool) -> Alarm | None:
-        """Return an alarm without suspects if the job has stood for longer than a restart would cost. If `early`
-        (before the first step), only a collective that is about to time out counts."""
+        """Return an alarm without suspects if the job has stood for longer than a restart would cost. `early` means
+        that no step was made yet. Then only a collective that is about to time out raises the alarm."""
         expires_at = first_expiry(traces, self.moved_at)
         self._look_at = next_look_at(self._look_at, now, expires_at)
         seen = [rank for rank, process in training_processes(traces).items() if main_frames(process)]
@@ -423,7 +425,8 @@ def _remember_place(places: dict[Place, float], place: Place, lasted_s: float) -
 
 
 def shared_place(one: Place, other: Place) -> Place:
-    """Return the outer frames that two stacks share; the last of them may be on different lines."""
+    """Return the outer frames that two stacks share. In the last of these frames, the two stacks may be at different
+    lines."""
     common: list[Frame] = []
     for a, b in zip(one, other, strict=False):
         if (a.function, a.file) != (b.function, b.file):

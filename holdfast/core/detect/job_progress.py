@@ -29,8 +29,9 @@ def made_steps(step: int, first_step: int) -> int:
 
 class StepTellers:
     """Finds nodes whose ranks run but report no step while others have made several, such as the first stage of a
-    pipeline without an optimizer. The job's step does not depend on such a node until the node has caught up. A node
-    that hangs before its first step is not among them, because the others wait for it and make no steps either."""
+    pipeline without an optimizer. The job's step does not depend on such a node until the node reports the job's step
+    itself. A node that hangs before its first step is not excused, because other nodes wait for it and make no steps
+    either."""
 
     def __init__(self) -> None:
         self._waited_for: set[str] = set()  # nodes that have told of no step

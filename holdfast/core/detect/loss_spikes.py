@@ -1,13 +1,13 @@
 """Spike detector: finds a loss, gradient norm or update that stands out from this rank's recent values.
 
-It judges only when it has seen enough values and their median is positive ("five times" means nothing otherwise). It
-judges an update only if it saw the step before. The module `nonfinite_loss` handles losses that are not finite. The
-first norm that is not finite is reported, and no later one. If norms are not finite from the start, none is reported,
-because loss scaling produces them on purpose.
+The detector judges a value only after it has seen enough values whose median is positive, because "five times" means
+nothing otherwise. It judges an update only if it also saw the step before. It reports only the first norm that is not
+finite. If norms are not finite from the start, it reports none, because loss scaling produces such norms on purpose.
+The module `nonfinite_loss` handles losses that are not finite.
 
 The rules cannot tell a fault from a bad batch. They cannot name the faulty rank, since all replicas share a summed
-gradient. So they name the step; only the norm of a rank's own gradient, before the sum, names a rank. The user chooses
-the response (`loss.policy`); the job acts only on a loss or gradient norm that ranks share.
+gradient. So they name the step. Only the norm of a rank's own gradient, before the sum, names a rank. The user chooses
+the response (`loss.policy`). The job acts only on a loss or gradient norm that ranks share.
 """
 
 from bisect import bisect_left, insort
@@ -29,7 +29,7 @@ _STEADY = 10
 
 
 class SpikeRule(StrEnum):
-    """The rules: each names the value that stood out and the test that it failed."""
+    """The rules. The name of a rule says which value stands out and by which test."""
 
     LOSS_TIMES = "loss times"
     LOSS_SCORE = "loss score"

@@ -54,7 +54,8 @@ class ReachDetector:
         self._gateways[reach.node] = None if reach.gateway is None else 0 if reach.gateway else before + 1
 
     def find_islands(self) -> tuple[tuple[str, ...], ...]:
-        """Return the groups of nodes that the largest group cannot reach; empty if all nodes reach one another."""
+        """Return the groups of nodes that are cut off from the largest group; empty if all nodes reach one another. If
+        several groups are largest, return all groups."""
         tried = {pair: misses for pair, misses in self._misses.items() if pair[0] in self._answered}
         near: dict[str, set[str]] = {node: set() for pair in tried for node in pair}
         for (one, other), misses in tried.items():
@@ -68,7 +69,8 @@ class ReachDetector:
         return tuple(found for found in groups if found != rest)
 
     def check_islands(self, now: float, generation: int, stance: Stance = Stance.NOTIFY) -> Alarm | None:
-        """Judge a round of answers; return an alarm if nodes are cut off, unless the last round showed the same."""
+        """Return an alarm if this round of answers shows that nodes are cut off. Return None if the last alarm said the
+        same."""
         islands = self.find_islands()
         self._answered.clear()
         if islands == self._told:

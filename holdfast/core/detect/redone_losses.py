@@ -1,9 +1,12 @@
-"""Redone-loss detector: after a restart, steps that are made again must have the losses that they had before.
+"""Redone-loss detector: after a restart, steps that are made again must have the same losses as before.
 
-That checks the restored state, the code and the machines for free. A job is exact if all its redone steps have been
-equal bit for bit; then the first redone step that differs raises an alarm. In other jobs a step must differ by far more
-than redone steps did after earlier restarts. Until that amount is known, nothing is concluded. A difference names no
-node, because either result may be wrong. So the step is made a third time, and the result that comes again is believed.
+This test checks the restored state, the code and the machines for free. A job is exact if all its redone steps have
+been equal bit for bit. In an exact job, the first redone step that differs raises an alarm. In other jobs, a step must
+differ by far more than redone steps did after earlier restarts. Before such a comparison is possible, nothing is
+concluded.
+
+A difference names no node, because either result may be wrong. So the step is made a third time. The result that comes
+twice is believed.
 
 Losses under another release are only reported, since a release may be meant to change them. Losses are not compared if
 the job's size, its batches or its learning rate have changed, or if replicas proved the states wrong.
@@ -51,7 +54,8 @@ class LossNoise:
         self._settled, self._earlier, self._earlier_reach = self._compared, self._largest, self._reach
 
     def add(self, part: float, offset: int, loss: float) -> None:
-        """Add a redone step, `offset` steps after the launch, whose loss differed by `part`, relative to the loss."""
+        """Record by what share of its former value the loss of a redone step differed. The step came `offset` steps
+        after the launch."""
         self._compared += 1
         self._unrounded += float(f"{loss:.6g}") != loss
         self._largest, self._reach = max(self._largest, part), max(self._reach, offset)

@@ -26,8 +26,10 @@ class ReplicaLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hash_stride(limits: ReplicaLimits, cost_s: float, step_s: float) -> int:
-    """Return the interval, in steps, at which to hash so that hashing takes at most `limits.share` of the time. It is
-    `every` times a power of two, so ranks with different intervals still meet at common steps."""
+    """Return the interval, in steps, at which to hash the state. Hashing then takes at most `limits.share` of the time.
+
+    The interval is `limits.every` times a power of two. So ranks with different intervals still have common steps.
+    """
     steps = limits.every
     for _ in range(_STRIDES):
         if cost_s <= limits.share * steps * step_s:
@@ -47,7 +49,7 @@ class ReplicaStream:
         self.steps: dict[int, dict[int, int]] = {}  # step -> rank -> hash
 
     def add_mark(self, mark: Mark) -> dict[int, int]:
-        """Record one hash; return all hashes known for its step, by rank."""
+        """Record the hash of one rank. Return all hashes known for the same step, by rank."""
         told = self.steps.setdefault(mark.step, {})
         told[mark.rank] = mark.value
         if len(told) == self.count:

@@ -20,8 +20,8 @@ class SilenceLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def departure_alarm(departure: Departure) -> Alarm:
-    """Return the alarm for a node that left because it had no controller. It is raised before the node counts as
-    silent."""
+    """Return the alarm for a node that left because it had no controller. The note that it left raises the alarm
+    earlier than its silence would."""
     reason = f"left by itself: {departure.reason}"
     return Alarm(kind=Kind.SILENCE, at=departure.at, suspects=(departure.node,), reason=reason, signature=LEFT)
 

@@ -272,7 +272,8 @@ class SlownessCost:
 
 
 class StepPace:
-    """Measures the present step time, this generation's best (to judge nodes) and this release's (to judge the job)."""
+    """Measures step times: the present one, the best of this generation and the best of this release. The first two
+    judge nodes; the last judges the job."""
 
     def __init__(self, limits: SlowLimits, former_best_s: float = 0.0) -> None:
         self.limits = limits

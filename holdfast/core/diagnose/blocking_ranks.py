@@ -1,16 +1,16 @@
 """Names the ranks that block a job, from the stacks of all its processes and the collectives they entered.
 
 There are three kinds of evidence, the surest first. The kernel says which processes are stopped or gone. Sequence
-numbers of collectives show a rank that others wait for while it waits for nobody. They also show a rank whose GPU has
-not begun a collective that its process has entered. If all ranks wait in a circle, the circle is named, or the few that
-most ranks wait for. Stacks show which ranks are at another place than most.
+numbers of collectives show which rank other ranks wait for while it waits for nobody. They also show a GPU that has not
+begun a collective which its process has entered. If all ranks wait in a circle, the circle is named, or those few of
+its ranks that most ranks wait for. Stacks show ranks that are at another place in the code than most ranks.
 
-The answer may be that no rank blocks the job: if all ranks are at one place, or all GPUs are in one collective, the
-network or the code is at fault. A majority that lags behind a few ranks is not named. The status of NCCL's RAS is shown
-as well, but names nobody.
+The answer may be that no rank blocks the job. If all ranks are at one place, or all GPUs are in one collective, the
+network or the code is at fault. If a few ranks are ahead and most ranks are behind them, nobody is named. The status of
+NCCL's RAS is shown as well, but it names nobody.
 
 Do not use `find_blocking` on a running job: records of different ranks are up to a second apart, and some rank is
-always last. Call it repeatedly and let `vote_rounds` find the rank that is named again and again.
+always last. Call it repeatedly, and let `vote_rounds` find the rank that is named again and again.
 """
 
 from collections import Counter
@@ -185,7 +185,8 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer; None if collectives show the cause, or if all or none answered."""
+    """Return the ranks of nodes that did not answer. Return None if collectives show the cause, if all nodes answered,
+    or if no node did."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -210,9 +211,11 @@ def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | 
 
 
 def is_gpu_stuck(flight: Flight) -> bool:
-    """Return whether this rank's GPU is surely stuck. It must be in no collective or message, so that it waits for no
-    other GPU. It must also have left the next one unbegun for longer than ever before and than a full queue of kernels
-    takes."""
+    """Return whether this rank's GPU is surely stuck.
+
+    Two things must hold. The GPU is in no collective or message, so it waits for no other GPU. It also takes longer
+    than ever before, and longer than a full queue of kernels takes, to begin its next collective or message.
+    """
     if any(map(is_on_gpu, flight.groups)) or any((c.begun or 0) > (c.ended or 0) for c in flight.channels or ()):
         return False
     ahead = [(one.unbegun_since, one.unbegun_s) for one in flight.groups]
@@ -275,7 +278,7 @@ def _by_passing(passed: PassedCollective) -> BlockingRanks:
 
 
 def _waited_for_by_most(waiting: WaitGraph) -> tuple[int, ...]:
-    """Return the ranks that over half of all ranks wait for, perhaps because their order of collectives differs."""
+    """Return the ranks that more than half of all ranks wait for. They may have another order of collectives."""
     most = max(waiting.missing, key=lambda m: len(m.inside))
     return most.ranks if 2 * len(most.inside) > waiting.told else ()
 

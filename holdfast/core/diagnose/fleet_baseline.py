@@ -1,10 +1,12 @@
 """Compares a node's measurements with the fleet and with the node's own past; no number is good or bad by itself.
 
-Whole distributions are compared. The shortfall of one against another is the area between their empirical distribution
-functions on the worse side only. The area uses logarithms, so the shortfall is relative in any unit: 0.04 means "4 %
-worse". The medoid, the node closest to all others, stands for the fleet. It is first taken from a majority whose nodes
-are close together. Then it is taken again from all nodes that do not fall short of it, until these nodes stay the same.
-The scatter of the healthy nodes decides how much shortfall is allowed.
+Whole distributions are compared. A distribution falls short of another by the area between their empirical distribution
+functions, on the worse side only. The area uses logarithms, so the shortfall is relative in any unit: 0.04 means "4 %
+worse".
+
+One node stands for the fleet: the medoid, which is the node closest to all other nodes. At first it is the medoid of a
+majority whose nodes are close together. Then it is the medoid of all nodes that do not fall short of it. This repeats
+until the nodes stay the same. The scatter of the healthy nodes decides how large a shortfall is allowed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,8 +81,8 @@ def below_fleet(
 def below_own_past(
     now: Mapping[str, float], past: Mapping[str, Sequence[float]], *, lower: bool = False
 ) -> dict[str, Shortfall]:
-    """Return the nodes that became worse, compared with their own past, by more than the median node did. The median
-    change is no node's fault: for example, a new driver may have slowed all nodes."""
+    """Return the nodes that became worse than they were, by more than the median node did. The median change is no
+    node's fault: for example, a new driver may have slowed all nodes."""
     known = {node: _log_quantiles(past[node], 0.0) for node in now if len(past.get(node, ())) >= LEAST}
     change = {node: _safe_log(now[node]) - known[node][_MIDDLE] for node in known}
     of_all = median(change.values()) if len(change) >= LEAST else 0.0
@@ -94,7 +96,7 @@ def below_own_past(
 
 
 def inner_range(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and highest value after the outermost parts of the samples are left out."""
+    """Return the lowest and highest value of the samples, without the smallest and largest ones at both ends."""
     curve = _log_quantiles(samples)
     return exp(curve[0]), exp(curve[-1])
 
@@ -104,8 +106,8 @@ def _make_shortfall(by: float, limit: float, lower: bool, of: str) -> Shortfall:
 
 
 def _area_share(area: float, lower: bool) -> float:
-    """Convert an area between logarithmic curves into a relative shortfall. If lower values are better, that is how
-    much too high the values are; else how much too low."""
+    """Convert an area between logarithmic curves into a relative shortfall. The shortfall says how much too high the
+    values are if lower values are better, and how much too low they are otherwise."""
     return exp(area) - 1.0 if lower else 1.0 - exp(-area)
 
 
@@ -124,7 +126,8 @@ def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]
 
 
 def _closest_majority(curves: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the majority of nodes closest to the medoid. If all nodes were taken, bad nodes could hide each other."""
+    """Return the half of the nodes, and one more, that are closest to the medoid. Bad nodes could hide each other among
+    all nodes."""
     if not curves:
         return []
     medoid = curves[_find_medoid(curves, sorted(curves))]

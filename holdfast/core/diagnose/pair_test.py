@@ -59,8 +59,8 @@ def next_wave(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | Pai
 
 
 def _pair_strangers(nodes: Sequence[str], turn: int) -> tuple[World, ...]:
-    """Return pairs of nodes; every turn gives other pairs. If the number of nodes is odd, turn 0 has one world of
-    three nodes, and in later turns one node waits."""
+    """Return pairs of nodes; every turn gives other pairs. If the number of nodes is odd, turn 0 has one group of three
+    nodes, and each later turn leaves one node without a partner."""
     if turn == 0:
         half = len(nodes) // 2
         pairs = [(nodes[i], nodes[i + half]) for i in range(half)]
@@ -75,7 +75,8 @@ def _pair_strangers(nodes: Sequence[str], turn: int) -> tuple[World, ...]:
 
 
 def _pair_again(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | PairTestResult:
-    """Return new pairs while no world has passed; after too many rounds, a result that is unsure about all nodes."""
+    """Return new pairs while no world has passed. After too many rounds, return a result in which all nodes are
+    unsure."""
     tried = {frozenset(one.world) for one in met}
     turns = (_pair_strangers(nodes, turn) for turn in range(1, max(_PAIRINGS, len(nodes)) + 1))
     fresh = (tuple(w for w in worlds if frozenset(w) not in tried) for worlds in turns)

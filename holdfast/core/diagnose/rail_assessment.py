@@ -38,8 +38,8 @@ def assess_rails(now: Measured, before: Measured, rails: Rails) -> tuple[PairRes
 
 
 def _unused_rails(measured: Measured, rails: Rails) -> set[int]:
-    """Return the numbers of rails over which no pair of nodes meets, though pairs meet over another rail. Such a rail
-    does not connect nodes; it may lead to a board controller or a storage network."""
+    """Return the numbers of rails over which no pair of nodes can talk. Such a rail does not connect nodes; it may lead
+    to a board controller or a storage network. Return none if no rail at all connects nodes."""
     worlds = [(world, number) for world in measured for number in range(len(rails[world[0]]))]
     told = _rail_worlds(measured, rails)
     met: dict[int, list[bool]] = {}

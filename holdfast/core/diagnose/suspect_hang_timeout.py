@@ -1,18 +1,19 @@
-"""When to act on a hang in which ranks are named: at once if it cannot end, else once waiting has cost a restart.
+"""Decides when to act on a hang in which ranks are named: at once if the hang cannot end, otherwise once waiting has
+cost as much as a restart.
 
-Two kinds of hang never end by themselves. In one, ranks of a group are in different operations under one sequence
-number. In the other, ranks wait in a circle, each in a collective for another of them. The job acts if a second
-inspection shows the same. If stacks do not confirm a circle, another thread may have entered the collectives. Then
-costs decide.
+Two kinds of hang never end by themselves. In one kind, ranks of a group are in different operations under one sequence
+number. In the other kind, ranks wait in a circle, each in a collective for another of them. The job acts if a second
+inspection shows the same hang. If stacks do not confirm a circle, another thread may have entered the collectives. Then
+the cost of waiting decides.
 
-A rank that only sleeps, or waits for a lock or its own child, may come back, and nobody can tell. Pauses have long
-tails, so the job waits as long as a restart would cost, at least ten seconds and at most `act_s`
-(`suspectless_hang_timeout.py` has the rule). So it loses at most twice what the best choice would have cost. If the
-restarted job stands at the same place again, the restart was no remedy, and the job waits for twice as long.
+A rank that only sleeps, or waits for a lock or a child of its own, may or may not come back. Pauses have long tails, so
+the job waits as long as a restart would cost, at least ten seconds and at most `act_s` (`suspectless_hang_timeout.py`
+has the rule). The job thus loses at most twice what the best choice would have cost. If the restarted job stands at the
+same place again, the restart was no remedy, so the job waits for twice as long.
 
-A rank that may wait for something outside the job gets all of `act_s`, since storage and services do come back. It may
-if it reads, polls or is in uninterruptible sleep according to the kernel, if its code saves, evaluates, compiles, loads
-or talks to a service, or if nothing is known about it. A rank that computes or spins gets `last_s`.
+A rank that may wait for something outside the job gets the full `act_s`, because storage and services do come back. A
+rank may wait outside if it reads, polls or is in uninterruptible sleep. It may also if its code saves, evaluates,
+compiles, loads or talks to a service, or if nothing is known about it. A rank that computes or spins gets `last_s`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -47,8 +47,8 @@ def find_reason(stall: Standstill, act_s: float, last_s: float) -> str:
 
 
 def affordable_wait_s(restart_s: float, usual_s: float, least_s: float, most_s: float) -> float:
-    """Return how long to wait for a job without a step: as long as a restart costs, but at most `most_s`. The wait is
-    at least `least_s` and as long as pauses of this run usually last."""
+    """Return how long to wait for a job without a step. This is as long as a restart costs, but not more than `most_s`.
+    It is never less than `least_s`, nor less than pauses of this run usually last."""
     return max(least_s, min(restart_s, most_s), usual_s)
 
 

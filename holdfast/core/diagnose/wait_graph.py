@@ -121,8 +121,8 @@ def _prefer_known(outside: tuple[int, ...], flights: Sequence[Flight]) -> tuple[
 
 
 def _has_lost_messages(flight: Flight) -> bool:
-    """Return whether the recorder has dropped messages: of one group, it shows what the GPU has begun in some channels
-    only."""
+    """Return whether the recorder has dropped messages. It has if it shows what the GPU has begun in some channels of a
+    group but not in other channels that were used."""
     channels = flight.channels or ()
     told = {channel.group for channel in channels if channel.begun is not None}
     return any(channel.begun is None and channel.posted and channel.group in told for channel in channels)
@@ -157,8 +157,8 @@ def _find_missing(group: dict[int, Collective], own: dict[int, Collective]) -> I
 
 
 def _find_passed(group: dict[int, Collective]) -> Iterable[PassedCollective]:
-    """Yield the collective that all ranks have entered, most are still in, and the others have ended. Since no rank is
-    missing, the others ran another operation, or what they sent has not arrived."""
+    """Yield the collective that all ranks have entered, that most ranks are still in, and that the other ranks have
+    ended. As no rank is missing, these other ranks ran another operation, or their data has not arrived."""
     seq = min(one.entered for one in group.values())
     inside = tuple(sorted(rank for rank, one in group.items() if one.completed < one.entered == seq))
     ahead = {rank: one for rank, one in group.items() if one.completed >= seq}
@@ -190,8 +190,8 @@ _Ends = tuple[tuple[int, Channel], tuple[int, Channel]]  # the sender's and the 
 
 
 def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
-    """Return the sender's and the receiver's end of each channel whose two ranks both count messages. The counts of an
-    end that has recorded nothing are 0."""
+    """Return both ends of each channel between two ranks, if both ranks count their messages. An end that has recorded
+    nothing counts 0 messages."""
     counted = {flight.rank: flight.channels for flight in flights if flight.channels is not None}
     known = {(c.group, c.source, c.target, rank): c for rank, channels in counted.items() for c in channels}
     found: list[_Ends] = []

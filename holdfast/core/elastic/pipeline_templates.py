@@ -30,8 +30,8 @@ def make_templates(job: PipelineJob, until: tuple[float, ...], most: int) -> dic
 
 
 def _even_cuts(job: PipelineJob, until: tuple[float, ...], stages: int) -> Cuts | None:
-    """Return stages of equal numbers of layers, give or take one. Return None if layers take different times or a stage
-    does not fit."""
+    """Return stages whose numbers of layers differ by one at most. Return None if layers take different times, or if a
+    stage does not fit into a worker's memory."""
     cuts = stage_cuts(job.layers, stages)
     fits = not job.capacity or max(end - first for first, end in cuts) <= job.capacity
     even = all(abs(until[layer] - layer * until[1]) < 1e-9 for layer in range(len(until)))

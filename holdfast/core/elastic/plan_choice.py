@@ -64,8 +64,8 @@ def choose_plan(
     costs: PhaseCosts,
     policies: Mapping[str, Propose] = POLICIES,
 ) -> ElasticChoice:
-    """Return the cheapest proposal whose results are at least as exact as `job.floor` demands. Of equals, return the
-    one whose policy comes first."""
+    """Return the choice among all policies. It contains the cheapest proposal whose results are at least as exact as
+    `job.floor` (the least exactness that the user accepts). If two cost the same, the earlier policy wins."""
     weighed: list[WeighedProposal] = []
     refused: list[Infeasible] = []
     for name, propose in policies.items():
@@ -105,8 +105,8 @@ def _change_s(costs: PhaseCosts) -> float:
 
 
 def _next_failure_s(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
-    """Return how long the next failure is expected to stop the job. The more workers are a layer's only owner, the
-    longer."""
+    """Return for how long the next failure would stop the job, on average. It takes longer the more workers are the
+    only owner of a layer."""
     plan = proposal.plan
     stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(plan.held))
     only = {owners[0] for owners in owners_by_layer(job.layers, stay) if len(owners) == 1}

@@ -89,7 +89,8 @@ def _whole_time(job: PipelineJob, workers: int, layer_s: tuple[float, ...]) -> f
 
 
 def rename_route(route: Route, names: dict[int, int]) -> Route:
-    """Return the route with other workers; the same object if none of them has another name."""
+    """Return the route with its workers renamed. A route that contains no renamed worker is returned as the same
+    object."""
     if not any(segment.worker in names for segment in route):
         return route
     return tuple(msgspec.structs.replace(s, worker=names.get(s.worker, s.worker)) for s in route)
@@ -123,7 +124,8 @@ def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ())
 
 
 def refuse_orphans(policy: str, ground: PlanGround) -> Infeasible | None:
-    """Return a refusal if a layer has no live owner, because only a rollback brings such a layer back; else None."""
+    """Return a refusal if a layer has no live owner, because only a rollback brings such a layer back. Return None
+    otherwise."""
     return Infeasible(policy=policy, reason=name_orphans(ground.orphans)) if ground.orphans else None
 
 

@@ -1,5 +1,5 @@
-"""The answer of a recovery policy: a proposal with its costs, or the reason for having none; and the costs of
-phases."""
+"""The answer of a recovery policy, which is a proposal with its costs or the reason why there is none, and the costs of
+each phase of a change."""
 
 from typing import Literal
 

@@ -73,7 +73,7 @@ class PeerWiring:
         self.loads: dict[int, float] = {}
 
     def keep_good(self, route: Route, count: int) -> None:
-        """Add the loads of those segments of a broken route that can still be used."""
+        """Add the parts of a broken route that can still be used to the load of their workers."""
         for segment in route:
             if can_compute(segment, self._sets):
                 self._add(segment, count)

@@ -89,8 +89,8 @@ def _restore_s(costs: PhaseCosts, held: Held, sources: tuple[int, ...]) -> float
 
 
 def place_freely(ground: PlanGround) -> tuple[Held, tuple[Route, ...]] | str:
-    """Place all layers on the workers that stay. Use standbys in the places of lost workers if there are enough, else a
-    new plan. Return layers and routes, or why that is impossible."""
+    """Return layers and routes for the workers that stay, or why there are none. If there are enough standbys, they
+    take the places of lost workers. Otherwise the plan is made anew."""
     filled = fill_places(ground, ground.situation.leaving)
     if not isinstance(filled, str) and fits_memory(ground.job, filled[0]):
         return filled[0], filled[1]
@@ -105,7 +105,8 @@ def place_freely(ground: PlanGround) -> tuple[Held, tuple[Route, ...]] | str:
 
 
 def spread_over(plan: RoutePlan, members: Sequence[int], workers: int) -> tuple[Held, tuple[Route, ...]]:
-    """Return the plan's layers and routes with its workers renamed to `members`, in a job of `workers` workers."""
+    """Return the plan's layers and routes for a job of `workers` workers. Worker i of the plan becomes worker
+    `members[i]`."""
     names = dict(enumerate(members))
     held: list[tuple[int, ...]] = [()] * workers
     for number, mine in enumerate(plan.held):

@@ -73,7 +73,8 @@ class DrawnWiring:
 
 
 def _run_ends(layers: tuple[int, ...]) -> dict[int, int]:
-    """Return for each held layer the end of the run of consecutive held layers that it is in."""
+    """Return for each layer where the unbroken run of layers ends in which it lies. `layers` are the layers that a
+    worker holds."""
     ends: dict[int, int] = {}
     for layer in sorted(layers, reverse=True):
         ends[layer] = ends.get(layer + 1, layer + 1)

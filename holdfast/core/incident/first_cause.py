@@ -25,7 +25,8 @@ def is_echo(alarm: Alarm) -> bool:
 
 
 def is_killed(alarm: Alarm) -> bool:
-    """Return whether a signal killed the rank. An echo does not count: a library may abort a rank that lost a peer."""
+    """Return whether a signal killed the rank. An abort that only shows the failure of another rank does not count: a
+    library may abort a rank that lost a peer."""
     return alarm.kind is Kind.CRASH and alarm.code is not None and alarm.code < 0 and not is_echo(alarm)
 
 
@@ -66,12 +67,15 @@ def is_node_loss(alarm: Alarm) -> bool:
 
 
 def first_cause(alarms: list[Alarm]) -> Alarm:
-    """Return the earliest alarm that is not an echo of another one.
+    """Return the alarm that shows the first cause. Usually this is the earliest alarm that is no echo (no mere sign of
+    another failure).
 
-    Neighbours of a vanished node report closed connections before the silence detector reports the node. The gauges of
-    a bad machine are read only after its ranks fail. So the kind of an alarm counts before its time. A rank whose
-    collective timed out closes its connections; a peer may then fail with a general NCCL error and end before that
-    rank.
+    An alarm that proves a machine bad comes first, even if it is late. Neighbours of a vanished node report closed
+    connections before the silence detector reports the node. The gauges of a bad machine are read only after its ranks
+    fail.
+
+    A rank whose collective timed out closes its connections. Another rank may then fail with a general NCCL error, and
+    end first. So after a timeout such errors are no causes.
     """
     timed_out = any(a.klass == TIMED_OUT for a in alarms)
     told = [a for a in alarms if not is_echo(a) and not (timed_out and a.klass == _NCCL_ERROR)]

@@ -154,7 +154,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_timeout(self) -> bool:
-        """Return whether a collective timed out. A further timeout would cost more than a probe of the nodes."""
+        """Return whether a collective timed out. Another timeout of the same kind would cost more than a probe of the
+        nodes."""
         return self.cause.klass == TIMED_OUT
 
     @property
@@ -209,17 +210,17 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_setting(self) -> bool:
-        """Return whether last words say that a setting or a file must change.
-        A guess is enough if it blames no machine and an earlier failure had the very same words."""
+        """Return whether the failure message says that a setting or a file must change. A message of low confidence is
+        enough if it blames no machine and an earlier failure had the same message."""
         cause = self.cause
         again = cause.group != _MACHINES and any(p.reason == cause.reason for p in self.recent_failures)
         return cause.action == SETTING and cause.kind is Kind.CRASH and (cause.confidence >= TOLD or again)
 
     @property
     def is_certain(self) -> bool:
-        """Return whether a script that failed at its start would fail the same way again. It would if its code does not
-        parse, it exited by itself, or a setting must change. A missing file does not count: another rank may be making
-        it."""
+        """Return whether a script that failed at its start would fail the same way again. That is so if its code does
+        not parse, if nothing known explains its exit, or if a setting must change. A missing file does not count,
+        because another rank may be making the file."""
         cause = self.cause
         return (
             cause.raised in _UNREADABLE
@@ -235,10 +236,11 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def follows_the_rank(self) -> bool:
-        """Return whether such a hang or slowness was seen before on other nodes: then a rank causes it and not a node.
+        """Return whether a hang or slowness like this was seen before on other nodes. If it was, a rank causes it and
+        not a node.
 
         For example, rank 0 alone saves and evaluates. Without this test, each node that gets rank 0 would be evicted. A
-        stuck GPU is proof against its machine only the first time: a second GPU stuck in the same way points to the
+        stuck GPU is proof against its machine only the first time. A GPU that gets stuck on another node points to the
         code.
         """
         on_gpu = self.cause.signature.startswith(GPU_HANG)

@@ -80,7 +80,8 @@ def _reason_to_probe(case: IncidentCase) -> str:
 
 
 def _is_probed_first(case: IncidentCase) -> bool:
-    """Return whether a probe is cheaper than another failure like this, so that no restart is tried before it."""
+    """Return whether the nodes are probed without a restart before. A probe is then cheaper than one more failure like
+    this."""
     return case.is_timeout or case.is_unwitnessed or case.is_unnamed_hang
 
 
@@ -216,7 +217,8 @@ def _first_remedy(case: IncidentCase) -> Verdict:
 
 
 def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
-    """Return the verdict on a job that gets no further: evict the node on which it failed twice, else give up."""
+    """Return the verdict on a job that gets no further. Evict the node if the job has failed there before in vain.
+    Otherwise give up."""
     times, nodes = f"the same failure {case.fruitless_restarts + 1} times without progress", case.cause.suspects
     if may_evict and any(set(p.nodes).intersection(nodes) for p in _fruitless_failures(case)):
         return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=f"{times}, again on {', '.join(nodes)}: evicted")
@@ -332,7 +334,7 @@ def _judge_redone(case: IncidentCase) -> Verdict:
 def _judge_setting(case: IncidentCase) -> Verdict:
     """Return the verdict on a failure that needs another setting, such as memory use; no node is blamed.
 
-    While the job still gets further between failures, restarting is better than standing still until a person comes.
+    As long as the job gets further between failures, a restart is better than standing still until a person comes.
     """
     if case.is_capped:
         return _restarts_used_up(case)

@@ -93,7 +93,8 @@ class Incident(msgspec.Struct, kw_only=True):
                 self.dropped += 1
 
     def on_late_step(self, event: Progress) -> bool:
-        """Record a step made before the first alarm but reported after it. Return whether it is the last good one."""
+        """Record a step that was made before the first alarm but reported after it. Return whether this step is now the
+        last good step."""
         if event.generation != self.generation:
             return False
         self.untold = False
@@ -144,7 +145,8 @@ class Incident(msgspec.Struct, kw_only=True):
             self.silent_at = self.silent_at or now
 
     def on_timeout(self, named: Alarm | None) -> None:
-        """If a collective timed out and no alarm says why, add the alarm that named the rank that others waited for."""
+        """Add `named`, the alarm about a rank that other ranks waited for, if a collective timed out and no alarm says
+        why."""
         waited = any(a.klass == TIMED_OUT for a in self.alarms) and is_echo(first_cause(self.alarms))
         if named is not None and waited:
             self.add_alarm(named)

@@ -146,7 +146,8 @@ def _is_type_only(hit: CatalogHit) -> bool:
 
 
 def _keep_heaviest(hits: list[CatalogHit]) -> list[CatalogHit]:
-    """Return the heaviest hits of one line, and all hits that give only circumstances or hints."""
+    """Return the hits of one line with the highest weight, and all hits that only describe circumstances or give a
+    hint."""
     top = max((hit.weight for hit in hits if hit.row.role not in _ASIDE), default=0.0)
     return [hit for hit in hits if hit.row.role in _ASIDE or hit.weight >= top]
 

@@ -42,7 +42,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
-    """The last incident of a console log, and whether holdfast saw a shortage of memory then."""
+    """The last incident of a console log, and whether holdfast saw a shortage of memory at the time."""
 
     lines: list[LogLine]
     starved: bool | None = None

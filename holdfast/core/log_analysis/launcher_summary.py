@@ -62,8 +62,8 @@ class LauncherSummary(msgspec.Struct, kw_only=True):
     lines: dict[int, LogLine] = {}  # by code: who says so
 
     def told_codes(self) -> list[int]:
-        """Return the exit code of the rank that failed first; if that rank is unknown, all exit codes. If that rank is
-        known but not its code, leave out the codes of ranks that the launcher ended afterwards."""
+        """Return the exit code of the rank that failed first. Return all known exit codes if that rank is unknown. If
+        the rank is known but its code is not, leave out the codes of ranks that the launcher ended afterwards."""
         if self.root_rank in self.codes:
             return [self.codes[self.root_rank]]
         if self.is_listed:

@@ -132,7 +132,7 @@ class LogLine(msgspec.Struct, kw_only=True):
 
 
 class PrefixHabits(msgspec.Struct, frozen=True):
-    """Ambiguous prefixes that can be trusted in this source, because most of its lines have them."""
+    """Prefixes that could be something else but are trusted in this log, because most of its lines have them."""
 
     ranks: bool = False
     nodes: frozenset[str] = frozenset()

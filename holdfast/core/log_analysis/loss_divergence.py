@@ -1,5 +1,5 @@
-"""Judges the numbers that a training loop logs as a series: loss scales that only fall or are far too small,
-and losses that jump."""
+"""Judges the numbers that a training loop logs as a series: a loss scale that only falls or is far too small, and a
+loss that jumps."""
 
 import re
 from collections.abc import Iterator, Sequence
