@@ -72,9 +72,12 @@ class Fleet(Protocol):
         """
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
-        """End the node and all processes on it; an unknown or ended node is no error. `reason` is for people. Return
-        only if no process of the node is alive, since the next generation relies on that; otherwise raise OSError. If
-        `can_acquire` is false, the fleet cannot end nodes, and the controller does not take a return as proof."""
+        """End the node and all processes on it. An unknown or ended node is no error. `reason` is text for people.
+
+        Return only after all processes of the node have ended, because the next generation relies on this. Raise
+        OSError if they cannot be ended. A fleet without `can_acquire` cannot end nodes, so the controller does not take
+        its return as proof.
+        """
 
     async def survey(self) -> dict[str, FleetNode]:
         """Return all nodes that were acquired and not given back, as the cluster sees them now. Raise OSError if the

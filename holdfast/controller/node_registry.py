@@ -76,7 +76,7 @@ class NodeRegistry:
         self.storage.on_told(at, self._view.generation, told.stored, told.missed)
 
     def record_loss_source(self, source: str) -> bool:
-        """Record a source of losses; return whether to announce it: True for the first few distinct sources."""
+        """Record a source of losses. Return whether to announce it, which is so for the first few sources."""
         if not source or source in self._loss_sources or len(self._loss_sources) >= _SOURCES:
             return False
         self._loss_sources.add(source)
@@ -130,9 +130,9 @@ class NodeRegistry:
         self.stored = min(self.stored, step)
 
     def expect_nodes(self, now: float, nodes: Collection[str], alone_since: float) -> None:
-        """Give nodes of an earlier controller time to reconnect before they count as silent. `alone_since` is when that
-        controller was last alive, 0 if unknown. If that was recent or is unknown, nodes also get the usual limit of
-        silence."""
+        """Give the nodes of an earlier controller time to reconnect before they count as silent. `alone_since` is when
+        the earlier controller was last alive; 0 if unknown. If it was alive until recently, or if that is unknown, the
+        nodes also get the usual limit of silence."""
         looked = bool(alone_since) and now > alone_since + _RECONNECT_S
         heard_at = now + max(0.0, _RECONNECT_S - (self._silence.limits.silence_s if looked else 0.0))
         for node in nodes:
@@ -199,7 +199,8 @@ class NodeRegistry:
         return self._seated.get(node)
 
     def lost_nodes(self) -> set[str]:
-        """Return the nodes that have left, and those that will leave because they fell silent in the open incident."""
+        """Return the nodes that have left, and the nodes that fell silent in the open incident and so are about to
+        leave."""
         return {*self._view.gone, *self._view.silent_nodes}
 
     def present_nodes(self) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ class CarryOut(msgspec.Struct, frozen=True):
 
 
 class JudgeExit(msgspec.Struct, frozen=True):
-    """Have another process judge a rank's last words, because judging them may take any length of time."""
+    """Have another process judge the end of a rank's log, because judging it may take any length of time."""
 
     exit: Exit
 
@@ -269,8 +269,9 @@ class AgentProtocol:
         return (RememberLeaving(errand), CarryOut(errand))
 
     def _is_over(self, generation: int) -> bool:
-        """Return whether to refuse a launch of this generation, because it or a newer one was already stopped or
-        launched here. A launch that an earlier agent of this node began is not refused, since it may be incomplete."""
+        """Return whether to refuse a launch of this generation. It is refused if it, or a newer generation, was already
+        stopped or launched here. A launch that this node's earlier agent began is not refused, since it may be
+        incomplete."""
         return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
 
     def _on_finished(self, news: ErrandDone) -> tuple[Deed, ...]:

@@ -20,8 +20,8 @@ class DoubtfulStates:
         self._bad = -1  # where it went wrong last
 
     def doubt_after(self, doubt: Doubt, progress: Progress | None) -> None:
-        """Doubt these states. If an earlier loss went bad at step `not_after` or later, require verified states. Then
-        also doubt the state that this generation was restored from, unless its step is unknown."""
+        """Put these states in doubt. If an earlier loss went bad at step `not_after` or later, require verified states.
+        In this case also doubt the state that this generation was restored from, unless its step is unknown."""
         not_after = doubt.not_after
         self.not_after, self.verified = not_after, 0 <= self._bad and not_after <= self._bad
         if self.verified and not (progress and progress.counted):  # before the state that it went on from

@@ -36,7 +36,8 @@ def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
 
 
 def _part_with_gone(state: JobState, now: float, gone: dict[str, FleetNode]) -> str:
-    """Dismiss nodes that are gone and had no seat. Ask for others only after a pause, which is longer each time."""
+    """Dismiss nodes that are gone and had no seat. Other nodes are requested after a pause, which grows with each
+    loss."""
     standbys = state.nodes.standbys
     beside = standbys.beside_job(gone)
     said = []
@@ -101,7 +102,7 @@ def drain_leaving(state: JobState, now: float) -> str:
 
 
 def _part_with_leaving(state: JobState, now: float, spare: Set[str]) -> str:
-    """Dismiss standbys that the fleet will take away, and say so."""
+    """Dismiss standbys that the fleet will take away, and tell a person. `spare` are these standbys."""
     if not spare:
         return ""
     standbys = state.nodes.standbys

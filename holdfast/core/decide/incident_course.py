@@ -54,11 +54,12 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
 
 
 def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm) -> None:
-    """Move the incident's `good_at`, from which lost time counts, past time that this failure did not cost.
+    """Move the incident's `good_at`, the time from which lost time counts. Time that the failure did not cost must come
+    before it.
 
-    If the script had made its last step, time counts from the failure. Otherwise nothing changes, except after a time
-    without a controller. After such a time it counts from the takeover or, for a rank that crashed before the takeover,
-    from the crash. If that rank's last step is known, it counts from that step.
+    If the script has made its last step, lost time counts from the failure. Unless this controller has taken the job
+    over, nothing else changes. After a takeover, lost time counts from the takeover. But if a rank crashed before the
+    takeover, it counts from the crash, or from that rank's last step if this step is known.
     """
     if state.progress and state.progress.parted:
         incident.good_at = max(incident.good_at, min(alarm.at, now))
@@ -183,7 +184,8 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
 def apply_verdict(
     state: JobState, now: float, verdict: Verdict, silent: Collection[str], *, examine: bool = True
 ) -> str:
-    """Carry out the verdict: give up (or ask a person first), or evict, roll back or skip and then launch again."""
+    """Carry out the verdict. It gives the job up, unless a person is to be asked first. Or it evicts, rolls back or
+    skips, and then launches again."""
     incident = state.current_incident
     told = f"{incident.cause_text}; {verdict.reason}"
     if verdict.remedy is Remedy.GIVE_UP:
@@ -229,8 +231,8 @@ def on_alarm_in_probe(state: JobState, alarm: Alarm) -> str:
 
 
 def on_probed(state: JobState, now: float, event: Outcome) -> str:
-    """Evict the nodes that the probe found bad or that were lost during it. If there are none, try the next remedy of
-    the ladder."""
+    """Evict the nodes that the probe found bad and the nodes that were lost during the probe. If there are none, or no
+    standby can replace them, take the next remedy of the ladder."""
     incident, case = state.current_incident, state.current_case
     incident.probed_s, state.case = now - incident.stopped_at, None
     incident.found = {node: why for node, why in event.failed.items() if node not in event.untested}

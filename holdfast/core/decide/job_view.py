@@ -88,7 +88,8 @@ class JobView:
 
     @property
     def cause(self) -> Alarm | None:
-        """The alarm of the open incident: the first one or, once judged, the first cause; None without an incident."""
+        """The alarm of the open incident; None without an incident. It is the first alarm until the incident is judged,
+        and the first cause after that."""
         incident = self._state.incident
         return incident.alarms[0] if incident else None
 

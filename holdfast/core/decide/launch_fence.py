@@ -9,8 +9,8 @@ from holdfast.model.action import Action, Dismiss, Say
 class Fence:
     """Part of the job's state: the nodes that may still run ranks of an old generation.
 
-    The fence is up after a stop that no node confirmed. If one node confirmed it, ranks of the others cannot make a
-    step without those of that node.
+    The fence is up after a stop that no node confirmed. If any node confirmed the stop, the old generation cannot make
+    a step, because every step takes all ranks.
     """
 
     def __init__(self, lasts_s: float = 0.0, *, fleet_ends: bool = True) -> None:
@@ -23,7 +23,8 @@ class Fence:
         self._dismissed: dict[int, str] = {}
 
     def raise_fence(self, now: float, nodes: Iterable[str]) -> list[Action]:
-        """Raise the fence for these nodes. Return a message to a person if the fleet cannot end nodes, else nothing."""
+        """Block launches until these nodes are known to run no rank, or until the fence's time is over. If the fleet
+        cannot end nodes, return a message to a person; otherwise return nothing."""
         self.nodes.update(nodes)
         if not self.nodes or not self._lasts_s:
             return []
@@ -52,7 +53,8 @@ class Fence:
         return action in self._dismissed
 
     def on_dismissed(self, now: float, action: int, error: str) -> tuple[str, list[Action]]:
-        """Clear a node that the fleet has ended. If the fleet failed, the fence stays up until its time is over."""
+        """Note that the fleet has ended a node, so that the node no longer blocks the launch. If the fleet failed to
+        end it, the fence stays up until its time is over."""
         node = self._dismissed.pop(action)
         if error:
             told = f"{node} could not be ended: {error}"

@@ -136,7 +136,8 @@ def evict_nodes(
 
 
 def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) -> str:
-    """Evict nodes that are lost while no rank runs. If the open verdict was to restart in place, change it to evict."""
+    """Evict nodes that are lost while no rank runs. If the verdict that awaits its launch is a restart in place, it
+    becomes an eviction."""
     told = evict_nodes(state, now, nodes, nodes if kind is Kind.SILENCE else ())
     if state.incident and state.verdict and state.verdict.remedy is Remedy.RESTART:
         state.incident.last_kind = kind.value

@@ -1,4 +1,5 @@
-"""The planned restart that is under way, and its record; a job has this or an open incident, never both."""
+"""The planned restart that is under way, and the record of it. A job has either a planned restart or an open incident,
+never both."""
 
 import msgspec
 

@@ -1,4 +1,5 @@
-"""The conditions for the next resume: which states are in doubt, and which steps to skip or ease."""
+"""The conditions for the next resume: which states are in doubt, which steps to skip, and at which steps to lower the
+learning rate."""
 
 from holdfast.core.decide.distrusted_saved_states import DoubtfulStates
 from holdfast.core.incident import incident_text

@@ -34,8 +34,8 @@ def can_grow(state: JobState) -> bool:
 
 
 def make_parking(state: JobState, stop: Stop, alarm: Alarm | None = None) -> Stop:
-    """Return this stop with a time for ranks to park themselves. Ranks that `alarm` is about are not counted among
-    those that park. If they hang, nobody waits for them."""
+    """Return this stop with a time in which ranks can park themselves. `alarm` names ranks that will not park, because
+    they failed. A hung rank among these is not waited for."""
     failed: Collection[int] = alarm.ranks if alarm else ()
     ranks = {rank for seat in state.nodes.active_seats if seat.node in stop.nodes for rank in seat.ranks}
     standing = alarm.ranks if alarm and alarm.kind is Kind.HANG else ()

@@ -1,9 +1,10 @@
 """Coincidence detector: finds strained machines, such as hot ones, that explain why a job slows down or stalls.
 
-Machines run hot, and drivers are slow to answer, without harm to the job. They count only if the job suffers at the
-same time. If one machine began to slow itself down when the job lost its pace, it is the cause, and is treated like the
-machine of a slow rank. If several did, the cause is outside of them: cooling, power, or the work itself. A driver that
-does not answer while the job stalls is proof against its machine. If many drivers do not answer, no machine is blamed.
+Machines run hot, and drivers are slow to answer, without harm to the job. Such a strain counts only if the job suffers
+at the same time. If one machine began to slow itself down when the job lost its pace, this machine is the cause, and is
+treated like the machine of a slow rank. If several machines did, the cause lies outside of them: cooling, power, or the
+work itself. A driver that does not answer while the job stalls is proof against its machine. If many drivers do not
+answer, no machine is blamed.
 """
 
 from collections.abc import Iterator

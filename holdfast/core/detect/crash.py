@@ -39,8 +39,8 @@ def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
 
 
 def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:
-    """Return an alarm made from the exit code and the failure that the rank recorded itself. It is for last words that
-    take too long to judge."""
+    """Return an alarm from the exit code and the failure that the rank recorded itself. This is for a log that takes
+    too long to judge."""
     return _make_alarm(exit, classify_failure(_case(exit, []), catalog), exit.latched)
 
 

@@ -188,8 +188,9 @@ class HangDetector:
         self._phase = slowest.phase or self._phase
 
     def _find_slowest(self, before: Beat | None, beat: Beat) -> Beat:
-        """Return the beat with the lowest step; of several, the one whose node was heard first. All beats are searched
-        only when the slowest node has made a step, because a search at every beat would cost too much."""
+        """Return the beat with the lowest step. Among equal steps, return the beat of the node that was heard first.
+        All beats are searched only after the slowest node has made a step, because a search at every beat would cost
+        too much."""
         known = self._beats.get(self._slowest)
         if known is None or (beat.node == self._slowest and before and beat.step > before.step):
             known = min(self._beats.values(), key=lambda b: b.step)
@@ -238,7 +239,7 @@ class HangDetector:
 
     @property
     def is_in_named_phase(self) -> bool:
-        """Whether the script says that it does something else than training."""
+        """Whether the script says that it does something other than training."""
         return is_other_phase(self._phase)
 
     def stands_since(self, now: float) -> float | None:

@@ -176,8 +176,8 @@ class JobPace:
         return agreed_origin(one.origin if one.counted else -1 for one in (beat, *self._beats.values()))
 
     def flush_progress(self, now: float) -> Progress | None:
-        """Return the job's newest step; None if it was reported before or some node has made no step. Call this before
-        an alarm is raised, because an alarm needs the exact step."""
+        """Return the job's newest step. Return None if it was reported before, or if some node has made no step. Call
+        this before an alarm is raised, because the alarm is dated by this step."""
         if self._missing or not self._beats:
             return None
         slowest, parted = self._slowest_beat, self._have_parted

@@ -174,8 +174,9 @@ class SpikeDetector:
     ) -> list[tuple[SpikeRule, str]]:
         """Return the rules that fire on this value, each with its reason. `what` names the value in words.
 
-        `times` compares the value with its median, `score` counts its deviations. A rank's own gradient norm gets no
-        `score` rule: its distribution has heavy tails, and the rule detected no injected fault.
+        The rule `times` compares the value with the median of recent values. The rule `score` compares it with their
+        spread. A rank's own gradient norm has no `score` rule: its distribution has heavy tails, and the rule detected
+        no injected fault.
         """
         if value is None:
             return []

@@ -26,8 +26,8 @@ def single_alarm_of(told: Loss) -> Alarm:
 
 
 def skipping_alarm_of(told: Loss, updates: int) -> Alarm:
-    """Return an alarm that is only reported: a GradScaler has skipped `updates` updates in a row since `told.step`.
-    Nothing is restored, because skipped updates leave the weights as they were."""
+    """Return an alarm that is only reported: the GradScaler of a rank has skipped `updates` updates in a row since
+    `told.step`. Nothing is restored, because skipped updates leave the weights as they were."""
     where = f"after step {_step_text(told)}" if told.step >= 0 else "before any step was seen"
     why = "its GradScaler finds gradients that are not finite"
     reason = f"has skipped {updates} updates in a row {where}: {why}; nothing is done about it"

@@ -86,7 +86,8 @@ class RedoneLosses:
         self._said: set[str] = set()  # in this generation
 
     def on_launch(self, launch: LaunchHere) -> None:
-        """Record a launch, whose losses come next. Forget earlier losses if world size, skips or eases have changed."""
+        """Record a launch, and compare the losses that follow with earlier ones. Forget all earlier losses if the world
+        size, the skipped steps or the steps with a lowered learning rate have changed."""
         before, self._launch = self._launch, launch
         if before and before.generation == launch.generation:
             return  # the same launch, told twice
@@ -100,7 +101,8 @@ class RedoneLosses:
         self._noise.on_launch()
 
     def _forget_wrong_steps(self, launch: LaunchHere) -> None:
-        """Forget losses made from states that were proved wrong: the same steps from sound states must differ."""
+        """Forget losses that came from states that were proved wrong. A sound state has other losses at the same steps,
+        so these must not be compared."""
         proved = [doubt for doubt in launch.restore.doubts if doubt.proved]
         for steps in self._made.values() if proved else ():
             for step, made in steps.items():
@@ -177,7 +179,7 @@ class RedoneLosses:
         return alarm
 
     def _make_alarm(self, told: StepValues, topic: str, why: str, most: Stance) -> Alarm | None:
-        """Return an alarm without suspects; None if this generation already had one with this `topic`."""
+        """Return an alarm without suspects; None if this generation already had an alarm on the same `topic`."""
         if topic in self._said:
             return None
         self._said.add(topic)

@@ -1,9 +1,11 @@
 """Replica detector: finds data-parallel replicas whose state hashes differ.
 
-It acts only once all replicas have been equal. State that never was equal, because kernels or machines differ, proves
-nothing, and without a known good step there is nothing to go back to. It names a rank only with a majority of all
-replicas, including those that have not reported: of two that differ, either may be wrong. It cannot detect errors that
-all replicas share: a gradient that is wrong before the sum makes all of them equally wrong.
+The detector acts only once all replicas have been equal. State that never was equal, because kernels or machines
+differ, proves nothing. Without a known good step there is also nothing to go back to.
+
+The detector names a rank only with a majority of all replicas, including replicas that have not reported. If only two
+replicas differ, either may be wrong. Errors that all replicas share go undetected: a gradient that is wrong before the
+sum makes all of them equally wrong.
 """
 
 import msgspec

@@ -56,7 +56,8 @@ class SilenceDetector:
         self._heard_at.pop(node, None)
 
     def overdue_alarms(self, now: float) -> tuple[Alarm, ...]:
-        """Return alarms for nodes that became silent; each node is reported once. Call several times per beat."""
+        """Return alarms for nodes that became silent; each node is reported once. Call this several times per beat,
+        because a long gap between calls is not counted as silence."""
         asked_at, self._asked_at = self._asked_at, now
         if asked_at is not None and now - asked_at > self.limits.beat_s:
             for node, at in self._heard_at.items():

@@ -255,8 +255,8 @@ class SlownessCost:
         return self.lost_s >= self.limits.cost_s
 
     def add_round(self, node: str, took_s: float, ratio: float, ahead: float) -> None:
-        """Add a round in which a node was named, and charge the node with the time that the job lost. The charge is at
-        most the fraction of the round, `ahead`, in which the others waited for this node alone."""
+        """Add a round in which a node was named, and charge the node with the time that the job lost. `ahead` is the
+        share of the round in which other ranks waited for this node alone. The charge is never more than this share."""
         if node != self._node:
             self._node, self.lost_s = node, 0.0
         self._rounds, self._unnamed = self._rounds + 1, 0
@@ -307,7 +307,8 @@ class StepPace:
             self._best_s = min(self._best_s or self.step_s, self.step_s)
 
     def lasting_slowdown(self, now: float) -> float:
-        """Return the step time divided by the release's best, if it was too high for `pace_s` seconds; else 0."""
+        """Return the step time divided by the best step time of the release, if this ratio has been too high for
+        `pace_s` seconds. Otherwise return 0."""
         # Before the generation's own best is known it is in its first steps, which are slow in every generation.
         ratio = self.step_s / self.release_best_s if self._best_s else 1.0
         if ratio < self.limits.pace:

@@ -75,7 +75,7 @@ class RuleDetector:
         return self._make_alarm(rule, line.at, said, line.text[:300])
 
     def tick(self, now: float) -> tuple[Alarm, ...]:
-        """Return alarms for hang rules whose lines are late. Call about once a second while ranks run."""
+        """Return alarms for hang rules whose next line is overdue. Call this about once a second while ranks run."""
         found = [self._check_late(rule, now) for rule, *_ in self._patterns if rule.kind == "hang"]
         return tuple(alarm for alarm in found if alarm)
 

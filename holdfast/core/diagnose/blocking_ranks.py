@@ -195,9 +195,9 @@ def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGr
 
 
 def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | None:
-    """Return the ranks that keep others waiting because their GPUs have not begun what their processes entered or
-    queued. Return None if there are none, or if others also wait for a rank's process. Stacks prove nothing: a process
-    may wait for its GPU."""
+    """Return the ranks for which other ranks wait because these ranks' GPUs have not begun what their processes entered
+    or queued. Return None if there are no such ranks, or if a process is waited for as well. Stacks prove nothing here,
+    because a process may wait for its GPU."""
     queued = {rank for m in waiting.missing for rank in m.queued}
     ranks = waiting.outside
     queued |= {rank for rank in ranks if rank in flights and is_gpu_stuck(flights[rank])}

@@ -116,8 +116,8 @@ def _safe_log(value: float) -> float:
 
 
 def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]] = ()) -> float:
-    """Return how far a healthy node may fall short, given the scatter of these nodes. With few nodes that scatter is
-    uncertain, so the limit is wider, and the scatter within each node counts for more."""
+    """Return how far a healthy node may fall short, given the scatter of healthy nodes. The scatter between few nodes
+    is uncertain. So few nodes get a wider limit, and the scatter within each node raises it as well."""
     few = _FEW / len(deviations)
     middle = median(deviations)
     between = _SCALE * median(abs(one - middle) for one in deviations)

@@ -77,7 +77,8 @@ def assess_probes(
 
 
 def add_to_history(past: MeasurementHistory, findings: Iterable[Finding]) -> MeasurementHistory:
-    """Return the history of a sound node with these findings, except those that failed or are of a small probe."""
+    """Return the history of a sound node, extended by these findings. Failed findings and findings of a small probe are
+    left out."""
     for finding in findings:
         if finding.value is not None and finding.ok and not finding.rough:
             past = past.with_value(_measurement_kind(finding), finding.value)

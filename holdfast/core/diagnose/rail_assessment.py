@@ -1,4 +1,5 @@
-"""Decides which pairs of a pair test over several rails failed, and on which rail; each rail is judged by itself."""
+"""Decides which pairs of nodes failed a pair test over several rails, and over which rail. The result of one rail does
+not depend on other rails."""
 
 from collections.abc import Mapping
 
@@ -18,8 +19,8 @@ def shared_rails(found: Rails, *, by_name: bool) -> Rails:
 
 
 def assess_rails(now: Measured, before: Measured, rails: Rails) -> tuple[PairResult, ...]:
-    """Return the result of each world in `now`: it passes if all its used rails pass. Without rails, use
-    `assess_pairs`."""
+    """Return the result of each world (pair of nodes) in `now`. A world passes if every rail that connects any pair
+    passes. Without rails, use `assess_pairs`."""
     if not any(rails.values()):
         return assess_pairs(now, before)
     unused = _unused_rails({**before, **now}, rails)

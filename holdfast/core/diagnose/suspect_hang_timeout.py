@@ -87,8 +87,9 @@ def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bo
     """Return whether the named ranks can never go on: they are in different operations under one sequence number, or
     wait in a circle.
 
-    A circle counts only if stacks confirm it, because records may be of background threads and omit messages. Each main
-    thread must be in a collective. If `still`, it may instead be in a backward pass, where gradients are reduced.
+    A circle must be confirmed by stacks, because records may be of background threads and omit messages. Every main
+    thread must be in a collective. If `still` (nothing has moved), a main thread may instead be in a backward pass,
+    where gradients are reduced.
     """
     if named.deadlock != "circle":
         return named.deadlock == "operations"  # of a circle in which not all are named, not all were looked at

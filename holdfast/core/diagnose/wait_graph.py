@@ -34,7 +34,7 @@ class MissingAtCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PassedCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective that a few ranks of a group have ended, while most have begun it and do not end it."""
+    """A collective that a few ranks of a group have ended, although most ranks have begun it and do not end it."""
 
     group: str
     seq: int
@@ -53,7 +53,8 @@ class MixedOperations(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks in another operation than most; all ranks if two operations are equally common."""
+        """Return the ranks whose operation differs from the operation of most ranks. Return all ranks if two operations
+        are equally common."""
         tied = len(self.ops[0][1]) == len(self.ops[1][1])
         return tuple(sorted(rank for _, ranks in self.ops[0 if tied else 1 :] for rank in ranks))
 
@@ -206,8 +207,9 @@ def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
 def _find_unmatched(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[MissingAtCollective]:
-    """Yield each message that one end of a channel waits in and the other end has not reached. An end has reached a
-    message once its GPU has begun it or, if GPUs are not reported, once its process has posted it."""
+    """Yield each message in which one end of a channel waits and which the other end has not reached. An end has
+    reached a message when its GPU has begun it. If GPUs are not reported, an end has reached a message when its process
+    has posted it."""
     for (rank, mine), (other, theirs), op in ((sender, receiver, "recv"), (receiver, sender, "send")):
         number, reached = mine.posted, theirs.posted
         if mine.begun is not None and mine.ended is not None:
@@ -231,7 +233,8 @@ def _find_unmatched(
 def _find_unlike(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[UnlikeMessage]:
-    """Yield the newest message of a channel if both ends are in it and differ in its size or, over gloo, in its tag."""
+    """Yield the newest message of a channel, if its sender and receiver differ in its size or, over gloo, in its tag.
+    Both ends must be in the message."""
     (source, sent), (target, awaited) = sender, receiver
     if sent.posted != awaited.posted:
         return

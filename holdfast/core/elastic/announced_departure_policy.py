@@ -54,7 +54,7 @@ def propose_save(job: PipelineJob, situation: PipelineSituation, costs: PhaseCos
 
 
 def _share_saves(ground: PlanGround) -> tuple[int, ...]:
-    """Return for each layer the owner that writes it, such that all owners write about equally many."""
+    """Return for each layer the owner that writes it to storage. All owners write about equally many layers."""
     written: dict[int, int] = {}
     found = []
     for owners in owners_by_layer(ground.job.layers, ground.situation.held):

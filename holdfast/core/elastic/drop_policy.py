@@ -20,8 +20,8 @@ DROP = "drop"
 
 
 def propose_drop(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose to leave damaged pipelines out. Whole pipelines keep their inner groups; only groups across pipelines are
-    rebuilt."""
+    """Propose to leave damaged pipelines out. Undamaged pipelines keep their inner groups, so only groups across
+    pipelines are rebuilt."""
     ground = survey(job, situation, costs)
     if refused := refuse_orphans(DROP, ground):
         return refused

@@ -8,8 +8,8 @@ from holdfast.model.pipeline_routes import PipelineJob, RoutePlan, RouteSegment
 def first_plan(job: PipelineJob, workers: int) -> RoutePlan:
     """Return the plan with which a job begins: worker `d * stages + p` has stage `p` of pipeline `d`.
 
-    With fewer workers than stages there is one pipeline of as many stages as workers. Raise ValueError if layers do not
-    fit.
+    If there are fewer workers than stages, there is one pipeline with as many stages as workers. Raise ValueError if
+    layers do not fit.
     """
     stages = max(1, min(job.stages, job.layers, workers))
     pipelines = max(1, min(workers // stages, job.microbatches, job.pipelines or workers))

@@ -61,8 +61,8 @@ def fits_memory(job: PipelineJob, held: Held) -> bool:
 
 
 def spare_copies(layers: int, held: Held, leaving: Sequence[int] = ()) -> int:
-    """Return how many workers may be lost, whichever they are, before a layer has no owner. Leaving workers do not
-    count as owners."""
+    """Return how many workers may be lost before a layer has no owner, whichever workers they are. Leaving workers do
+    not count as owners."""
     counts = [0] * layers
     for number, mine in enumerate(held):
         if number not in leaving:

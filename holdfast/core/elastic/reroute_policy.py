@@ -32,7 +32,7 @@ def propose_reroute(job: PipelineJob, situation: PipelineSituation, costs: Phase
 
 
 def losses_by_layer(job: PipelineJob, situation: PipelineSituation) -> list[int]:
-    """Return for each layer how many lost workers held it; rerouting depends on nothing else."""
+    """Return for each layer how many lost workers held it. Rerouting depends only on these numbers."""
     counts = [0] * job.layers
     for mine in situation.lost:
         for layer in mine:

@@ -75,8 +75,7 @@ def _rollback(policy: str, ground: PlanGround, step: int, sources: tuple[int, ..
 
 
 def _restore_s(costs: PhaseCosts, held: Held, sources: tuple[int, ...]) -> float:
-    """Return how long a restore takes: the time of the worker that restores most or of the one that sends most,
-    whichever is longer."""
+    """Return how long a restore takes: the longest time that any worker needs to restore or to send its layers."""
     given = [0] * len(held)
     longest = 0.0
     for number, mine in enumerate(held):

@@ -1,4 +1,4 @@
-"""How long a step takes by a plan's routes: the load of the busiest worker, and the time to fill and drain
+"""How long a step takes on a plan's routes: the load of the busiest worker, plus the time to fill and drain
 pipelines."""
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ Route = tuple[RouteSegment, ...]
 
 
 class LayerTimes(msgspec.Struct, frozen=True):
-    """Relative times of layers as a running sum, and the speeds of workers."""
+    """Relative times of layers as cumulative sums, and the speeds of workers."""
 
     until: tuple[float, ...]
     speeds: tuple[float, ...]
@@ -47,7 +47,8 @@ def count_routes(routes: Iterable[Route]) -> list[tuple[Route, int]]:
 
 
 def share_routes(routes: Sequence[Route]) -> tuple[Route, ...]:
-    """Return the routes such that equal routes are one object; a decoder makes an object of its own for each."""
+    """Return the same routes, with equal routes made one object. A decoder would make a separate object of each
+    route."""
     equal: dict[Route, Route] = {}
     shared = {id(route): equal.setdefault(route, route) for route, _ in count_routes(routes)}
     return tuple(shared[id(route)] for route in routes)

@@ -1,4 +1,4 @@
-"""Redundant layers: a worker keeps the next worker's layers current beside its own, and computes them if that one is
+"""Redundant layers: a worker also keeps the layers of the next worker up to date, and computes them if that worker is
 lost."""
 
 from holdfast.core.elastic.layer_owners import Held, missing_layers
@@ -51,8 +51,8 @@ def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: Pha
 
 
 def _hand_over(ground: PlanGround, both: Held) -> tuple[Route, ...]:
-    """Return the routes with each lost worker replaced by one that has all its layers, a shadow if there is one. Of
-    several, it is the one that has replaced the fewest so far."""
+    """Return the routes with each lost worker replaced by a worker that has all its layers. A worker that keeps them as
+    shadows is preferred. Among several, it is the worker that has replaced the fewest lost workers so far."""
     sets = [frozenset(mine) for mine in both]
     taken = [0] * len(both)
     names: dict[int, int] = {}

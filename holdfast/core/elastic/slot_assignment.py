@@ -24,7 +24,7 @@ def _assign_in_turn(costs: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _assign_exactly(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Assign by shortest augmenting paths with potentials (Hungarian method), one slot after the other."""
+    """Assign each slot its member by shortest augmenting paths with potentials (Hungarian method), slot after slot."""
     members = len(costs[0]) if costs else 0
     slot_of = [-1] * members
     prices = [0] * members  # of members: what the slots seated so far would pay more elsewhere

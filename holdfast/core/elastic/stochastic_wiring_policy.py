@@ -31,7 +31,8 @@ def draw_routes(job: PipelineJob, held: Held, times: LayerTimes, step: int) -> t
 
 
 class DrawnWiring:
-    """Keeps for each layer a queue of its owners, ordered by the work that they had when they were queued."""
+    """Keeps a queue of owners for each layer, in the order in which they would be done. A worker's place is by its load
+    when it entered the queue."""
 
     def __init__(self, job: PipelineJob, held: Held, times: LayerTimes, step: int) -> None:
         self._layers = job.layers

@@ -63,7 +63,7 @@ class FailureHistory:
         self.lost_s += max(0.0, took_s)
 
     def discount_steps(self, not_after: int) -> None:
-        """Stop counting steps after this one as progress, because they led to a bad state."""
+        """Stop counting steps after `not_after` as progress, because they led to a bad state."""
         while self._reached and self._reached[-1][0] > not_after:
             after_s, (step, before_s) = self.trained_s, self._reached.pop()
             came_from = self._reached[-1][0] if self._reached else step

@@ -147,7 +147,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_costly(self) -> bool:
-        """Return whether such failures have cost more, since the last probe or replay, than a probe would."""
+        """Return whether failures like this have cost more than a probe would, since the last probe or replay for
+        them."""
         looked = [p for p in self.recent_failures if p.probed or p.replayed]
         since = looked[-1:] or self.recent_failures[:1]
         return bool(since) and self.lost_s - since[0].lost_s >= _TRIAL_S
@@ -230,7 +231,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_own_exit(self) -> bool:
-        """Return whether the process exited with an error code of its own and its last words match no failure class."""
+        """Return whether the process exited with an error code of its own and its log shows no known failure class."""
         cause = self.cause
         return cause.kind is Kind.CRASH and cause.code is not None and cause.code > 0 and not cause.klass
 

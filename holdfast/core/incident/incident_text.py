@@ -237,8 +237,8 @@ def describe_unknown_resume(record: Record | Change) -> str:
 
 
 def lost_steps(record: Record | Change) -> int | None:
-    """Return how many steps were lost, so that they have to be made again; None if unknown. If the job ends early, it
-    makes only some of them again."""
+    """Return how many steps were lost and must be made again; None if this is unknown. If the job ends early, it makes
+    only some of these steps again."""
     if record.resumed_from is None or record.counted or is_untold(record):
         return None
     made_step = record.made_step if isinstance(record, Record) else -1

@@ -1,22 +1,23 @@
 """The ladder of remedies: from the first cause of an incident to a verdict, cheapest first, every rung bounded.
 
-1. Proof names a node (silent, GPU lost, last words beyond doubt): evict it. Links that several machines lose together
-   are proof against none: wait for them.
-2. The user's code raised: never evict a node for it. Roll back a release on trial, or at the second failure one that
-   is less than a day old. Before any step, try once more unless it would fail the same way. If a setting must change,
-   restart once more and then tell a person.
+1. A node is bad by proof (it is silent, its GPU is lost, or its log says so beyond doubt): evict it. Links that several
+   machines lose together are no proof against any of them: wait for these links.
+2. The user's code raised an exception: never evict a node for it. Roll back a release on trial, or at the second
+   failure a release that is less than a day old. Before any step, try once more unless the script would fail the same
+   way. If a setting must change, restart once more and then tell a person.
 3. The stacks of a hung or slow job name nodes: evict them if they can be replaced. But ranks that are in different
    collectives, and so wait for each other for ever, are the work of the user's code.
-4. The same failure again without a culprit, or a machine that only a rank accuses: probe every node while the job
-   stands, alone and in pairs.
+4. The failure comes again without a culprit, or only a rank accuses a machine: probe every node while the job stands,
+   alone and in pairs.
 5. Probes find nothing: restart in place, since many faults are transient.
-6. The same again: roll the newest release back. If the loss fails at the same step again and the script can skip,
+6. The failure comes again: roll the newest release back. If the loss fails at the same step again and the script can skip,
    leave that batch out.
-7. The same again, and the script allows it: replay the work in groups; evict a node that fails in two groupings.
+7. The failure comes again, and the script allows it: replay the work in groups. Evict a node that fails in two
+   groupings.
 8. Nothing is left: ask a person, or end the job with code 93, keep its state and say why.
 
 Any other first failure of its kind without a culprit leads to a restart in place, the cheapest remedy. A release that
-has not made its first steps is suspected before any machine, unless there is proof against one.
+has not made its first steps is suspected before any machine, unless there is proof against a machine.
 """
 
 from collections import Counter
@@ -302,8 +303,8 @@ def _advice(case: IncidentCase) -> str:
 
 
 def _keep_bad_node(case: IncidentCase) -> Verdict:
-    """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up.
-    An earlier failure after which the node was evicted does not count: it may have come back mended."""
+    """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up. Failures after which
+    the node was evicted do not count, because it may have been repaired before it came back."""
     if case.is_capped:
         return _restarts_used_up(case)
     kept = [past for past in case.recent_failures if not past.evicted]
@@ -373,15 +374,16 @@ def _wait_for_service(case: IncidentCase) -> Verdict:
 
 
 def _replaceable_suspects(case: IncidentCase) -> tuple[str, ...]:
-    """Return suspects that standbys can replace: the first set that is small enough, among all suspects, those that
-    were suspected before, and those whose ranks are named. Return () if none is."""
+    """Return suspects that standbys can replace, or () if there are none. Three sets are tried until one is small
+    enough: all suspects, suspects of earlier failures, and suspects whose ranks are named."""
     suspects, seen = case.cause.suspects, {node for past in case.recent_failures for node in past.nodes}
     some = [tuple(node for node in suspects if node in among) for among in (suspects, seen, case.near)]
     return next((nodes for nodes in some if 0 < len(nodes) <= case.standbys), ())
 
 
 def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Remove nodes from an eviction without proof if they hold the last copy of a rank's state."""
+    """Return the verdict without nodes that hold the last copy of a rank's state. It applies to evictions without
+    proof. If no node is left to evict, the job restarts in place."""
     often = Counter(node for past in case.recent_failures for node in past.nodes)
     first = sorted(verdict.nodes, key=lambda node: (-often[node], node not in case.near, node))
     going = may_leave(first, case.bonds, case.lost)
@@ -399,7 +401,7 @@ def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
 
 
 def _limit_evictions(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it evicts more nodes than the hourly limit allows, restart or give up instead."""
+    """Return the verdict for a job whose eviction would exceed the hourly limit: a restart in place, or giving up."""
     where = ", ".join(verdict.nodes)
     if case.is_capped:
         return _restarts_used_up(case)

@@ -152,7 +152,8 @@ class Incident(msgspec.Struct, kw_only=True):
             self.add_alarm(named)
 
     def on_departed(self, ranks: tuple[int, ...], seats: tuple[Seat, ...]) -> None:
-        """Blame ranks that ended well while the others went on, if all alarms so far are only echoes."""
+        """Blame ranks that ended well while other ranks went on, if all alarms so far only show that some other rank is
+        lost."""
         if not self.alarms or not all(is_echo(alarm) for alarm in self.alarms):
             return
         nodes = {seat.first_rank + local: seat.node for seat in seats for local in range(seat.nproc)}

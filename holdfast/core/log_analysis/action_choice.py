@@ -20,9 +20,10 @@ class ActionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_action(finding: CauseFinding, catalog: FailureCatalog) -> ActionChoice:
-    """Return the action for a root cause: that of its row or class, but eviction only if a witness reports the fault.
+    """Return the action for a root cause: the action of its catalog row or class. But an eviction is returned only if a
+    witness reports the fault.
 
-    Ranks see only symptoms, and a wrong eviction is worse than a question, so a fault that only ranks report is probed.
+    Ranks see only symptoms, and a wrong eviction is worse than a question. So a fault that only ranks report is probed.
     """
     root = finding.root
     action = catalog.action_of(root.row)

@@ -76,7 +76,8 @@ class CatalogHit(msgspec.Struct, kw_only=True):
 
 
 def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[CatalogHit]:
-    """Return the hits of these lines. A chain of exceptions gives only the hits of its most telling exception."""
+    """Return the catalog hits of these lines. Of a chain of exceptions, only the exception that says most gives
+    hits."""
     traces = list(parse_tracebacks(lines))
     heard = [*lines, *(trace.last.said for trace in traces if trace.last.cut)]
     known = {id(heard[index]): rows for index, rows in catalog.candidate_rows([said.raw for said in heard]).items()}

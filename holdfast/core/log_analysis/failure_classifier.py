@@ -147,7 +147,7 @@ def _lost_peer(finding: CauseFinding) -> str:
 
 
 def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:
-    """Return the confidence in the class: roughly how often such hits were right on logs not used to write any row."""
+    """Return the confidence in the class: about how often such hits were right on logs that no row was written from."""
     if root.row.role != "cause":
         return 0.5  # a hint or an echo: as often wrong as right
     confidence = min(0.98, 0.35 + 0.07 * root.weight)
@@ -198,7 +198,8 @@ def _diagnose_code(code: int, summary: LauncherSummary, catalog: FailureCatalog)
 
 
 def _diagnose_kill(case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
-    """Diagnose a SIGKILL, which names no sender: out of memory if the kernel says so, else a guess or unknown."""
+    """Diagnose a SIGKILL, which names no sender. If the kernel counted a kill for want of memory, or memory was short,
+    the diagnosis is the OOM killer. It may stay a guess. If the kernel counted no kill, the sender is unknown."""
     found = _diagnose_code(_KILL, summary, catalog)
     who = f"Rank {found.root_rank}" if found.root_rank is not None else "A process"
     if case.starved:

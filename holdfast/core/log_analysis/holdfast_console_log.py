@@ -53,7 +53,8 @@ class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
-    """Drop lines about stalls that ended by themselves, and all lines up to the end of a run that ended well."""
+    """Return the lines without those about stalls that ended by themselves. If a run ended well, also leave out all
+    lines up to its end."""
     ended: dict[int, int] = {}  # by source: the place up to which stands have ended
     well: dict[int, int] = {}
     for place, said in enumerate(lines):

@@ -223,8 +223,8 @@ def _parse_time(told: dict[str, str]) -> float | None:
 
 
 def _unwrap_json(said: LogLine) -> None:
-    """Replace a JSON log line, as containers and some loggers write it, with its message. Time, rank, node and level
-    come from its fields. Other lines stay as they are."""
+    """Turn a JSON log line, as containers and some loggers write it, into its message. Time, rank, node and level are
+    taken from the fields of the line. A line that is not JSON stays as it is."""
     try:
         tree = json.loads(said.text)
     except (ValueError, RecursionError):
@@ -247,7 +247,8 @@ def _unwrap_json(said: LogLine) -> None:
 
 
 def _failure_text(key: str, value: object) -> list[str]:
-    """Return the failure texts in a JSON field and in fields nested in it, recognized by a field's name or content."""
+    """Return the failure texts in a JSON field and in fields nested in it. A text is a failure text by the name of its
+    field or because it contains a traceback."""
     if isinstance(value, dict):
         return [told for name, inner in value.items() for told in _failure_text(str(name), inner)][:_ROUNDS]
     if isinstance(value, str) and (_FAILURE.search(key) or "Traceback (most recent" in value):
