@@ -177,7 +177,7 @@ class JobPace:
 
     def flush_progress(self, now: float) -> Progress | None:
         """Return the job's newest step. Return None if it was reported before, or if some node has made no step. Call
-        this before an alarm is raised, because the alarm is dated by this step."""
+        this before an alarm is processed, so that the newest step is known."""
         if self._missing or not self._beats:
             return None
         slowest, parted = self._slowest_beat, self._have_parted

@@ -10,10 +10,9 @@
 4. The failure comes again without a culprit, or only a rank accuses a machine: probe every node while the job stands,
    alone and in pairs.
 5. Probes find nothing: restart in place, since many faults are transient.
-6. The failure comes again: roll the newest release back. If the loss fails at the same step again and the script can skip,
-   leave that batch out.
-7. The failure comes again, and the script allows it: replay the work in groups. Evict a node that fails in two
-   groupings.
+6. The failure comes again: roll the newest release back. If the loss fails at the same step again, leave that batch
+   out, if the script can skip.
+7. The failure comes again: replay the work in groups, if the script allows it. A node that fails in two is evicted.
 8. Nothing is left: ask a person, or end the job with code 93, keep its state and say why.
 
 Any other first failure of its kind without a culprit leads to a restart in place, the cheapest remedy. A release that
@@ -81,8 +80,7 @@ def _reason_to_probe(case: IncidentCase) -> str:
 
 
 def _is_probed_first(case: IncidentCase) -> bool:
-    """Return whether the nodes are probed without a restart before. A probe is then cheaper than one more failure like
-    this."""
+    """Return whether a probe is cheaper than one more failure like this. Nodes are then probed before any restart."""
     return case.is_timeout or case.is_unwitnessed or case.is_unnamed_hang
 
 
@@ -124,15 +122,13 @@ def _skip_batch(case: IncidentCase) -> Verdict | None:
 
 
 def _is_stubborn(case: IncidentCase) -> bool:
-    """Return whether the failure came again after probes that found nothing, and no replay of the work was made for it
-    yet."""
+    """Return whether the failure came again after probes that found nothing, and the work was not replayed yet."""
     since = case.recent_failures if case.is_costly else _fruitless_failures(case)
     return any(p.probed for p in since) and not any(p.replayed for p in since)
 
 
 def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, *, replaceable: bool) -> Verdict:
-    """Return the verdict after a probe: evict the bad nodes if standbys can replace them. Otherwise return the verdict
-    that follows without a further probe or replay."""
+    """Return the verdict after a probe: evict bad nodes that standbys can replace, or else take the next remedy."""
     told = "; ".join(f"{node} {why}" for node, why in bad.items())
     if bad and replaceable:
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"probed: {told}: evicted")
@@ -143,13 +139,11 @@ def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, 
 
 
 def _is_due(case: IncidentCase) -> bool:
-    """Return whether to probe now. A probe is due if the failure repeats without progress or at a high cost, and no
-    probe was made for it yet.
+    """Return whether to probe now: the failure came again without progress or at a high cost, and no probe was made.
 
-    If a process dies during or soon after a recovery, the job is first restarted once more. Two nodes may have failed
-    at the same time, and a restart is cheaper than a probe. Three failures are probed without that restart: a timeout
-    of a collective, a hang for which nobody is named, and a rank that accuses a machine which nobody else has seen
-    fail.
+    A process that dies during or soon after a recovery first leads to one more restart. Two nodes may have failed at
+    the same time, and a restart is cheaper than a probe. There is no such restart after a timeout of a collective,
+    after a hang for which nobody is named, or if a rank accuses a machine that nobody else has seen fail.
     """
     if _is_probed_first(case) and not any(p.probed for p in case.recent_failures):
         return True
@@ -218,8 +212,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
 
 
 def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
-    """Return the verdict on a job that gets no further. Evict the node if the job has failed there before in vain.
-    Otherwise give up."""
+    """Return the verdict on a job that gets no further: evict the node if it failed there before, or else give up."""
     times, nodes = f"the same failure {case.fruitless_restarts + 1} times without progress", case.cause.suspects
     if may_evict and any(set(p.nodes).intersection(nodes) for p in _fruitless_failures(case)):
         return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=f"{times}, again on {', '.join(nodes)}: evicted")
@@ -227,8 +220,7 @@ def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
 
 
 def _reason_to_stay(case: IncidentCase) -> str:
-    """Return why the job restarts on the same nodes: no node is to blame, or no standby can replace the node to
-    blame."""
+    """Return why the job restarts on the same nodes: no node is to blame, or no standby can replace the bad node."""
     if case.cause.kind in (Kind.HANG, Kind.SLOW) and case.cause.suspects and not case.follows_the_rank:
         return f"no standby can replace {', '.join(case.cause.suspects)}: restarted in place"
     if gone := case.evicted_before:
@@ -260,8 +252,8 @@ def _judge_switch(case: IncidentCase) -> Verdict:
 
 
 def _reason_to_give_up(case: IncidentCase) -> str:
-    """Return why further restarts are pointless, whatever the cause; "" if they are not, or if the user limits
-    restarts. A redone step with another loss does not count as a failure without progress: a step was made."""
+    """Return why further restarts are pointless, whatever the cause; "" if they are useful or the user limits restarts.
+    If a step was redone with another loss, that is progress, because a step was made."""
     if case.max_restarts is not None:
         return ""
     if case.rounds >= case.attempts and case.cause.kind is not Kind.REDONE:
@@ -314,8 +306,8 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
 
 
 def _judge_replicas(case: IncidentCase) -> Verdict:
-    """Return the verdict on replicas that differ without a majority. The job restarts, and gives up after several
-    restarts without progress."""
+    """Return the verdict on replicas that differ without a majority: restart, and give up after several vain
+    restarts."""
     if case.is_capped:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:
@@ -324,8 +316,7 @@ def _judge_replicas(case: IncidentCase) -> Verdict:
 
 
 def _judge_redone(case: IncidentCase) -> Verdict:
-    """Return the verdict on a step that was made again and gave another loss. The verdict is to make the step once more
-    and to blame nobody. It never gives up by itself, except when restarts are used up."""
+    """Return the verdict on a step that was made again with another loss: make it once more, and blame nobody."""
     if case.is_capped:
         return _restarts_used_up(case)
     reason = "restarted in place from a state before that, to see which result comes again"
@@ -333,10 +324,8 @@ def _judge_redone(case: IncidentCase) -> Verdict:
 
 
 def _judge_setting(case: IncidentCase) -> Verdict:
-    """Return the verdict on a failure that needs another setting, such as memory use; no node is blamed.
-
-    As long as the job gets further between failures, a restart is better than standing still until a person comes.
-    """
+    """Return the verdict on a failure that needs another setting, such as memory use; no node is blamed. As long as the
+    job gets further between failures, a restart is better than standing still until a person comes."""
     if case.is_capped:
         return _restarts_used_up(case)
     hint, often = incident_text.advice_clause(case.cause.hint), len(case.recent_failures) >= case.attempts
@@ -382,8 +371,7 @@ def _replaceable_suspects(case: IncidentCase) -> tuple[str, ...]:
 
 
 def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Return the verdict without nodes that hold the last copy of a rank's state. It applies to evictions without
-    proof. If no node is left to evict, the job restarts in place."""
+    """Return the verdict of an eviction without proof, without nodes that hold the last copy of a rank's state."""
     often = Counter(node for past in case.recent_failures for node in past.nodes)
     first = sorted(verdict.nodes, key=lambda node: (-often[node], node not in case.near, node))
     going = may_leave(first, case.bonds, case.lost)
