@@ -54,7 +54,7 @@ class Notes(Protocol):
 
 
 class FleetRefusal(OSError):
-    """The fleet will not give nodes, however often it is asked; the text is the cluster's own sentence."""
+    """The fleet will not give nodes, however often it is asked. The text is the cluster's own explanation."""
 
 
 class Fleet(Protocol):
@@ -130,7 +130,7 @@ class Socket(Protocol):
 
 class ControllerPorts(msgspec.Struct, frozen=True, kw_only=True):
     """The world around one controller: the interfaces that it uses, and the listeners that get its journal entries. No
-    field has a default, so that a forgotten field is an error at the start."""
+    field has a default, so the controller cannot start if a field was forgotten."""
 
     journal: Journal
     fleet: Fleet

@@ -214,7 +214,8 @@ class NodeRegistry:
         return tuple(sorted({*present, *self._view.pool, *self._view.under_probe}))
 
     def ranks_beside(self, node: str) -> tuple[int, ...]:
-        """Return the ranks of other present nodes that are, or may be, on the same host as this one."""
+        """Return the ranks of other present nodes on the same host as this node. Nodes whose host is unknown count as
+        well."""
         host, lost = self.hosts.get(node), self.lost_nodes()
         beside = [s for s in self._view.seats if s.node not in (node, *lost) and self.hosts.get(s.node, host) == host]
         return tuple(rank for seat in beside for rank in seat.ranks)

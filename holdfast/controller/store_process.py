@@ -143,5 +143,6 @@ class StoreProcess:
 
 
 def _is_over(reader: asyncio.StreamReader) -> bool:
-    """Return whether the connection to the store process has ended, even before the process accepted it."""
+    """Return whether the connection to the store process has ended. It may end even before the store process accepts
+    it."""
     return reader.at_eof() or reader.exception() is not None

@@ -30,7 +30,7 @@ class DoubtfulStates:
         self.all = (*self.all, msgspec.structs.replace(doubt, not_after=self.not_after))[-_KEPT:]
 
     def clear_after(self, not_after: int) -> None:
-        """Doubt only the states after `not_after`, because the batch that made the loss bad is now skipped."""
+        """Doubt only the states after `not_after`, because the batch that spoilt the loss is now skipped."""
         if self.all and self.not_after is not None:
             self.not_after, self.verified = not_after, False
             self.all = (*self.all[:-1], msgspec.structs.replace(self.all[-1], not_after=not_after))

@@ -73,8 +73,8 @@ def tell_queue(state: JobState) -> None:
 
 
 def on_acquired(state: JobState, now: float, event: Outcome) -> str:
-    """Record the nodes that the fleet has promised. If it refuses, end a job that cannot start without them. Other jobs
-    ask again later."""
+    """Record the nodes that the fleet promises. If the fleet refuses nodes, end a job that cannot start without them.
+    In all other cases ask again later."""
     nodes, standbys = state.nodes, state.nodes.standbys
     told = standbys.on_acquired(now, event, nodes.active)
     if not event.refused:
@@ -147,8 +147,8 @@ def _time_left(state: JobState, now: float, nodes: Set[str]) -> str:
 
 def _let_go(state: JobState, now: float, over: Set[str]) -> str:
     """Evict nodes just before the fleet takes them away, if the job can go on without them. If the fleet takes all
-    nodes together and too few others have come, end the job while states can still be written. Else the job goes on
-    until the nodes are gone."""
+    nodes together and too few new nodes have come, end the job while states can still be written. Otherwise the job
+    goes on until the nodes are gone."""
     nodes, fleet = state.nodes, state.nodes.standbys.fleet
     last_at = max(fleet.ends[node].at for node in over)
     all_end = all(fleet.ends_by(node, last_at + state.limits.leave_s) for node in nodes.active)

@@ -54,7 +54,8 @@ class Pause(msgspec.Struct, kw_only=True):
             self.counted, self.numbered = event.counted, event.numbered
 
     def take_over(self, before: "Pause") -> None:
-        """Take the last step from `before`, the pause that this one replaces. No rank has made a step since."""
+        """Take the last step from `before`, the planned restart that this one replaces, because no rank has made a step
+        since."""
         self.good_step, self.good_at, self.counted = before.good_step, before.good_at, before.counted
         self.numbered, self.brought_in = before.numbered, before.brought_in
 

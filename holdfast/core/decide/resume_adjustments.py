@@ -15,7 +15,8 @@ _KEPT = 64  # skips, and eases
 
 
 class ResumePoint:
-    """Doubts, skips and eases for the next launch, as part of the job's state."""
+    """What the next launch must respect, as part of the job's state: states in doubt, steps to skip, and steps with a
+    lowered learning rate."""
 
     def __init__(self) -> None:
         self.doubts = DoubtfulStates()

@@ -71,7 +71,8 @@ def agreed_count(counts: Iterable[int]) -> int:
 
 
 def splits_model(mesh: Dims) -> bool:
-    """Return whether ranks of this mesh may hold different parts of the model, so that none can count it all."""
+    """Return whether ranks of this mesh may hold different parts of the model. Then no rank can count all
+    parameters."""
     return any(size > 1 and name not in _UNSPLIT for name, size in mesh)
 
 
@@ -136,7 +137,7 @@ class JobPace:
         return None
 
     def _compare_with_front(self, beat: Beat) -> None:
-        """Record whether this node is more than a step behind the furthest node of a second ago."""
+        """Record whether this node is more than a step behind where the furthest node was a second ago."""
         front = self._front
         if not front or (beat.step > front[-1][1] and beat.at >= front[-1][0] + _FRONT_S):
             front.append((beat.at, beat.step))

@@ -115,7 +115,7 @@ def times_reason(window: SpikeWindow, value: float, limit: float) -> str:
 
 
 def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """If this value is more than `limit` deviations above its median, return in words how many; else ""."""
+    """Return in words by how many deviations this value lies above the median; "" unless it is more than `limit`."""
     if not window.has_enough or value <= window.largest_value:  # most values end here, before anything is sorted
         return ""
     above = (value - window.median) / max(window.deviation(), 1e-300)

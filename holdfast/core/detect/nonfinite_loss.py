@@ -1,6 +1,9 @@
-"""Loss detector: raises an alarm when two losses of a rank in a row are not finite. A single one is only reported,
-because loss scaling may skip such a step and later losses are finite again. Once the weights are NaN, no later loss is
-finite. Gradient norms are ignored, because loss scaling makes them infinite on purpose."""
+"""Loss detector: raises an alarm when two losses of a rank in a row are not finite.
+
+A single loss that is not finite is only reported, because loss scaling may skip such a step and later losses are finite
+again. Once the weights are NaN, no later loss is finite. Gradient norms are ignored, because loss scaling makes them
+infinite on purpose.
+"""
 
 from math import isfinite
 

@@ -61,7 +61,7 @@ class LossNoise:
         self._largest, self._reach = max(self._largest, part), max(self._reach, offset)
 
     def limit(self, offset: int) -> float | None:
-        """Return how much a loss may differ, relative to itself, `offset` steps after the launch; None if unknown."""
+        """Return by what share a loss may differ `offset` steps after the launch. Return None if this is unknown."""
         if self._unrounded >= _LEAST and self._largest == 0.0:  # losses that a script rounds prove no exact job
             return 0.0
         if self._settled >= _LEAST and self._earlier > 0.0 and offset <= self._earlier_reach:
@@ -111,7 +111,8 @@ class RedoneLosses:
                 )
 
     def on_values(self, told: StepValues, resumed: int | None) -> Alarm | None:
-        """Return an alarm if this loss differs from earlier ones of its step. `resumed` is the step resumed from."""
+        """Return an alarm if this loss differs from earlier losses of the same step. `resumed` is the step from which
+        this generation resumed."""
         launch = self._launch
         if launch is None or told.generation != launch.generation or not told.numbered or told.loss is None:
             return None

@@ -133,11 +133,12 @@ class SlowDetector:
         return LostPace(since=self._pace.slow_since, ratio=ratio, blur_s=blur_s, named=self._named)
 
     def _clock_offset_s(self, now: float, beat: Beat) -> float:
-        """Return the delay of a node's fastest recent beat. It is added to the node's times to correct its clock.
+        """Return the delay of a node's fastest recent beat. Added to the node's times, this delay corrects the node's
+        clock.
 
         A node sets its clock by one message from the controller, whose delay is unknown. On a busy machine the delay is
-        tens of milliseconds, so that without the correction the node would always look late. A node on the controller's
-        machine has no error to correct: there a slow beat would only make the node look late.
+        tens of milliseconds, so without the correction the node would always look late. A node on the controller's
+        machine has no error to correct: a slow beat would only make the node look late.
         """
         if not beat.sent or beat.exact:
             return 0.0

@@ -96,8 +96,8 @@ def _better_half(samples: Sequence[float], lower: bool) -> tuple[float, ...]:
 
 
 def _worse_of_two(samples: Mapping[World, Sequence[float]]) -> dict[World, float]:
-    """Return the worse of two worlds, if its median is below half the other's and their ranges do not overlap; else
-    nothing."""
+    """Return the worse of two worlds (pairs of nodes) with the share by which it falls short. Return nothing unless its
+    median is below half the other's median, and the ranges of the two do not overlap."""
     better, worse = sorted(samples, key=lambda world: -median(samples[world]))
     part = median(samples[worse]) / median(samples[better])
     apart = fleet_baseline.inner_range(samples[worse])[1] < fleet_baseline.inner_range(samples[better])[0]

@@ -26,7 +26,7 @@ class PairResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairWave(msgspec.Struct, frozen=True, kw_only=True):
-    """Worlds to run now, all at once; no node is in two of them."""
+    """Worlds (pairs of nodes) to run now, all at once. No node is in two of them."""
 
     worlds: tuple[World, ...]
 
@@ -97,8 +97,9 @@ def _count_rounds(met: Iterable[PairResult]) -> int:
 
 
 def _failed_with_good(met: Sequence[PairResult]) -> dict[str, PairResult]:
-    """Return the nodes proved bad, each with the failed result that proves it: the other nodes in that world are known
-    to be good. If two nodes of a world are not known to be good, the link between them may be bad."""
+    """Return the nodes proved bad, each with the failed result that is the proof. All other nodes in its world are
+    known to be good. If two nodes of a world are not known to be good, the link between them may be bad, so it proves
+    nothing."""
     good: set[str] = set()
     found = {}
     for one in met:

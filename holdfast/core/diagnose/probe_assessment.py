@@ -62,8 +62,9 @@ def assess_probes(
 ) -> ProbeAssessment:
     """Return the bad nodes and the suspects, each with a reason.
 
-    A reason is a failed probe, result bits that differ from the golden bits or from most nodes' bits, or a low value.
-    `least` is the relative shortfall that accuses a node; a smaller shortfall becomes a note.
+    A reason is a failed probe, a low value, or result bits that differ from the bits of a sound device (`golden`) or
+    from most nodes' bits. A node is accused of a low value only if the relative shortfall is at least `least`. A
+    smaller shortfall becomes a note.
     """
     why: dict[str, list[str]] = {}
     notes = _collect_failures(found, why)

@@ -1,8 +1,8 @@
 """Reads the status of NCCL's RAS: which ranks of a communicator have launched fewer operations or do not answer.
 
 RAS counts what processes have launched, on the host. It sees neither a GPU that stands still nor what a captured graph
-launches. In a running job its counts are not all of one instant. So its status is shown as further evidence, and no
-rank is blamed because of RAS alone.
+launches. In a running job, its counts come from slightly different times. So its status is shown as further evidence,
+and no rank is blamed because of RAS alone.
 """
 
 import re

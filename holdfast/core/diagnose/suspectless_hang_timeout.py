@@ -1,13 +1,14 @@
 """When to act on a hang in which no rank is named: a rule of costs, since nothing says which node to blame.
 
 If every rank is inside the same collective, the network or a device is at fault, and no rank stands out. Waiting costs
-the time of the whole job. A restart costs the start and the steps since the last saved state. Pauses have long tails:
-one that has lasted for some time will last about as long again. So it pays to wait until the pause has lasted as long
-as a restart would cost. Then the job loses at most twice what the best choice would have cost.
+the time of the whole job. A restart costs the start and the steps since the last saved state. Pauses have long tails: a
+pause that has lasted for some time will last about as long again. So it pays to wait until the pause has lasted as long
+as a restart would cost. The job then loses at most twice what the best choice would have cost.
 
-There are two more limits. If ranks do not wait for each other, they may compute or wait for something outside the job;
-they get the longest limit, `last_s`. A collective that times out ends the job anyway, and its watchdogs kill ranks
-while others write their last words. So the job is stopped just before that, when stacks are at hand.
+There are two more limits. Ranks that do not wait for each other may compute, or wait for something outside the job. The
+limit for them is the longest one, `last_s`. And a collective that times out ends the job anyway. Its watchdogs kill
+ranks while other ranks still write to their logs. So the job is stopped just before the timeout, when stacks are at
+hand.
 """
 
 from collections.abc import Sequence
@@ -62,8 +63,8 @@ def do_most_wait(traces: Sequence[Trace]) -> bool:
 
 
 def first_expiry(traces: Sequence[Trace], moved_at: float) -> float | None:
-    """Return when the first open collective times out; None if no rank reports one. Timeouts that had passed when the
-    job last made a step, at `moved_at`, are ignored."""
+    """Return when the first open collective times out; None if no rank reports one. Collectives that had timed out
+    before `moved_at`, when the job last made a step, are ignored."""
     told = [group.expires_at for trace in traces for flight in trace.flights for group in flight.groups]
     return min((at for at in told if at > moved_at), default=None)
 

@@ -177,8 +177,8 @@ def _find_passed(group: dict[int, Collective]) -> Iterable[PassedCollective]:
 
 
 def _find_unended(group: dict[int, Collective]) -> Iterable[MissingAtCollective]:
-    """Yield the collective that the GPUs of all members of a group are in. Yield nothing if a GPU is elsewhere or not
-    reported."""
+    """Yield the collective in which the GPUs of all members of a group are. Yield nothing if a GPU is elsewhere, or if
+    a member does not report its GPU."""
     (some, *others) = group.values()
     alike = all(one.started == some.started for one in others)
     if alike and some.started and all(one.completed < some.started for one in group.values()):

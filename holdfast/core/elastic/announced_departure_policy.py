@@ -1,5 +1,5 @@
-"""Policies for workers that are known to leave: move their layers to others, or save all layers while their owners are
-here."""
+"""Policies for workers that are known to leave: move their layers to other workers, or save all layers before the
+workers leave."""
 
 import msgspec
 

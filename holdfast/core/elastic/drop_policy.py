@@ -1,4 +1,4 @@
-"""Dropping: damaged pipelines stop computing, and their microbatches go to whole ones or are left out."""
+"""Dropping: damaged pipelines stop computing. Their microbatches go to undamaged pipelines or are left out."""
 
 from heapq import heapify, heapreplace
 

@@ -79,7 +79,8 @@ def choose_sizes(templates: dict[int, PipelineTemplate], members: int, wanted: i
 
 
 def share_microbatches(bottlenecks: list[float], fills: list[float], microbatches: int) -> list[int]:
-    """Return the number of microbatches of each pipeline such that the last pipeline is done as early as possible."""
+    """Return the number of microbatches for each pipeline, chosen so that the last pipeline ends as early as
+    possible."""
     shares = [0] * len(bottlenecks)
     queue = [(slow + fill, number) for number, (slow, fill) in enumerate(zip(bottlenecks, fills, strict=True))]
     heapify(queue)

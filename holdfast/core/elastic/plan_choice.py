@@ -1,4 +1,5 @@
-"""The choice among recovery policies: all make a proposal, and the cheapest that meets the user's minimum is chosen."""
+"""The choice among recovery policies: each policy makes a proposal, and the cheapest proposal that is exact enough for
+the user is chosen."""
 
 from collections.abc import Callable, Mapping
 
@@ -51,7 +52,7 @@ class WeighedProposal(msgspec.Struct, frozen=True):
 
 
 class ElasticChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The chosen proposal, all proposals that were compared (the cheapest first), and the policies ruled out."""
+    """The chosen proposal, all proposals that were compared (the cheapest first), and why other policies have none."""
 
     chosen: Proposal | None
     weighed: tuple[WeighedProposal, ...]

@@ -1,4 +1,4 @@
-"""What every policy starts from: the plan so far, the workers that it has lost, and how fast the whole job would be."""
+"""What every policy starts from: the plan so far, the workers lost from it, and how fast the undamaged job would be."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -97,7 +97,7 @@ def rename_route(route: Route, names: dict[int, int]) -> Route:
 
 
 def join_segments(segments: Sequence[RouteSegment]) -> Route:
-    """Join neighbouring segments of one worker."""
+    """Return the route with neighbouring segments of one worker joined."""
     found: list[RouteSegment] = []
     for segment in segments:
         if found and found[-1].worker == segment.worker:
@@ -113,7 +113,8 @@ def can_compute(segment: RouteSegment, held: Sequence[frozenset[int]]) -> bool:
 
 
 def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ()) -> dict[int, Route]:
-    """Return the routes that can no longer be used, by their `id()`. `away` are workers that must not be used."""
+    """Return the routes that can no longer be used; the key of each is its `id()`. `away` are workers that must not be
+    used."""
     sets = [frozenset(mine) for mine in held]
     gone = frozenset(away)
     return {
@@ -135,8 +136,8 @@ def name_orphans(layers: Sequence[int]) -> str:
 
 
 def stop_phases(ground: PlanGround) -> dict[Phase, float]:
-    """Return the seconds of the phases that every change of plan has. Without a lost worker, nothing has to be detected
-    or aborted."""
+    """Return the seconds of each phase that any change of plan takes. Nothing has to be detected or aborted if no
+    worker was lost."""
     costs, forced = ground.costs, bool(ground.situation.lost)
     return {
         "detect": costs.detect_s if forced else 0.0,
@@ -158,7 +159,7 @@ def rate_of(ground: PlanGround, plan: RoutePlan, kappa: float = 1.0) -> float:
 
 
 def semantics_of(ground: PlanGround, plan: RoutePlan) -> Semantics:
-    """Return how exact results are under this plan, compared with the plan before it."""
+    """Return how exactly results under this plan agree with results under the plan before it."""
     if not all(plan.routes):
         return Semantics.BATCH_CHANGED
     if ground.job.ordered or same_partition(ground.before.routes, plan.routes):

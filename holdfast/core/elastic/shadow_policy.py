@@ -31,8 +31,8 @@ def shadows_of(plan: RoutePlan) -> Held:
 
 
 def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose that workers with shadows of lost layers compute these. If possible, one worker computes all layers of a
-    lost one."""
+    """Propose that workers which keep the lost layers as shadows compute them. If possible, one worker computes all
+    layers of a lost worker."""
     ground = survey(job, situation, costs)
     if not any(situation.shadows):
         return Infeasible(policy=REDUNDANT, reason="nobody keeps layers beside its own")
@@ -75,7 +75,7 @@ def _renamed(route: Route, names: dict[int, int], sets: list[frozenset[int]]) ->
 
 
 def _held_for(held: Held, routes: tuple[Route, ...]) -> Held:
-    """Return what each worker holds, including the shadows that these routes need."""
+    """Return the layers that each worker holds, with the shadow layers that these routes make it compute."""
     found = [set(mine) for mine in held]
     for route, _ in count_routes(routes):
         for segment in route:

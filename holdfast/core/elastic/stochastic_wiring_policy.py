@@ -69,7 +69,7 @@ class DrawnWiring:
             return owner
 
     def _work(self, owner: int, layer: int) -> float:
-        """Return how long this owner takes for the run of its layers that begins at `layer`."""
+        """Return how long this owner takes for the unbroken run of its layers that begins at `layer`."""
         return self._times.segment_time(RouteSegment(worker=owner, first=layer, end=self._ends[owner][layer]))
 
 

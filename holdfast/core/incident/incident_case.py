@@ -196,7 +196,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_witnessed(self) -> bool:
-        """Return whether a witness, and not only ranks, saw the cause, so that a change of code would not avert it."""
+        """Return whether a witness saw the cause, and not only ranks. A change of code would then not prevent it."""
         return self.is_proof or self.is_switch
 
     @property
@@ -300,24 +300,25 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_unwitnessed_fault(alarm: Alarm) -> bool:
-    """Return whether last words report a machine fault that no witness confirms; a script can print anything."""
+    """Return whether only a rank's log reports a machine fault, without a witness. A script can print anything."""
     told = alarm.kind is Kind.CRASH and alarm.action == _ASK and alarm.confidence >= TOLD
     return told and alarm.group == _MACHINES
 
 
 def is_machine_proof(alarm: Alarm) -> bool:
-    """Return whether the alarm proves a machine bad: a witness has seen it, or last words are beyond doubt."""
+    """Return whether the alarm proves a machine bad: a witness has seen the fault, or the rank's log is beyond
+    doubt."""
     told = alarm.kind is Kind.CRASH and alarm.action == EVICT and alarm.confidence >= SURE
     return is_node_proof(alarm) or told or alarm.signature == MACHINE_LOST
 
 
 def machine_faults(cause: Alarm, found: Mapping[str, str], leaving: Iterable[str]) -> dict[str, str]:
-    """Return the fault of each leaving node whose machine is known to be bad; other leaving nodes are left out.
+    """Return the fault of each leaving node whose machine is known to be bad; leave out all other nodes.
 
-    A machine is known to be bad if the cause proves it, or if a probe or a replay `found` it. Other evictions prove
-    nothing about a machine. A silent host may have lost its network or its power and comes back. Stacks name ranks, and
-    with them nodes of a whole parallel group. A script may fail on one node alone. The examination after an eviction
-    may still find a fault.
+    A machine is known to be bad if the cause proves it, or if a probe or replay found it (`found`). Other evictions
+    prove nothing about a machine. A silent host may have lost its network or power, and come back. Stacks name ranks,
+    and for a whole parallel group all its nodes are suspects. A script may fail on one node alone. The examination
+    after an eviction may still find a fault.
     """
     proven = dict.fromkeys(cause.suspects, cause.reason) if is_machine_proof(cause) else {}
     known = proven | dict(found)

@@ -148,7 +148,7 @@ def _class_words(klass: str) -> str:
 
 
 def list_some(names: Sequence[str]) -> str:
-    """Return names as a phrase; of many, the first few and how many more there are."""
+    """Return names as a phrase. Of many names, list the first few and say how many more there are."""
     shown = [*names[:_NAMED], f"{len(names) - _NAMED} more"] if len(names) > _NAMED + 1 else list(names)
     return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else shown[0]
 
@@ -159,7 +159,7 @@ def incident_sentence(record: Record) -> str:
 
 
 def describe_new_release(record: Record | Change) -> str:
-    """Return a clause about a release that waited for a restart and was started by this one; "" if none was."""
+    """Return a clause about a release that had waited and came in with this restart; "" if there is none."""
     if not record.brought_in:
         return ""
     stays = isinstance(record, Change) or (not record.rolled_back and record.verdict.remedy is not Remedy.GIVE_UP)
@@ -378,7 +378,8 @@ def describe_kept(record: Record | Change) -> str:
 
 
 def describe_stop(actions: Iterable[Action]) -> str:
-    """Return what these actions do to the ranks of a generation that failed: who is ended, and who is to stay."""
+    """Return what these actions do to the ranks of a failed generation: how many ranks stay, or that all ranks are
+    stopped."""
     parking = sum(action.parking for action in actions if isinstance(action, Stop))
     return f"telling {count_ranks(parking)} to leave the step and stay" if parking else "stopping all ranks"
 

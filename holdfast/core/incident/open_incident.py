@@ -224,7 +224,8 @@ class Incident(msgspec.Struct, kw_only=True):
         return min((alarm.not_after for alarm in self.alarms if alarm.not_after is not None), default=None)
 
     def _good_step(self, resumed_from: int | None) -> int:
-        """Return the last good step. The step resumed from counts too, since a silent node may not have reported it."""
+        """Return the last good step. A step from which the job resumed counts as well, because a silent node may not
+        have reported it."""
         good_step = self.good_step if self.good_step >= 0 else self.stood_step
         told = not self._is_counted and good_step >= 0 and resumed_from is not None
         return max(good_step, resumed_from or 0) if told else good_step

@@ -94,7 +94,8 @@ def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[Catalog
 
 
 def _hits_of_trace(trace: ExceptionChain, known: dict[int, list[RowPattern]]) -> Iterator[CatalogHit]:
-    """Yield the hits of a chain's most telling exception: the one with the heaviest hit, the first among equals."""
+    """Yield the hits of the exception in a chain that says most about the cause. This is the one with the heaviest hit;
+    among equals, it is the first."""
     best: list[CatalogHit] = []
     worth = -1.0
     for place, raised in enumerate(trace.chain):
@@ -136,7 +137,7 @@ def _hits_of_exception(raised: RaisedException, known: dict[int, list[RowPattern
 
 
 def _is_live(raised: RaisedException) -> bool:
-    """Return whether these frames look like the stack of a process that waits, not like the middle of a traceback."""
+    """Return whether these frames look like the stack of a waiting process, and not like the middle of a traceback."""
     return raised.headless and _WAITS.search(raised.frames[-1].function) is not None
 
 
@@ -196,7 +197,8 @@ def _make_hit(
 
 
 def _fill_hint(hint: str, told: dict[str, str]) -> str:
-    """Return the hint with each `{name}` replaced by what the group of that name matched; other braces stay."""
+    """Return the hint with each `{name}` replaced by what the group of that name matched. Other braces stay as they
+    are."""
     for name, value in told.items():
         hint = hint.replace(f"{{{name}}}", value)
     return hint

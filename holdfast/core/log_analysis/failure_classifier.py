@@ -95,9 +95,12 @@ def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: F
 
 
 def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: bool, mute: bool) -> int | None:
-    """Return the exit code that says most about the cause; None if none says anything. A signal like SIGSEGV comes
-    first. If log lines name a cause (`words`), other codes do not count. But if the rank was `mute`, every code but
-    SIGTERM counts."""
+    """Return the exit code that says most about the cause; None if no code says anything. A signal such as SIGSEGV
+    comes first.
+
+    Other codes do not count if log lines name a cause (`words`), unless the rank itself wrote no log (`mute`). In that
+    case every code but SIGTERM counts.
+    """
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     strong = [code for code in codes if code in _LOUD]
     if strong:
@@ -110,8 +113,8 @@ def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: boo
 
 
 def _is_loud_signal(summary: LauncherSummary, case: FailureEvidence) -> bool:
-    """Return whether exit codes outweigh hints. They do if one is a signal such as SIGSEGV, which is never an echo, or
-    if all are SIGTERM."""
+    """Return whether exit codes outweigh hints. They do if one of them is a signal such as SIGSEGV, which is never the
+    mere effect of another rank's failure. They also do if all of them are SIGTERM."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     return any(code in _LOUD for code in codes) or (bool(codes) and all(code == -15 for code in codes))
 

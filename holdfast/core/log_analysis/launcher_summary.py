@@ -76,7 +76,8 @@ class LauncherSummary(msgspec.Struct, kw_only=True):
 
 
 def normalize_code(code: int) -> int:
-    """Return an exit code with signals as negative numbers, as Python has them; shells add 128 to the signal."""
+    """Return an exit code with signals as negative numbers, as Python does. Shells add 128 to the number of a
+    signal."""
     return 128 - code if 128 < code < 128 + 65 else code
 
 

@@ -210,7 +210,8 @@ def _note_prefix(said: LogLine, found: re.Match[str]) -> None:
 
 
 def _parse_time(told: dict[str, str]) -> float | None:
-    """Return the time in seconds since the year began, since many tools omit the year; None without a date."""
+    """Return the time in seconds since the year began, because many tools omit the year. Return None if the line has no
+    date."""
     month = int(told["mo"]) if "mo" in told else _MONTHS.get(told.get("mon", "").lower(), 0)
     if not month or "d" not in told:
         return None  # a mere time of day: no two logs agree on the day

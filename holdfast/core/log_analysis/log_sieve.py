@@ -56,7 +56,8 @@ class LineSieve:
         self.lines += len(lines)
 
     def kept_lines(self) -> list[tuple[int, str]]:
-        """Return the telling lines, the last signs of progress and the last lines, each with its number, in order."""
+        """Return the lines that tell of a failure, the last signs of progress and the last lines, each with its number,
+        in order."""
         return [
             (index, _decode_line(line)) for index, line in sorted({*self._kept, *self._late, *self._going, *self._tail})
         ]

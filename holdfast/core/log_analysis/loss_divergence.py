@@ -76,7 +76,7 @@ def _jumped_loss(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
 
 
 def _risen_loss(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
-    """Yield a hit for the first loss that, like all later ones, is far above all earlier ones."""
+    """Yield a hit for the first loss from which on all losses are far above all earlier losses."""
     losses = [(float(found["loss"]), said) for said in lines if (found := _LOSS.search(said.text[:600]))]
     worst = list(accumulate((loss for loss, _ in losses), max))
     least = list(accumulate((loss for loss, _ in reversed(losses)), min))[::-1]
