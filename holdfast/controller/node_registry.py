@@ -87,8 +87,8 @@ class NodeRegistry:
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
-        """Record which modules of the script the zygote of rank 0's node has imported; () if it has imported none for
-        it."""
+        """Record which modules of the script rank 0's zygote has imported; () if no rank can be forked with these
+        imports."""
         self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:
@@ -204,7 +204,7 @@ class NodeRegistry:
         return {*self._view.gone, *self._view.silent_nodes}
 
     def present_nodes(self) -> tuple[str, ...]:
-        """Return the nodes that are linked, or that a link is awaited from. Right after a restart of the controller, no
+        """Return the nodes that are linked or are expected to link soon. Right after a restart of the controller, no
         node is linked yet.
 
         A node that was told to leave does not count. It answers no more, even if its link lasts a little longer.

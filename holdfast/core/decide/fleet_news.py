@@ -74,7 +74,7 @@ def tell_queue(state: JobState) -> None:
 
 def on_acquired(state: JobState, now: float, event: Outcome) -> str:
     """Record the nodes that the fleet promises. If the fleet refuses nodes, end a job that cannot start without them.
-    In all other cases ask again later."""
+    Any other job asks again later."""
     nodes, standbys = state.nodes, state.nodes.standbys
     told = standbys.on_acquired(now, event, nodes.active)
     if not event.refused:

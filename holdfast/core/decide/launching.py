@@ -87,8 +87,7 @@ def concerns_generation(state: JobState, alarm: Alarm) -> bool:
 
 
 def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
-    """Act on an alarm about a node that runs no rank of the current generation: a standby, a node still to come, or a
-    node whose ranks have ended well."""
+    """Act on an alarm about a standby, a node still to come, a node that has finished, or an old generation."""
     if not is_node_loss(alarm):
         return ""
     lost = state.nodes.standbys.beside_job(alarm.suspects)

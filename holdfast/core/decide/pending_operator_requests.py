@@ -29,8 +29,8 @@ class OpenRequests:
             self.draining.pop(node, None)
 
     def nodes_to_leave(self, active: Set[str], standbys: int) -> set[str]:
-        """Return the nodes that leave at the next restart: all nodes to be evicted, and as many drained nodes as there
-        are standbys for after that."""
+        """Return the nodes that leave at the next restart: all nodes to be evicted, and then as many nodes to be
+        drained as standbys are left for."""
         gone = {node for node in active if node in self.evicting}
         drained = sorted(node for node in active if node in self.draining and node not in gone)
         return gone.union(drained[: max(0, standbys - len(gone))])

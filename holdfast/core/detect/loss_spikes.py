@@ -29,7 +29,7 @@ _STEADY = 10
 
 
 class SpikeRule(StrEnum):
-    """The rules. The name of a rule says which value stands out and by which test."""
+    """The rules that find a spike. A rule's name says which value stands out and by which test."""
 
     LOSS_TIMES = "loss times"
     LOSS_SCORE = "loss score"
@@ -107,7 +107,7 @@ def _median_of(ordered: list[float]) -> float:
 
 
 def times_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """Return text that this value is so many times the median of the window; "" unless it is more than `limit`
+    """Return in words how many times the median of the window this value is; "" unless it is more than `limit`
     times."""
     if not window.has_enough or window.median <= 0 or value <= limit * window.median:
         return ""

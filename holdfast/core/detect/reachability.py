@@ -57,7 +57,7 @@ class ReachDetector:
 
     def find_islands(self) -> tuple[tuple[str, ...], ...]:
         """Return the groups of nodes that are cut off from the largest group; empty if all nodes reach one another. If
-        several groups are largest, return all groups."""
+        no group is larger than all others, return all groups."""
         tried = {pair: misses for pair, misses in self._misses.items() if pair[0] in self._answered}
         near: dict[str, set[str]] = {node: set() for pair in tried for node in pair}
         for (one, other), misses in tried.items():

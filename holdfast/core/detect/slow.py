@@ -14,8 +14,8 @@ has seen a better pace. It reports a named rank only if that rank costs somethin
 other ranks wait for the rank for much of the time. The job acts once the rank has cost more than a replacement would
 cost. So the loss is at most twice the loss with the best choice.
 
-A rank may have more work than other ranks, as rank 0 often has. The detector assumes that if the rank is late from the
-beginning, or late while the job is as fast as ever. It does not call the machine of such a rank slow.
+A rank may be late from the beginning, or while the job is as fast as ever. Then it has more work than other ranks, as
+rank 0 often has, and its machine is not slow.
 """
 
 from collections import Counter, deque

@@ -1,9 +1,9 @@
 """Standstill detector: reports that the job makes no step, whether or not a rank is named for it.
 
 The detector puts an alarm into the journal at the second inspection, because stalls do not count as training time. A
-person gets a message only if no rank is named and the job has stood for ten seconds. After a stall of which a person
-was told and that ended by itself, a later stall must last longer. There is no alarm while ranks still enter collectives
-or are in a phase that the script has named.
+person gets a message only if no rank is named and the job has stood for ten seconds. If a reported stall ended by
+itself, the next stall must last longer before a person gets a message. There is no alarm while ranks still enter
+collectives, or are in a phase that the script has named.
 """
 
 from collections.abc import Sequence

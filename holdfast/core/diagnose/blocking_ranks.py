@@ -182,8 +182,8 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer. Return None if collectives name the cause, or if no node
-    answered."""
+    """Return the ranks of nodes that did not answer. Return None if there are none, if no node answered at all, or if
+    collectives name the cause."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None

@@ -96,7 +96,7 @@ def below_own_past(
 
 
 def inner_range(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and highest value of the samples, without the smallest and largest ones at both ends."""
+    """Return the lowest and highest value of the samples, without the most extreme samples at both ends."""
     curve = _log_quantiles(samples)
     return exp(curve[0]), exp(curve[-1])
 
@@ -126,8 +126,8 @@ def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]
 
 
 def _closest_majority(curves: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the half of the nodes, and one more, that are closest to the medoid. Bad nodes could hide each other among
-    all nodes."""
+    """Return the majority of nodes that is closest to the medoid. Bad nodes could hide each other if all nodes were
+    taken."""
     if not curves:
         return []
     medoid = curves[_find_medoid(curves, sorted(curves))]

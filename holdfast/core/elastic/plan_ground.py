@@ -136,7 +136,7 @@ def name_orphans(layers: Sequence[int]) -> str:
 
 
 def stop_phases(ground: PlanGround) -> dict[Phase, float]:
-    """Return the seconds of each phase that any change of plan takes. Nothing has to be detected or aborted if no
+    """Return the seconds of each phase that every change of plan takes. Nothing has to be detected or aborted if no
     worker was lost."""
     costs, forced = ground.costs, bool(ground.situation.lost)
     return {

@@ -31,8 +31,8 @@ def draw_routes(job: PipelineJob, held: Held, times: LayerTimes, step: int) -> t
 
 
 class DrawnWiring:
-    """Keeps a queue of owners for each layer, in the order in which they would be done. A worker's place is by its load
-    when it entered the queue."""
+    """Keeps for each layer a queue of its owners, ordered by when each owner would finish the layer. The estimate is
+    made when the owner enters the queue."""
 
     def __init__(self, job: PipelineJob, held: Held, times: LayerTimes, step: int) -> None:
         self._layers = job.layers
@@ -74,7 +74,7 @@ class DrawnWiring:
 
 
 def _run_ends(layers: tuple[int, ...]) -> dict[int, int]:
-    """Return for each layer where the unbroken run of layers ends in which it lies. `layers` are the layers that a
+    """Return for each layer the end of the unbroken run of layers that contains it. `layers` are the layers that a
     worker holds."""
     ends: dict[int, int] = {}
     for layer in sorted(layers, reverse=True):

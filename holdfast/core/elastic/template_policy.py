@@ -1,4 +1,4 @@
-"""New templates: pipelines that have lost no worker stay as they are. The remaining workers form new pipelines, of
+"""New templates: most pipelines that have lost no worker stay as they are. The other workers form new pipelines, of
 unequal sizes if that is fastest."""
 
 from collections.abc import Iterable, Sequence

@@ -201,7 +201,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_guess(self) -> bool:
-        """Return whether there is evidence against nodes that is no proof. A stopped or missing process is proof."""
+        """Return whether the evidence against nodes is no proof. A stopped or missing process is proof."""
         return not (self.is_proof or self.cause.hard)
 
     @property

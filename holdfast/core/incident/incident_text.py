@@ -57,10 +57,10 @@ def describe_cause(alarm: Alarm) -> str:
 
 
 def describe_order(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
-    """Return a remark on which rank failed first, or that the order is unknown; "" if not several ranks crashed.
+    """Return a remark on which rank failed first, or that the order is unknown; "" unless several ranks crashed.
 
-    A busy host notices an exit late, so exits close together have no known order. Neither have exits on different
-    hosts, because clocks of hosts are not compared.
+    A busy host notices an exit late, so the order of exits that are close together is unknown. So is the order of exits
+    on different hosts, because clocks of hosts are not compared.
     """
     if len(alarms) < 2 or any(alarm.kind is not Kind.CRASH for alarm in alarms):
         return ""

@@ -12,7 +12,7 @@
 5. Probes find nothing: restart in place, since many faults are transient.
 6. The failure comes again: roll the newest release back. If the loss fails at the same step again, leave that batch
    out, if the script can skip.
-7. The failure comes again: replay the work in groups, if the script allows it. A node that fails in two is evicted.
+7. The failure comes again: replay the work in groups, if the script allows it. Evict a node that fails twice.
 8. Nothing is left: ask a person, or end the job with code 93, keep its state and say why.
 
 Any other first failure of its kind without a culprit leads to a restart in place, the cheapest remedy. A release that

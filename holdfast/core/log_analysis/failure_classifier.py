@@ -98,8 +98,8 @@ def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: boo
     """Return the exit code that says most about the cause; None if no code says anything. A signal such as SIGSEGV
     comes first.
 
-    Other codes do not count if log lines name a cause (`words`), unless the rank itself wrote no log (`mute`). In that
-    case every code but SIGTERM counts.
+    If log lines name a cause (`words`), other codes do not count. But if no log line of the rank that failed first does
+    (`mute`), every code except SIGTERM counts.
     """
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     strong = [code for code in codes if code in _LOUD]
@@ -201,8 +201,9 @@ def _diagnose_code(code: int, summary: LauncherSummary, catalog: FailureCatalog)
 
 
 def _diagnose_kill(case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
-    """Diagnose a SIGKILL, which names no sender. If the kernel counted a kill for want of memory, or memory was short,
-    the diagnosis is the OOM killer. It may stay a guess. If the kernel counted no kill, the sender is unknown."""
+    """Return a diagnosis of a SIGKILL, which names no sender. The OOM killer sent it if the kernel counted a kill for
+    want of memory, and probably sent it if memory was short. If the kernel's count is not known, the OOM killer is a
+    guess. If the kernel counted no kill, the sender is unknown."""
     found = _diagnose_code(_KILL, summary, catalog)
     who = f"Rank {found.root_rank}" if found.root_rank is not None else "A process"
     if case.starved:
