@@ -1,4 +1,4 @@
-"""Decides when to act on a hang in which ranks are named: at once if the hang cannot end, otherwise once waiting has
+"""When to act on a hang in which ranks are named: at once if the hang cannot end, otherwise once waiting has
 cost as much as a restart.
 
 Two kinds of hang never end by themselves. In one kind, ranks of a group are in different operations under one sequence

@@ -1,4 +1,5 @@
-"""Dropping: damaged pipelines stop computing. Their microbatches go to undamaged pipelines or are left out."""
+"""Dropping: stops damaged pipelines and gives their microbatches to undamaged pipelines, or leaves the microbatches
+out."""
 
 from heapq import heapify, heapreplace
 

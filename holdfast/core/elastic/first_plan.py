@@ -1,4 +1,4 @@
-"""The first plan of a job: whole pipelines of equal stages. Workers that are left over are standbys."""
+"""The first plan of a job: pipelines of equal stages, with the workers that are left over as standbys."""
 
 from holdfast.core.elastic.layer_owners import fits_memory
 from holdfast.core.elastic.route_times import Route

@@ -1,5 +1,5 @@
-"""New templates: most pipelines that have lost no worker stay as they are. The other workers form new pipelines, of
-unequal sizes if that is fastest."""
+"""New templates: workers of broken pipelines form new pipelines, of unequal sizes if that is fastest. Most pipelines
+that have lost no worker stay as they are."""
 
 from collections.abc import Iterable, Sequence
 
