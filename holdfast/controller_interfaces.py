@@ -73,11 +73,9 @@ class Fleet(Protocol):
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
         """End the node and all processes on it. An unknown or ended node is no error. `reason` is text for people.
-
-        Return only after all processes of the node have ended, because the next generation relies on this. Raise
-        OSError if they cannot be ended. A fleet without `can_acquire` cannot end nodes, so the controller does not take
-        its return as proof.
-        """
+        Return only after all processes of the node have ended, because the next generation relies on this; otherwise
+        raise OSError. A fleet without `can_acquire` cannot end nodes, so the controller does not take its return as
+        proof."""
 
     async def survey(self) -> dict[str, FleetNode]:
         """Return all nodes that were acquired and not given back, as the cluster sees them now. Raise OSError if the
@@ -87,8 +85,7 @@ class Fleet(Protocol):
         """Return the nodes that were acquired and not given back."""
 
     def departures(self) -> tuple[Departure, ...]:
-        """Return the readable notes that nodes left behind. A node writes such a note when it leaves because it has
-        lost its controller."""
+        """Return the readable notes of nodes that left by themselves because they had lost their controller."""
 
 
 class BlockList(Protocol):

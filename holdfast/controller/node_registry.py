@@ -87,8 +87,7 @@ class NodeRegistry:
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
-        """Record which modules of the script rank 0's zygote has imported; () if no rank can be forked with these
-        imports."""
+        """Record the script's modules in rank 0's zygote; () if no rank can be forked with these modules."""
         self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:
@@ -107,8 +106,7 @@ class NodeRegistry:
         self.beats.pop(node, None)
 
     def record_departure(self, node: str) -> None:
-        """Record that a node was told to leave. Its silence then raises no alarm, and its copies and last beat are
-        forgotten."""
+        """Record that a node was told to leave. Its silence then raises no alarm, and its copies are forgotten."""
         self._left.add(node)
         self._silence.forget_node(node)
         self.copies.pop(node, None)
@@ -120,13 +118,11 @@ class NodeRegistry:
         self.copies = {node: held for node, held in self.copies.items() if node in nodes}
 
     def drop_copies_after(self, step: int) -> None:
-        """Forget copies of steps after `step`, because the job goes back to that step and makes the later steps
-        anew."""
+        """Forget copies of steps after `step`, because the job goes back to that step and makes new ones."""
         self.copies = {node: tuple(c for c in held if c.step <= step) for node, held in self.copies.items()}
 
     def lower_stored(self, step: int) -> None:
-        """Ignore checkpoints of steps after `step`, because the job goes back to that step and makes the later steps
-        anew."""
+        """Ignore checkpoints of steps after `step`, because the job goes back to that step and makes new ones."""
         self.stored = min(self.stored, step)
 
     def expect_nodes(self, now: float, nodes: Collection[str], alone_since: float) -> None:
@@ -199,8 +195,7 @@ class NodeRegistry:
         return self._seated.get(node)
 
     def lost_nodes(self) -> set[str]:
-        """Return the nodes that have left, and the nodes that fell silent in the open incident and so are about to
-        leave."""
+        """Return the nodes that have left, and the nodes that are about to leave because they fell silent."""
         return {*self._view.gone, *self._view.silent_nodes}
 
     def present_nodes(self) -> tuple[str, ...]:
@@ -214,8 +209,7 @@ class NodeRegistry:
         return tuple(sorted({*present, *self._view.pool, *self._view.under_probe}))
 
     def ranks_beside(self, node: str) -> tuple[int, ...]:
-        """Return the ranks of other present nodes on the same host as this node. Nodes whose host is unknown count as
-        well."""
+        """Return the ranks of other present nodes on this node's host, or of nodes whose host is unknown."""
         host, lost = self.hosts.get(node), self.lost_nodes()
         beside = [s for s in self._view.seats if s.node not in (node, *lost) and self.hosts.get(s.node, host) == host]
         return tuple(rank for seat in beside for rank in seat.ranks)

@@ -29,8 +29,7 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     window_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
 
     def make_order(self, who: str) -> Order | None:
-        """Return the order as given by `who`, whose identity is already proved. Return None if no order has this
-        verb."""
+        """Return the order as given by `who`, whose identity is proved. Return None if no order has this verb."""
         verb = next((verb for verb in VERBS if verb == self.verb), None)
         if verb is None:
             return None

@@ -38,8 +38,7 @@ def update_fault(controller: Controller, order: Order) -> str:
 
 
 async def signature_fault(controller: Controller, order: Order) -> str:
-    """Return why an update's signature is not accepted. Return an empty text if it is accepted, or if the job requires
-    no signature."""
+    """Return why an update's signature is not accepted; empty if it is accepted or none is required."""
     signers = controller.settings.release.signers
     if order.verb != "update" or order.release is None or not signers:
         return ""

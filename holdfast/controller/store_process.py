@@ -40,12 +40,8 @@ class StoreProcess:
         self._over = False
 
     async def connect_ahead(self, *, start: bool = True) -> None:
-        """Connect before the first request is made, because a new store process starts slowly and an old one may be
-        about to end.
-
-        Without `start`, connect only to a store process that already runs. No store is needed if the job turns out to
-        be over.
-        """
+        """Connect before the first request, because a new store process starts slowly and an old one may be about to
+        end. Without `start`, connect only to a store process that already runs: the job may turn out to be over."""
         if not start:
             try:
                 unix_sockets.connect(self._run_dir / "store.sock").close()
@@ -143,6 +139,5 @@ class StoreProcess:
 
 
 def _is_over(reader: asyncio.StreamReader) -> bool:
-    """Return whether the connection to the store process has ended. It may end even before the store process accepts
-    it."""
+    """Return whether the connection to the store process has ended. It may end before it was accepted."""
     return reader.at_eof() or reader.exception() is not None

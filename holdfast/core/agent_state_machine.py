@@ -78,8 +78,7 @@ class RankExited(msgspec.Struct, frozen=True):
 
 
 class ExitJudged(msgspec.Struct, frozen=True):
-    """An alarm has been made for a rank that ended badly. It uses the end of the rank's log if that could be read in
-    time."""
+    """An alarm has been made for a rank that ended badly, from the end of the rank's log if it was read in time."""
 
     exit: Exit
     alarm: Alarm
@@ -184,8 +183,7 @@ class AgentProtocol:
         *,
         epoch: int = 0,
     ) -> tuple[Deed, ...]:
-        """Take over the state of this node's earlier agent. If that agent had begun to leave the job, `leave` is the
-        errand that it was carrying out."""
+        """Take over the state of this node's earlier agent. `leave` is its errand to leave the job, if it had one."""
         self._done = {d.id: d for d in done}
         self.generation, self.expected, self.stopped = generation, set(ranks), stopped
         self._begun = generation
@@ -263,15 +261,13 @@ class AgentProtocol:
         return (CarryOut(errand),)
 
     def _begin_leaving(self, errand: Leave) -> tuple[Deed, ...]:
-        """Begin to leave the job. The order is first recorded on disk, because otherwise a new agent would not know
-        that it must finish it."""
+        """Begin to leave the job. Record the order on disk first, so that a new agent knows that it must finish."""
         self.leaving, self.stopped = True, self.generation
         return (RememberLeaving(errand), CarryOut(errand))
 
     def _is_over(self, generation: int) -> bool:
-        """Return whether to refuse a launch of this generation. It is refused if it, or a newer generation, was already
-        stopped or launched here. A launch that this node's earlier agent began is not refused, since it may be
-        incomplete."""
+        """Return whether to refuse a launch of this generation: this or a newer one was stopped or launched here. A
+        launch that this node's earlier agent began is not refused, since it may be incomplete."""
         return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
 
     def _on_finished(self, news: ErrandDone) -> tuple[Deed, ...]:

@@ -18,8 +18,7 @@ REFUSED = 2  # exit code: the fleet refuses nodes for good, as for a setting tha
 
 
 def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
-    """Record which nodes the fleet reports as changed. Replace nodes that are gone and have no seat; a gone node with a
-    seat raises an alarm elsewhere."""
+    """Record which nodes the fleet reports as changed. Replace nodes that are gone, unless they had a seat."""
     nodes = state.nodes
     waited = nodes.waits_in_queue
     nodes.standbys.take_report(now, event.nodes)
@@ -36,8 +35,7 @@ def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
 
 
 def _part_with_gone(state: JobState, now: float, gone: dict[str, FleetNode]) -> str:
-    """Dismiss nodes that are gone and had no seat. Other nodes are requested after a pause, which grows with each
-    loss."""
+    """Dismiss nodes that are gone and had no seat. Ask for other nodes after a pause that grows each time."""
     standbys = state.nodes.standbys
     beside = standbys.beside_job(gone)
     said = []

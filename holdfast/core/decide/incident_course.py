@@ -34,8 +34,7 @@ def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = 
 
 
 def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
-    """Open an incident for this alarm, or add a round to the open incident. Return the incident. A new incident ends
-    any planned restart."""
+    """Return the incident of this alarm: the open one in its next round, or a new one that ends a planned restart."""
     incident = state.incident
     if incident is None:
         state.incidents += 1
@@ -184,8 +183,7 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
 def apply_verdict(
     state: JobState, now: float, verdict: Verdict, silent: Collection[str], *, examine: bool = True
 ) -> str:
-    """Carry out the verdict. It gives the job up, unless a person is to be asked first. Or it evicts, rolls back or
-    skips, and then launches again."""
+    """Carry out the verdict: give up, unless a person is asked first, or evict, roll back or skip and then launch."""
     incident = state.current_incident
     told = f"{incident.cause_text}; {verdict.reason}"
     if verdict.remedy is Remedy.GIVE_UP:

@@ -124,8 +124,7 @@ class JobState:
         self._assert_invariant()
 
     def _assert_invariant(self) -> None:
-        """Assert the invariant of the phase that begins. The message of each assertion says why the invariant must
-        hold."""
+        """Assert the invariant of the phase that begins. Each message says why the invariant must hold."""
         incident = self.incident
         match self.phase:
             case Phase.WAITING:

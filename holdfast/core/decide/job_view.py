@@ -88,8 +88,7 @@ class JobView:
 
     @property
     def cause(self) -> Alarm | None:
-        """The alarm of the open incident; None without an incident. It is the first alarm until the incident is judged,
-        and the first cause after that."""
+        """The open incident's first alarm or, once it is judged, its first cause; None without an incident."""
         incident = self._state.incident
         return incident.alarms[0] if incident else None
 

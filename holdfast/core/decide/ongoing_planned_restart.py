@@ -1,5 +1,4 @@
-"""The planned restart that is under way, and the record of it. A job has either a planned restart or an open incident,
-never both."""
+"""The planned restart that is under way, and its record. While it lasts, the job has no open incident."""
 
 import msgspec
 
@@ -54,8 +53,7 @@ class Pause(msgspec.Struct, kw_only=True):
             self.counted, self.numbered = event.counted, event.numbered
 
     def take_over(self, before: "Pause") -> None:
-        """Take the last step from `before`, the planned restart that this one replaces, because no rank has made a step
-        since."""
+        """Take the last step from `before`, the planned restart that this one replaces before any rank made a step."""
         self.good_step, self.good_at, self.counted = before.good_step, before.good_at, before.counted
         self.numbered, self.brought_in = before.numbered, before.brought_in
 

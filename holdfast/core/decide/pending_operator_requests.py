@@ -1,5 +1,4 @@
-"""The requests that nobody has answered yet: who holds the job, what a person must decide, and which nodes must
-leave."""
+"""Requests without an answer: who holds the job, what a person must decide, and which nodes must leave."""
 
 from collections.abc import Set
 
@@ -36,8 +35,7 @@ class OpenRequests:
         return gone.union(drained[: max(0, standbys - len(gone))])
 
     def drained_nodes(self, nodes: Set[str]) -> set[str]:
-        """Return those of the nodes that leave because they are drained or the fleet takes them. Nodes that a person
-        evicts are left out."""
+        """Return those of the nodes that leave because they are drained or taken away, not by a person's evict."""
         return {node for node in nodes if self.evicting.get(node, FLEET) == FLEET}
 
     def who_wants_gone(self, node: str) -> str:

@@ -58,8 +58,7 @@ def on_paused(state: JobState, now: float, event: Outcome) -> str:
 
 
 def on_alarm_in_pause(state: JobState, now: float, alarm: Alarm) -> str:
-    """Open an incident during a planned restart. The restart of the incident also serves the purpose of the planned
-    one."""
+    """Open an incident during a planned restart. The incident's restart also does what was planned."""
     incident = incident_course.add_failure(state, now, alarm)
     next(state.ids)  # journals have counted a Stop here that nobody sends; without it all later numbers would differ
     state.enter(Phase.STOPPING, state.awaited)  # the ranks are being ended already

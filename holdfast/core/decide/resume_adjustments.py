@@ -1,5 +1,4 @@
-"""The conditions for the next resume: which states are in doubt, which steps to skip, and at which steps to lower the
-learning rate."""
+"""The next resume's conditions: states in doubt, steps to skip, and steps with a lowered learning rate."""
 
 from holdfast.core.decide.distrusted_saved_states import DoubtfulStates
 from holdfast.core.incident import incident_text
@@ -15,8 +14,7 @@ _KEPT = 64  # skips, and eases
 
 
 class ResumePoint:
-    """What the next launch must respect, as part of the job's state: states in doubt, steps to skip, and steps with a
-    lowered learning rate."""
+    """States in doubt, steps to skip and steps with a lowered learning rate, as part of the job's state."""
 
     def __init__(self) -> None:
         self.doubts = DoubtfulStates()

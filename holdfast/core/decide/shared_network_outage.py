@@ -8,8 +8,7 @@ from holdfast.model.event import LinksDown, LinksUp, Phase
 
 
 def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
-    """Record which links are down, so that the next launch waits for them. Stop the job if it runs ranks on a node of
-    these links."""
+    """Record which links are down, so that the next launch waits for them. Stop the job if ranks need them."""
     seated = state.nodes.active.intersection(alarm.suspects)
     state.nodes.links.begin_wait(now, (*seated, *state.nodes.standbys.beside_job(alarm.suspects)), state.limits.wait_s)
     used = seated - state.nodes.ended  # standbys without links are no cause of what happens to ranks

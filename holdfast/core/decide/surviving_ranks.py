@@ -44,9 +44,8 @@ def make_parking(state: JobState, stop: Stop, alarm: Alarm | None = None) -> Sto
 
 
 def keeps_ranks(state: JobState, *, changed: bool) -> bool:
-    """Return whether parked ranks keep their processes at the next launch. They keep them after a restart or an
-    eviction, or if they were parked for the job to grow. They lose them if the release or the world size is
-    `changed`."""
+    """Return whether parked ranks keep their processes at the next launch. They do after a restart or an eviction, or
+    if they were parked for the job to grow, unless the release or the world size is `changed`."""
     incident, verdict = state.incident, state.verdict
     if state.pause:
         return state.pause.parked and not changed

@@ -2,9 +2,8 @@
 
 Machines run hot, and drivers are slow to answer, without harm to the job. Such a strain counts only if the job suffers
 at the same time. If one machine began to slow itself down when the job lost its pace, this machine is the cause, and is
-treated like the machine of a slow rank. If several machines did, the cause lies outside of them: cooling, power, or the
-work itself. A driver that does not answer while the job stalls is proof against its machine. If many drivers do not
-answer, no machine is blamed.
+treated like the machine of a slow rank. If several machines did, the cause lies elsewhere: cooling, power, or the work.
+A driver that does not answer while the job stalls is proof against its machine, unless many drivers do not answer.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""Crash detector: turns the exit of a rank into an alarm, with the failure class that the end of the rank's log
-shows."""
+"""Crash detector: turns the exit of a rank into an alarm, with its failure class if the rank's log shows one."""
 
 import re
 
@@ -105,8 +104,7 @@ def _whole_failure(exit: Exit) -> str:
 
 
 def _add_evidence(found: tuple[str, ...], words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the last lines of a rank's log. Earlier lines that the diagnosis rests on take the place of the oldest of
-    these."""
+    """Return the last lines of a rank's log. Earlier lines of evidence take the place of the oldest of them."""
     last = tuple(line[:_LINE_CHARS] for line in words[-_EVIDENCE:])
     earlier = tuple(line for line in found if line in words and line not in last)
     return (*earlier, *last[len(earlier) :])

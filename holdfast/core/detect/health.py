@@ -118,9 +118,8 @@ class HealthDetector:
 
 
 class MachineStrains:
-    """The strains that a machine is under now. A strain that slows the machine, such as heat, can come and go within a
-    step. So it begins and ends only after several readings in a row, as many as an alarm needs. Any other strain begins
-    or ends at one reading."""
+    """The strains that a machine is under now. A strain that slows the machine, such as heat, begins and ends only
+    after as many readings in a row as an alarm needs. Any other strain takes one reading."""
 
     def __init__(self) -> None:
         self.found: dict[str, Strain] = {}  # by their signs

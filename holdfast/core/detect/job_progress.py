@@ -28,10 +28,9 @@ def made_steps(step: int, first_step: int) -> int:
 
 
 class StepTellers:
-    """Finds nodes whose ranks run but report no step while others have made several, such as the first stage of a
-    pipeline without an optimizer. The job's step does not depend on such a node until the node reports the job's step
-    itself. A node that hangs before its first step is not excused, because other nodes wait for it and make no steps
-    either."""
+    """Finds nodes whose ranks run but report no step while other nodes have made several, such as the first stage of a
+    pipeline without an optimizer. The job's step does not depend on such a node until it reports the job's step. A node
+    that hangs before its first step still counts, because other nodes wait for it and make no steps either."""
 
     def __init__(self) -> None:
         self._waited_for: set[str] = set()  # nodes that have told of no step
@@ -42,8 +41,7 @@ class StepTellers:
         self._waited_for, self._mute, self.excused = set(nodes), set(), frozenset()
 
     def on_beat(self, beat: Beat, reached: int) -> bool:
-        """Record a beat of a node. Return whether the job's step depends on this node. `reached` is the job's step so
-        far."""
+        """Record a beat. Return whether the job's step, `reached` so far, depends on this beat's node."""
         if beat.step < 0:
             if beat.running > 0 and beat.node in self._waited_for:
                 self._mute.add(beat.node)
@@ -71,8 +69,7 @@ def agreed_count(counts: Iterable[int]) -> int:
 
 
 def splits_model(mesh: Dims) -> bool:
-    """Return whether ranks of this mesh may hold different parts of the model. Then no rank can count all
-    parameters."""
+    """Return whether ranks of this mesh may hold different parts of the model, so that no rank can count it all."""
     return any(size > 1 and name not in _UNSPLIT for name, size in mesh)
 
 
@@ -109,9 +106,8 @@ class JobPace:
         self._said_at, self._said_step, self._said_parted, self._said_last_at = 0.0, -1, False, 0.0
 
     def on_silence(self, nodes: Iterable[str]) -> None:
-        """Ignore the steps of these silent nodes until they send a beat again. Ranks step together, so the steps of
-        other nodes suffice. A silent node that lagged behind still counts. If all nodes are silent, all of them still
-        count."""
+        """Ignore the steps of these silent nodes until they send a beat. Ranks step together, so the steps of other
+        nodes suffice. A silent node that lagged behind still counts. If all nodes are silent, all count."""
         self._silent |= (self._beats.keys() & set(nodes)) - self._apart
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:

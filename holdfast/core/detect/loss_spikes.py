@@ -107,8 +107,7 @@ def _median_of(ordered: list[float]) -> float:
 
 
 def times_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """Return in words how many times the median of the window this value is; "" unless it is more than `limit`
-    times."""
+    """Return in words how many times the window's median this value is; "" unless it is more than `limit` times."""
     if not window.has_enough or window.median <= 0 or value <= limit * window.median:
         return ""
     return f"is {value:.4g}, {value / window.median:.1f} times its median"
@@ -174,9 +173,8 @@ class SpikeDetector:
     ) -> list[tuple[SpikeRule, str]]:
         """Return the rules that fire on this value, each with its reason. `what` names the value in words.
 
-        The rule `times` compares the value with the median of recent values. The rule `score` compares it with their
-        spread. A rank's own gradient norm has no `score` rule: its distribution has heavy tails, and the rule detected
-        no injected fault.
+        The rule `times` compares the value with the median of recent values, `score` with their spread. A rank's own
+        gradient norm has no `score` rule: its distribution has heavy tails, and the rule detected no injected fault.
         """
         if value is None:
             return []

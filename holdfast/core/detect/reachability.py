@@ -1,10 +1,9 @@
-"""Reachability detector: finds nodes that no longer reach the other nodes, and says whether a node or the network is
-down.
+"""Reachability detector: finds nodes that no longer reach others, and says whether a node or the network is down.
 
 Each node tries to reach a few other nodes, and its gateway, every half minute. A node is cut off from another node if
 it has reached that node before and now misses it twice in a row. A node that was never reached may be behind a firewall
 and proves nothing. Nodes that reach only one another are an island. A single node that is an island may have a bad link
-of its own. If several nodes are cut off, the network between them and the remaining nodes is down, and no node is
+of its own. If several nodes are cut off, the network between them and the remaining nodes is down. Then no node is
 named.
 """
 
@@ -71,8 +70,7 @@ class ReachDetector:
         return tuple(found for found in groups if found != rest)
 
     def check_islands(self, now: float, generation: int, stance: Stance = Stance.NOTIFY) -> Alarm | None:
-        """Return an alarm if this round of answers shows that nodes are cut off. Return None if the last alarm said the
-        same."""
+        """Return an alarm if this round of answers shows that nodes are cut off, unless the last alarm said so."""
         islands = self.find_islands()
         self._answered.clear()
         if islands == self._told:

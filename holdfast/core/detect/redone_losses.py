@@ -40,8 +40,7 @@ class MadeStep(msgspec.Struct, frozen=True):
 
 
 class LossNoise:
-    """The noise in the losses of steps that were made again: by what share the losses differed, after this and earlier
-    restarts."""
+    """By how much the losses of steps that were made again differ, relative to the loss, over all restarts."""
 
     def __init__(self) -> None:
         self._compared = 0  # steps
@@ -54,8 +53,7 @@ class LossNoise:
         self._settled, self._earlier, self._earlier_reach = self._compared, self._largest, self._reach
 
     def add(self, part: float, offset: int, loss: float) -> None:
-        """Record by what share of its former value the loss of a redone step differed. The step came `offset` steps
-        after the launch."""
+        """Record that the loss of a redone step, `offset` steps after the launch, differed by the share `part`."""
         self._compared += 1
         self._unrounded += float(f"{loss:.6g}") != loss
         self._largest, self._reach = max(self._largest, part), max(self._reach, offset)
@@ -101,8 +99,7 @@ class RedoneLosses:
         self._noise.on_launch()
 
     def _forget_wrong_steps(self, launch: LaunchHere) -> None:
-        """Forget losses that came from states that were proved wrong. A sound state has other losses at the same steps,
-        so these must not be compared."""
+        """Forget losses from states that were proved wrong, because a sound state has other losses there."""
         proved = [doubt for doubt in launch.restore.doubts if doubt.proved]
         for steps in self._made.values() if proved else ():
             for step, made in steps.items():
@@ -111,8 +108,7 @@ class RedoneLosses:
                 )
 
     def on_values(self, told: StepValues, resumed: int | None) -> Alarm | None:
-        """Return an alarm if this loss differs from earlier losses of the same step. `resumed` is the step from which
-        this generation resumed."""
+        """Return an alarm if this loss differs from earlier ones of its step. The job resumed from `resumed`."""
         launch = self._launch
         if launch is None or told.generation != launch.generation or not told.numbered or told.loss is None:
             return None

@@ -66,8 +66,7 @@ class ReplicaStream:
 
 
 class ReplicaDetector:
-    """Compares the hashes of states that the replicas of one generation report. Each part of each group is a stream of
-    its own."""
+    """Compares the state hashes of one generation's replicas, in a stream for each group and part."""
 
     def __init__(self, limits: ReplicaLimits) -> None:
         self.limits = limits

@@ -1,8 +1,7 @@
 """Silence detector: raises an alarm when a node has sent nothing for too long.
 
 A controller that is short of CPU, or on a suspended laptop, may not call the detector for a while. Beats may then wait
-unread. So the detector does not count a gap between two calls as silence of the nodes, but adds the gap to each node's
-allowed time.
+unread. So a gap between two calls does not count as silence: the detector adds the gap to each node's allowed time.
 """
 
 from collections.abc import Collection
@@ -27,8 +26,7 @@ def departure_alarm(departure: Departure) -> Alarm:
 
 
 def gone_alarm(at: float, node: str, seen: FleetNode) -> Alarm:
-    """Return the alarm for a node that its fleet reports as gone. The alarm is proof against the node if its machine
-    failed."""
+    """Return the alarm for a node that its fleet reports as gone. It is proof if the node's machine failed."""
     what = "has lost its machine" if seen.failed else "is gone"
     reason = f"{what}, says its fleet{f' ({seen.reason})' if seen.reason else ''}"
     signature = MACHINE_LOST if seen.failed else f"gone {node}"

@@ -24,8 +24,7 @@ class StandstillDetector:
         self._usual_s = 0.0  # so long stands lasted that a person was told of
 
     def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
-        """Return an alarm if the stacks show a new standstill. Call this after the hang detector has judged the same
-        stacks."""
+        """Return an alarm if stacks show a new standstill. Call this after the hang detector has judged them."""
         hang = self._hang
         if self._stand != (hang.generation, hang.step):
             if self._told is Stance.NOTIFY and self._stand[0] == hang.generation:  # else a restart has ended it

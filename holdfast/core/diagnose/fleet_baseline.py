@@ -126,8 +126,7 @@ def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]
 
 
 def _closest_majority(curves: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the majority of nodes that is closest to the medoid. Bad nodes could hide each other if all nodes were
-    taken."""
+    """Return the majority of nodes closest to the medoid. Among all nodes, bad nodes could hide each other."""
     if not curves:
         return []
     medoid = curves[_find_medoid(curves, sorted(curves))]

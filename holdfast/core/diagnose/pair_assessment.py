@@ -20,8 +20,7 @@ Measured = Mapping[World, Mapping[str, Sequence[Finding]]]  # by world and node
 
 
 def assess_pairs(now: Measured, before: Measured | None = None) -> tuple[PairResult, ...]:
-    """Return the result of every world (pair of nodes) in `now`. `before` holds earlier worlds that passed, for
-    comparison."""
+    """Return the result of every world (pair of nodes) in `now`, compared with worlds that passed `before`."""
     everything = {**(before or {}), **now}
     reasons: dict[World, str] = {}
     for world in now:

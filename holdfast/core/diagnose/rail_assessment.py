@@ -1,5 +1,4 @@
-"""Decides which pairs of nodes failed a pair test over several rails, and over which rail. The result of one rail does
-not depend on other rails."""
+"""Decides which pairs of nodes failed a pair test over several rails, and on which rail. It judges rails one by one."""
 
 from collections.abc import Mapping
 

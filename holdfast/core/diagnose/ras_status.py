@@ -33,8 +33,7 @@ class RasWord(NamedTuple):
 
 
 def telling_lines(text: str) -> str:
-    """Return the lines about single ranks from RAS's verbose status, cut to the number of characters that may be
-    sent."""
+    """Return the lines about single ranks from RAS's verbose status, cut to the length that may be sent."""
     patterns = (_COMMUNICATOR, _DIFFERENT, _MANY, _ONE, _LISTED)
     told, left = list[str](), TOLD_CHARS
     for line in text.splitlines():

@@ -49,8 +49,7 @@ class _Parting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def assess_traces(played: Sequence[PlayedPart]) -> TraceAssessment:
-    """Return the devices that computed something wrong. If no device did, return the devices at which wrong data
-    arrived."""
+    """Return the devices that computed something wrong or, if there are none, the devices that got wrong data."""
     truth: _Truth = {}
     partings = [one for part in sorted({p.part for p in played}) for one in _part_ways(played, part, truth)]
     wrong = [one for one in partings if one.sent]

@@ -87,9 +87,8 @@ def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bo
     """Return whether the named ranks can never go on: they are in different operations under one sequence number, or
     wait in a circle.
 
-    A circle must be confirmed by stacks, because records may be of background threads and omit messages. Every main
-    thread must be in a collective. If `still` (nothing has moved), a main thread may instead be in a backward pass,
-    where gradients are reduced.
+    Stacks must confirm a circle, because records may be of background threads and omit messages: each main thread is in
+    a collective. If `still` (nothing moves), it may also be in a backward pass, where gradients are reduced.
     """
     if named.deadlock != "circle":
         return named.deadlock == "operations"  # of a circle in which not all are named, not all were looked at
@@ -134,8 +133,7 @@ def _may_wait_outside(main: Process, below: list[Process]) -> bool:
 
 
 def _is_inside(thread: Thread) -> bool:
-    """Return whether a thread waits only for a timer, a lock or a child process, and does no work that may take
-    long."""
+    """Return whether a thread waits only for a timer, a lock or a child process, and does no long work."""
     return thread.sleeps_in.startswith((*_TIME, *_LOCK, *_CHILD)) and not any(
         shorten_path(frame.file).startswith(_OUTSIDE_FILES)
         or frame.function.rpartition(".")[2].lstrip("_").lower().startswith(_LONG_WORK)

@@ -5,10 +5,9 @@ the time of the whole job. A restart costs the start and the steps since the las
 pause that has lasted for some time will last about as long again. So it pays to wait until the pause has lasted as long
 as a restart would cost. The job then loses at most twice what the best choice would have cost.
 
-There are two more limits. Ranks that do not wait for each other may compute, or wait for something outside the job. The
-limit for them is the longest one, `last_s`. And a collective that times out ends the job anyway. Its watchdogs kill
-ranks while other ranks still write to their logs. So the job is stopped just before the timeout, when stacks are at
-hand.
+There are two more limits. Ranks that do not wait for each other may compute, or wait for something outside the job.
+They get the longest limit, `last_s`. A collective that times out ends the job anyway, and its watchdogs kill ranks
+while other ranks still write to their logs. So the job is stopped just before the timeout, when stacks are at hand.
 """
 
 from collections.abc import Sequence

@@ -6,9 +6,8 @@ circle. Records are up to a second old, which does not matter in a stalled job. 
 cannot report. It then appears to be further behind than it is, and is rightly named.
 
 Under NCCL a process enters a collective long before its GPU begins it. So GPUs are compared, if all members of a group
-report what their GPUs have begun. A GPU in a collective waits for every GPU that has not begun this collective. The
-process of such a late GPU may have entered it already (`queued`). Then other ranks wait for the GPU, not for its
-process.
+report what their GPUs have begun. A GPU in a collective waits for every GPU that has not begun this collective. If the
+process of such a late GPU has entered it already (`queued`), other ranks wait for the GPU and not for its process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,8 +52,7 @@ class MixedOperations(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks whose operation differs from the operation of most ranks. Return all ranks if two operations
-        are equally common."""
+        """Return the ranks outside the commonest operation; all ranks if two operations are equally common."""
         tied = len(self.ops[0][1]) == len(self.ops[1][1])
         return tuple(sorted(rank for _, ranks in self.ops[0 if tied else 1 :] for rank in ranks))
 
@@ -207,9 +205,8 @@ def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
 def _find_unmatched(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[MissingAtCollective]:
-    """Yield each message in which one end of a channel waits and which the other end has not reached. An end has
-    reached a message when its GPU has begun it. If GPUs are not reported, an end has reached a message when its process
-    has posted it."""
+    """Yield each message in which one end of a channel waits and which the other end has not reached. An end reaches a
+    message when its GPU begins it or, if GPUs are not reported, when its process posts it."""
     for (rank, mine), (other, theirs), op in ((sender, receiver, "recv"), (receiver, sender, "send")):
         number, reached = mine.posted, theirs.posted
         if mine.begun is not None and mine.ended is not None:
@@ -262,8 +259,7 @@ def _find_mixed(group: dict[int, Collective]) -> Iterable[MixedOperations]:
 
 
 def _find_circle(waits_for: dict[int, set[int]]) -> tuple[int, ...]:
-    """Return the smallest set of ranks that wait only for each other; empty if no rank waits, or if more ranks wait
-    than can be named."""
+    """Return the smallest set of ranks that wait only for each other; empty if no rank waits, or too many do."""
     if not waits_for or len(waits_for) > _CIRCLE:
         return ()
     reached = [sorted(_reachable_ranks(rank, waits_for)) for rank in waits_for]

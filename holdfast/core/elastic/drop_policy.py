@@ -1,5 +1,4 @@
-"""Dropping: stops damaged pipelines and gives their microbatches to undamaged pipelines, or leaves the microbatches
-out."""
+"""Dropping: stops damaged pipelines, and gives their microbatches to undamaged ones or leaves them out."""
 
 from heapq import heapify, heapreplace
 

@@ -60,8 +60,7 @@ def _best_cuts(layers: int, until: tuple[float, ...], stages: int, capacity: int
 
 
 def choose_sizes(templates: dict[int, PipelineTemplate], members: int, wanted: int) -> tuple[int, ...]:
-    """Return the sizes of pipelines that together compute most per second with at most `members` workers. This solves a
-    knapsack problem.
+    """Solve a knapsack: return the pipelines' sizes that compute most per second with at most `members` workers.
 
     Among equally fast choices, prefer the choice with the most pipelines of the `wanted` size, then the choice with the
     fewest workers.
@@ -79,8 +78,7 @@ def choose_sizes(templates: dict[int, PipelineTemplate], members: int, wanted: i
 
 
 def share_microbatches(bottlenecks: list[float], fills: list[float], microbatches: int) -> list[int]:
-    """Return the number of microbatches for each pipeline, chosen so that the last pipeline ends as early as
-    possible."""
+    """Return how many microbatches each pipeline gets so that the last pipeline ends as early as possible."""
     shares = [0] * len(bottlenecks)
     queue = [(slow + fill, number) for number, (slow, fill) in enumerate(zip(bottlenecks, fills, strict=True))]
     heapify(queue)

@@ -1,5 +1,4 @@
-"""The choice among recovery policies: each policy makes a proposal, and the cheapest proposal that is exact enough for
-the user is chosen."""
+"""The choice among recovery policies: takes the cheapest of the proposals that are exact enough for the user."""
 
 from collections.abc import Callable, Mapping
 

@@ -89,8 +89,7 @@ def _whole_time(job: PipelineJob, workers: int, layer_s: tuple[float, ...]) -> f
 
 
 def rename_route(route: Route, names: dict[int, int]) -> Route:
-    """Return the route with its workers renamed. A route that contains no renamed worker is returned as the same
-    object."""
+    """Return the route with its workers renamed, as the same object if no worker in it has a new name."""
     if not any(segment.worker in names for segment in route):
         return route
     return tuple(msgspec.structs.replace(s, worker=names.get(s.worker, s.worker)) for s in route)
@@ -113,8 +112,7 @@ def can_compute(segment: RouteSegment, held: Sequence[frozenset[int]]) -> bool:
 
 
 def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ()) -> dict[int, Route]:
-    """Return the routes that can no longer be used; the key of each is its `id()`. `away` are workers that must not be
-    used."""
+    """Return the routes that can no longer be used, by their `id()`. `away` are workers that must get no work."""
     sets = [frozenset(mine) for mine in held]
     gone = frozenset(away)
     return {
@@ -125,8 +123,7 @@ def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ())
 
 
 def refuse_orphans(policy: str, ground: PlanGround) -> Infeasible | None:
-    """Return a refusal if a layer has no live owner, because only a rollback brings such a layer back. Return None
-    otherwise."""
+    """Return a refusal if a layer has no live owner: only a rollback brings it back. Otherwise return None."""
     return Infeasible(policy=policy, reason=name_orphans(ground.orphans)) if ground.orphans else None
 
 

@@ -41,11 +41,10 @@ def losses_by_layer(job: PipelineJob, situation: PipelineSituation) -> list[int]
 
 
 def reroute_all(ground: PlanGround, held: Held, away: Sequence[int] = ()) -> tuple[Route, ...]:
-    """Return a route for each microbatch, such that every worker on it holds the layers it computes. Keep the old route
-    of a microbatch if all workers on it can still be used.
+    """Return a route for each microbatch through workers that hold the layers. Keep an old route if all its workers can
+    be used.
 
-    `held` are the layers of each worker. `away` are workers that must get no work, so every layer must have an owner
-    that is not in `away`.
+    `held` are the layers of each worker. `away` are workers without work: another worker must own each of their layers.
     """
     before = ground.before.routes
     broken = broken_routes(before, held, away)

@@ -104,8 +104,7 @@ def place_freely(ground: PlanGround) -> tuple[Held, tuple[Route, ...]] | str:
 
 
 def spread_over(plan: RoutePlan, members: Sequence[int], workers: int) -> tuple[Held, tuple[Route, ...]]:
-    """Return the plan's layers and routes for a job of `workers` workers. Worker i of the plan becomes worker
-    `members[i]`."""
+    """Return the plan's layers and routes for a job of `workers`, with the plan's worker i as `members[i]`."""
     names = dict(enumerate(members))
     held: list[tuple[int, ...]] = [()] * workers
     for number, mine in enumerate(plan.held):

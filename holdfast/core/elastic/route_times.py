@@ -47,8 +47,7 @@ def count_routes(routes: Iterable[Route]) -> list[tuple[Route, int]]:
 
 
 def share_routes(routes: Sequence[Route]) -> tuple[Route, ...]:
-    """Return the same routes, with equal routes made one object. A decoder would make a separate object of each
-    route."""
+    """Return the routes with equal routes made one object. A decoder makes a separate object of each route."""
     equal: dict[Route, Route] = {}
     shared = {id(route): equal.setdefault(route, route) for route, _ in count_routes(routes)}
     return tuple(shared[id(route)] for route in routes)

@@ -74,8 +74,7 @@ class DrawnWiring:
 
 
 def _run_ends(layers: tuple[int, ...]) -> dict[int, int]:
-    """Return for each layer the end of the unbroken run of layers that contains it. `layers` are the layers that a
-    worker holds."""
+    """Return for each of a worker's `layers` the end of the unbroken run of layers that contains it."""
     ends: dict[int, int] = {}
     for layer in sorted(layers, reverse=True):
         ends[layer] = ends.get(layer + 1, layer + 1)

@@ -63,8 +63,7 @@ def propose_retemplate(job: PipelineJob, situation: PipelineSituation, costs: Ph
 
 
 def split_pipelines(ground: PlanGround) -> tuple[list[PipelineRow], list[int]]:
-    """Return the pipelines that still work and have workers of their own, the busiest first. Also return all other
-    workers that stay."""
+    """Return the unbroken pipelines with workers of their own, the busiest first, and all other workers that stay."""
     situation = ground.situation
     counted = count_routes(ground.before.routes)
     broken = broken_routes(ground.before.routes, situation.held, situation.leaving)
@@ -89,8 +88,7 @@ def _pace(
 
 
 def _seat_rows(ground: PlanGround, pool: list[int], templates: Sequence[PipelineTemplate]) -> list[PipelineRow]:
-    """Return the pipelines of these templates with a worker of the pool for each stage. Workers are chosen so that few
-    layers have to be sent."""
+    """Return a pipeline for each template, with workers of the pool chosen so that few layers have to be sent."""
     slots = [cut for template in templates for cut in template.cuts]
     if not slots:
         return []

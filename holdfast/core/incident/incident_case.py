@@ -86,8 +86,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_spike(self) -> bool:
-        """Return whether the failure is a finite loss that stood out. Only an alarm of this kind has the response that
-        the user chose for it."""
+        """Return whether a finite loss stood out. Only an alarm about it has the response that the user chose."""
         return self.cause.response is not None
 
     @property
@@ -122,8 +121,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         return led_on.index(True) if True in led_on else len(led_on)
 
     def was_in_vain(self, past: PastFailure) -> bool:
-        """Return whether little was gained since the failure `past`: the job has trained for at most a tenth of the
-        time that it has lost."""
+        """Return whether the job has trained for at most a tenth of the time lost since the failure `past`."""
         return _WORTH * (self.trained_s - past.trained_s) <= self.lost_s - past.lost_s
 
     @property
@@ -147,22 +145,19 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_costly(self) -> bool:
-        """Return whether failures like this have cost more than a probe would, since the last probe or replay for
-        them."""
+        """Return whether failures like this have cost more than a probe, since the last probe or replay."""
         looked = [p for p in self.recent_failures if p.probed or p.replayed]
         since = looked[-1:] or self.recent_failures[:1]
         return bool(since) and self.lost_s - since[0].lost_s >= _TRIAL_S
 
     @property
     def is_timeout(self) -> bool:
-        """Return whether a collective timed out. Another timeout of the same kind would cost more than a probe of the
-        nodes."""
+        """Return whether a collective timed out. One more timeout would cost more than a probe of the nodes."""
         return self.cause.klass == TIMED_OUT
 
     @property
     def is_unnamed_hang(self) -> bool:
-        """Return whether the job stood still and no rank is named as the cause. A further such hang would cost as much
-        again."""
+        """Return whether the job stood still and no rank is named. One more such hang would cost as much again."""
         return self.cause.signature == UNNAMED
 
     @property
@@ -237,8 +232,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def follows_the_rank(self) -> bool:
-        """Return whether a hang or slowness like this was seen before on other nodes. If it was, a rank causes it and
-        not a node.
+        """Return whether a rank and not its node causes a hang or slowness, because other nodes had it before.
 
         For example, rank 0 alone saves and evaluates. Without this test, each node that gets rank 0 would be evicted. A
         stuck GPU is proof against its machine only the first time. A GPU that gets stuck on another node points to the
@@ -261,9 +255,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Return whether this node runs short of memory by itself. It does if it ran short before, and more often than
-        by chance. But if another node ran short twice as well, the shortage moves with a rank and not with a
-        machine."""
+        """Return whether this node runs short of memory by itself: it ran short before, and more often than by chance.
+        If another node also ran short twice, the shortage moves with a rank and not with a machine."""
         cause, where = self.cause, set(self.cause.suspects)
         told = cause.klass in _SCARCE and (cause.kind is Kind.LINES or cause.confidence >= TOLD)
         elsewhere = Counter(p.nodes for p in self.recent_failures if not set(p.nodes) <= where)
@@ -285,8 +278,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shared_with(self) -> tuple[str, ...]:
-        """Return the other nodes that failed like this recently. The result is () if the failures on these nodes are no
-        matter of chance."""
+        """Return the other nodes that failed like this recently; () if chance cannot explain these failures."""
         nodes, here = {node for p in self.recent_failures for node in p.nodes}, set(self.cause.suspects)
         return tuple(sorted(nodes - here)) if nodes & here and not self.is_nodes_own else ()
 
@@ -306,8 +298,7 @@ def is_unwitnessed_fault(alarm: Alarm) -> bool:
 
 
 def is_machine_proof(alarm: Alarm) -> bool:
-    """Return whether the alarm proves a machine bad: a witness has seen the fault, or the rank's log is beyond
-    doubt."""
+    """Return whether the alarm proves a machine bad: a witness saw the fault, or the rank's log is beyond doubt."""
     told = alarm.kind is Kind.CRASH and alarm.action == EVICT and alarm.confidence >= SURE
     return is_node_proof(alarm) or told or alarm.signature == MACHINE_LOST
 

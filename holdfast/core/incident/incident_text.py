@@ -103,9 +103,8 @@ def describe_echo(alarm: Alarm) -> str:
 
 
 def cause_label(alarm: Alarm) -> str:
-    """Return the short name of an alarm's cause. The report adds up the cost of all incidents with the same name. A
-    SIGKILL without signs of memory shortage is named "of unknown sender", though most such signals come from the OOM
-    killer."""
+    """Return the short name of an alarm's cause. The report adds up the cost of incidents with one name. A SIGKILL
+    without signs of memory shortage is "of unknown sender", though most come from the OOM killer."""
     guessed = is_guessed_kill(alarm)
     if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
         return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
@@ -136,8 +135,8 @@ def split_label(record: Record) -> tuple[str, int]:
 
 
 def describe_sureness(label: str, sure: Iterable[int]) -> str:
-    """Return a cause with the range of its certainty over incidents, in percent. Return the cause alone if every
-    incident is 100 % sure."""
+    """Return a cause with the range of its certainty over incidents in percent; only the cause if all are 100 %
+    sure."""
     least, most = min(sure := list(sure)), max(sure)
     told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
     return label + (told if least < 100 else "")
@@ -185,8 +184,7 @@ def _describe_recovery(record: Record) -> str:
 
 
 def describe_again(record: Record) -> str:
-    """Return a clause on how often the job failed again before a step and why it failed the last time; "" if it did not
-    fail again."""
+    """Return a clause on how often the job failed again before a step and why the last time; "" if it never did."""
     if record.failures < 2:
         return ""
     last = f", the last time because {record.last_cause}" if record.last_cause else ""
@@ -301,8 +299,7 @@ def start_up_s(record: Record | Change) -> dict[str, float]:
 
 
 def stop_phases_s(record: Record | Change) -> dict[str, float]:
-    """Return how many seconds a lost node took to count as silent ("silence"), and how many seconds it took after that
-    to stop all ranks ("stop")."""
+    """Return how long a lost node took to count as silent, and how long it took after that to stop all ranks."""
     return {name: seconds for name, seconds in phases_s(record).items() if name in ("silence", "stop")}
 
 
@@ -378,8 +375,7 @@ def describe_kept(record: Record | Change) -> str:
 
 
 def describe_stop(actions: Iterable[Action]) -> str:
-    """Return what these actions do to the ranks of a failed generation: how many ranks stay, or that all ranks are
-    stopped."""
+    """Return what these actions do to the ranks of a failed generation: some stay, or all are stopped."""
     parking = sum(action.parking for action in actions if isinstance(action, Stop))
     return f"telling {count_ranks(parking)} to leave the step and stay" if parking else "stopping all ranks"
 

@@ -306,8 +306,7 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
 
 
 def _judge_replicas(case: IncidentCase) -> Verdict:
-    """Return the verdict on replicas that differ without a majority: restart, and give up after several vain
-    restarts."""
+    """Return the verdict on replicas that differ without a majority: restart, and later give up if that is in vain."""
     if case.is_capped:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:

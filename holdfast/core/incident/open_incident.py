@@ -93,8 +93,7 @@ class Incident(msgspec.Struct, kw_only=True):
                 self.dropped += 1
 
     def on_late_step(self, event: Progress) -> bool:
-        """Record a step that was made before the first alarm but reported after it. Return whether this step is now the
-        last good step."""
+        """Record a step made before the first alarm but reported later. Return whether it is the last good step."""
         if event.generation != self.generation:
             return False
         self.untold = False
@@ -114,8 +113,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.set_up_at = event.set_up_at
 
     def on_nothing_left(self) -> None:
-        """Count lost time only from the failure on. The restarted ranks ended well without making a step, so no work
-        was lost before the failure."""
+        """Count lost time only from the failure on: the restarted ranks had no step to make, so no work was lost."""
         if self.first is not None:
             self.good_at = max(self.good_at, min(self.first.at, self.opened_at))
 
@@ -145,15 +143,13 @@ class Incident(msgspec.Struct, kw_only=True):
             self.silent_at = self.silent_at or now
 
     def on_timeout(self, named: Alarm | None) -> None:
-        """Add `named`, the alarm about a rank that other ranks waited for, if a collective timed out and no alarm says
-        why."""
+        """Add `named`, the alarm about a rank that others waited for, if a collective timed out for no other reason."""
         waited = any(a.klass == TIMED_OUT for a in self.alarms) and is_echo(first_cause(self.alarms))
         if named is not None and waited:
             self.add_alarm(named)
 
     def on_departed(self, ranks: tuple[int, ...], seats: tuple[Seat, ...]) -> None:
-        """Blame ranks that ended well while other ranks went on, if all alarms so far only show that some other rank is
-        lost."""
+        """Blame ranks that ended well while other ranks went on, if no alarm so far shows another cause."""
         if not self.alarms or not all(is_echo(alarm) for alarm in self.alarms):
             return
         nodes = {seat.first_rank + local: seat.node for seat in seats for local in range(seat.nproc)}
@@ -194,8 +190,7 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def shared_cause(self) -> Alarm:
-        """Return the cause of a judged round. If several ranks report the same bad loss, the alarm returned names all
-        of them."""
+        """Return the cause of a judged round; if several ranks report the same bad loss, with all these ranks."""
         cause = self.alarms[0]
         alike = [a for a in self.alarms if cause.kind is Kind.LOSS and (a.kind, a.reason) == (cause.kind, cause.reason)]
         return incident_text.join_alarms([cause, *alike])
@@ -224,8 +219,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return min((alarm.not_after for alarm in self.alarms if alarm.not_after is not None), default=None)
 
     def _good_step(self, resumed_from: int | None) -> int:
-        """Return the last good step. A step from which the job resumed counts as well, because a silent node may not
-        have reported it."""
+        """Return the last good step. The step resumed from counts even if a silent node never reported it."""
         good_step = self.good_step if self.good_step >= 0 else self.stood_step
         told = not self._is_counted and good_step >= 0 and resumed_from is not None
         return max(good_step, resumed_from or 0) if told else good_step

@@ -76,8 +76,7 @@ class CatalogHit(msgspec.Struct, kw_only=True):
 
 
 def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[CatalogHit]:
-    """Return the catalog hits of these lines. Of a chain of exceptions, only the exception that says most gives
-    hits."""
+    """Return the catalog hits of these lines. Of a chain of exceptions, the exception that says most gives hits."""
     traces = list(parse_tracebacks(lines))
     heard = [*lines, *(trace.last.said for trace in traces if trace.last.cut)]
     known = {id(heard[index]): rows for index, rows in catalog.candidate_rows([said.raw for said in heard]).items()}
@@ -94,8 +93,7 @@ def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[Catalog
 
 
 def _hits_of_trace(trace: ExceptionChain, known: dict[int, list[RowPattern]]) -> Iterator[CatalogHit]:
-    """Yield the hits of the exception in a chain that says most about the cause. This is the one with the heaviest hit;
-    among equals, it is the first."""
+    """Yield the hits of the exception in a chain with the heaviest hit; among equals, of the first exception."""
     best: list[CatalogHit] = []
     worth = -1.0
     for place, raised in enumerate(trace.chain):
@@ -148,8 +146,7 @@ def _is_type_only(hit: CatalogHit) -> bool:
 
 
 def _keep_heaviest(hits: list[CatalogHit]) -> list[CatalogHit]:
-    """Return the hits of one line with the highest weight, and all hits that only describe circumstances or give a
-    hint."""
+    """Return the heaviest hits of one line, and all hits that only describe circumstances or give a hint."""
     top = max((hit.weight for hit in hits if hit.row.role not in _ASIDE), default=0.0)
     return [hit for hit in hits if hit.row.role in _ASIDE or hit.weight >= top]
 
@@ -197,8 +194,7 @@ def _make_hit(
 
 
 def _fill_hint(hint: str, told: dict[str, str]) -> str:
-    """Return the hint with each `{name}` replaced by what the group of that name matched. Other braces stay as they
-    are."""
+    """Return the hint with each `{name}` replaced by what the group of that name matched. Other braces remain."""
     for name, value in told.items():
         hint = hint.replace(f"{{{name}}}", value)
     return hint

@@ -143,8 +143,7 @@ def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
 
 
 def _lost_peer(finding: CauseFinding) -> str:
-    """Return the first lost peer that is named in an echo (a line about another rank's failure); "" if there is
-    none."""
+    """Return the first lost peer named in an echo (a line about another rank's failure); "" if there is none."""
     echoes = (hit for hit in (finding.root, *finding.hits) if hit.row.role == "echo")
     return next((peer for hit in echoes if (peer := find_peer(hit.said.text))), "")
 

@@ -53,8 +53,7 @@ class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
-    """Return the lines without those about stalls that ended by themselves. If a run ended well, also leave out all
-    lines up to its end."""
+    """Return the lines without stalls that ended by themselves, and without a run that ended well."""
     ended: dict[int, int] = {}  # by source: the place up to which stands have ended
     well: dict[int, int] = {}
     for place, said in enumerate(lines):

@@ -76,8 +76,7 @@ class LauncherSummary(msgspec.Struct, kw_only=True):
 
 
 def normalize_code(code: int) -> int:
-    """Return an exit code as Python has it, with signals as negative numbers. Shells add 128 to the number of a
-    signal."""
+    """Return an exit code as Python has it, with signals as negative numbers. Shells add 128 to a signal."""
     return 128 - code if 128 < code < 128 + 65 else code
 
 

@@ -1,5 +1,4 @@
-"""Strips prefixes from log lines and reads rank, node, time and level from them. A line may have prefixes of several
-tools."""
+"""Strips the prefixes of one or several tools from log lines, and reads rank, node, time and level from them."""
 
 import json
 import re
@@ -210,8 +209,7 @@ def _note_prefix(said: LogLine, found: re.Match[str]) -> None:
 
 
 def _parse_time(told: dict[str, str]) -> float | None:
-    """Return the time in seconds since the year began, because many tools omit the year. Return None if the line has no
-    date."""
+    """Return the time in seconds since the year began, because many tools omit the year; None without a date."""
     month = int(told["mo"]) if "mo" in told else _MONTHS.get(told.get("mon", "").lower(), 0)
     if not month or "d" not in told:
         return None  # a mere time of day: no two logs agree on the day

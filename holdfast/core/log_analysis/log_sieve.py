@@ -56,8 +56,7 @@ class LineSieve:
         self.lines += len(lines)
 
     def kept_lines(self) -> list[tuple[int, str]]:
-        """Return the lines that tell of a failure, the last signs of progress and the last lines, each with its number,
-        in order."""
+        """Return the lines about a failure, the last signs of progress and the last lines, each with its number."""
         return [
             (index, _decode_line(line)) for index, line in sorted({*self._kept, *self._late, *self._going, *self._tail})
         ]
@@ -106,8 +105,7 @@ class LineSieve:
 
 
 def sift_log(log: bytes, catalog: FailureCatalog) -> list[tuple[int, str]]:
-    """Return the lines of a log that tell about a failure, each with its number. Return all lines if the log is
-    short."""
+    """Return the lines about a failure, each with its number. Of a short log, return all lines."""
     if len(log) <= WHOLE:
         return list(enumerate(_decode_line(_cut_line(line)) for line in log.replace(b"\r", b"\n").split(b"\n")))
     sieve = LineSieve(catalog)
