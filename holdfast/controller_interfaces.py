@@ -54,7 +54,7 @@ class Notes(Protocol):
 
 
 class FleetRefusal(OSError):
-    """The fleet will not give nodes, however often it is asked; the text is the cluster's own sentence."""
+    """The fleet will not give nodes, however often it is asked. The text is the cluster's own explanation."""
 
 
 class Fleet(Protocol):
@@ -64,14 +64,18 @@ class Fleet(Protocol):
     survey_s: float  # between two surveys; 0: there is nothing to survey
 
     async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
-        """Ask for this many nodes and return their names at once. They must be on other hosts than the `evicted` nodes,
-        which are still to be given back. A node may wait in a queue first; it dials the controller when it runs. Raise
-        FleetRefusal if asking again is useless, and OSError on any other failure."""
+        """Ask for this many nodes and return their names at once. A node may still wait in a queue; it connects to the
+        controller once it runs.
+
+        The new nodes must be on other hosts than the `evicted` nodes, which the job still holds. Raise FleetRefusal if
+        asking again is useless, and OSError on any other failure.
+        """
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
-        """End the node and all processes on it; an unknown or ended node is no error. `reason` is for people. Return
-        only if no process of the node is alive, since the next generation relies on that; otherwise raise OSError. If
-        `can_acquire` is false, the fleet cannot end nodes, and the controller does not take a return as proof."""
+        """End the node and all processes on it. An unknown or ended node is no error. `reason` is text for people.
+        Return only after all processes of the node have ended, because the next generation relies on this; otherwise
+        raise OSError. A fleet without `can_acquire` cannot end nodes, so the controller does not take its return as
+        proof."""
 
     async def survey(self) -> dict[str, FleetNode]:
         """Return all nodes that were acquired and not given back, as the cluster sees them now. Raise OSError if the
@@ -81,12 +85,15 @@ class Fleet(Protocol):
         """Return the nodes that were acquired and not given back."""
 
     def departures(self) -> tuple[Departure, ...]:
-        """Return the departure notes that can be read from here, of nodes that left because they had no controller."""
+        """Return the readable notes of nodes that left by themselves because they had lost their controller."""
 
 
 class BlockList(Protocol):
-    """The list of blocked hosts, which several jobs read and write. Both methods return a future at once, even if the
-    list's file system hangs. An OSError says why the list cannot be read or written."""
+    """The list of blocked hosts, which several jobs read and write.
+
+    `read_entries` and `add_entry` return a future at once, even if the list's file system hangs. An OSError as its
+    result says why the list cannot be read or written.
+    """
 
     flag: str  # that names the list to `holdfast blocked`; empty: none is needed
 
@@ -120,7 +127,7 @@ class Socket(Protocol):
 
 class ControllerPorts(msgspec.Struct, frozen=True, kw_only=True):
     """The world around one controller: the interfaces that it uses, and the listeners that get its journal entries. No
-    field has a default, so that a forgotten field is an error at the start."""
+    field has a default, so the controller cannot start if a field was forgotten."""
 
     journal: Journal
     fleet: Fleet

@@ -38,7 +38,7 @@ def update_fault(controller: Controller, order: Order) -> str:
 
 
 async def signature_fault(controller: Controller, order: Order) -> str:
-    """Say why an update's signature is not accepted; empty if it is, or if the job asks for none."""
+    """Return why an update's signature is not accepted; empty if it is accepted or none is required."""
     signers = controller.settings.release.signers
     if order.verb != "update" or order.release is None or not signers:
         return ""

@@ -59,8 +59,8 @@ class SnapshotAims:
             self._say(self.floor.behind or f"copies on peers keep up again: they are of step {self.floor.floor}")
 
     def on_hello(self, node: str) -> None:
-        """Send aims to a node that has just linked, and to the nodes whose aims contain its keeper's address. If all
-        nodes got aims at every hello, the number of messages would be quadratic."""
+        """Send an aim to a node that has just linked, and to each node whose aim contains the address of that node's
+        keeper. All other nodes get no aim, or the number of messages would be quadratic."""
         peers = {own for own, peer in self.floor.peers.items() if peer == node}
         halved = {own for own, halves in self.floor.halves.items() if any(half.keeper == node for half in halves)}
         self.send_aims({node, *peers, *halved} & self.floor.nodes)

@@ -61,7 +61,7 @@ class Decider:
 
 
 def _look_after_standbys(state: JobState, now: float) -> None:
-    """Ask the fleet for missing nodes, and test nodes without a seat while the job trains or waits."""
+    """Ask the fleet for missing nodes. Test nodes without a seat while the job trains or waits."""
     nodes, standbys = state.nodes, state.nodes.standbys
     if state.phase not in (Phase.ENDING, Phase.DONE):
         state.emit(*standbys.request_missing(fleet_news.count_staying(state), nodes.links.not_awaited(now)))

@@ -1,6 +1,8 @@
-"""Saved states that a restart must not use, because the loss went wrong after them. After the first bad loss, the state
-just before it is still trusted, since the cause may have passed. If the loss goes bad again at the same step or
-earlier, that state is doubted too, and only states verified as good are used."""
+"""Saved states that a restart must not use, because the loss went wrong after them.
+
+After the first bad loss, the state just before that loss is still trusted, since the cause may have passed. If the loss
+goes bad again at the same step or earlier, this state is doubted as well. Then only states verified as good are used.
+"""
 
 import msgspec
 
@@ -18,8 +20,8 @@ class DoubtfulStates:
         self._bad = -1  # where it went wrong last
 
     def doubt_after(self, doubt: Doubt, progress: Progress | None) -> None:
-        """Doubt these states. If an earlier loss went bad at step `not_after` or later, require verified states. Then
-        also doubt the state that this generation was restored from, unless its step is unknown."""
+        """Put these states in doubt. If an earlier loss went bad at step `not_after` or later, require verified states.
+        In this case also doubt the state that this generation was restored from, unless its step is unknown."""
         not_after = doubt.not_after
         self.not_after, self.verified = not_after, 0 <= self._bad and not_after <= self._bad
         if self.verified and not (progress and progress.counted):  # before the state that it went on from
@@ -28,7 +30,7 @@ class DoubtfulStates:
         self.all = (*self.all, msgspec.structs.replace(doubt, not_after=self.not_after))[-_KEPT:]
 
     def clear_after(self, not_after: int) -> None:
-        """Doubt only the states after `not_after`, because the batch that made the loss bad is now skipped."""
+        """Doubt only the states after `not_after`, because the batch that spoilt the loss is now skipped."""
         if self.all and self.not_after is not None:
             self.not_after, self.verified = not_after, False
             self.all = (*self.all[:-1], msgspec.structs.replace(self.all[-1], not_after=not_after))

@@ -34,7 +34,7 @@ def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = 
 
 
 def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
-    """Open an incident for this alarm, in place of any planned restart, or add a round to the open one. Return it."""
+    """Return the incident of this alarm: the open one in its next round, or a new one that ends a planned restart."""
     incident = state.incident
     if incident is None:
         state.incidents += 1
@@ -53,11 +53,12 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
 
 
 def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm) -> None:
-    """Move the incident's `good_at`, from which lost time counts, past time that this failure did not cost.
+    """Move the incident's `good_at`, the time from which lost time counts. Time that the failure did not cost must come
+    before it.
 
-    If the script had made its last step, time counts from the failure. Otherwise nothing changes, except after a time
-    without a controller. After such a time it counts from the takeover or, for a rank that crashed before the takeover,
-    from the crash. If that rank's last step is known, it counts from that step.
+    If the script has made its last step, lost time counts from the failure. Unless this controller has taken the job
+    over, nothing else changes. After a takeover, lost time counts from the takeover. But if a rank crashed before the
+    takeover, it counts from the crash, or from that rank's last step if this step is known.
     """
     if state.progress and state.progress.parted:
         incident.good_at = max(incident.good_at, min(alarm.at, now))
@@ -72,8 +73,8 @@ def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm)
 
 
 def _end_pause(state: JobState, pause: Pause, incident: Incident) -> None:
-    """Record that a planned restart failed, because an incident opened before its new ranks made a step. If they were
-    not launched yet, do nothing: the restart after the incident also does what was planned."""
+    """Record that a planned restart failed, because an incident opened before its new ranks made a step. Do nothing if
+    the new ranks are not launched yet: the restart after the incident then also does what was planned."""
     if state.phase is Phase.PAUSING:
         return
     state.changed = pause.make_failed_change(incident.good_at, state.releases.running.number)
@@ -95,8 +96,8 @@ def describe_round(incident: Incident) -> str:
 def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     """Return why a slow job is left running; "" if it must stop for an eviction or a rollback.
 
-    Other remedies do not stop it, since a restart alone makes no slow machine faster. A job without copies of its state
-    on peers is not stopped either, because it would lose more than it gains.
+    No other remedy stops a slow job, since a restart alone makes no slow machine faster. A job without copies of its
+    state on peers is not stopped either, because a stop would cost more than it gains.
     """
     if state.incident is not None or state.phase is not Phase.TRAINING:
         return "the job is not steady yet"
@@ -113,8 +114,8 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
 def tolerates_lost_link(state: JobState, alarm: Alarm) -> str:
     """Return why the job goes on despite a repeated alarm that a link is down; "" if it must stop.
 
-    The alarm is repeated each hour, and when another agent starts to report for the host. A job that has trained
-    without the link since an earlier alarm, and has no standby to replace the node, is not stopped again.
+    The alarm is repeated each hour, and once more if another agent takes over the reports about the host. The job goes
+    on if it has already trained without the link since an earlier alarm, and has no standby to replace the node.
     """
     nodes = set(alarm.suspects)
     known = any(p.signature == alarm.signature and nodes == set(p.nodes) for p in state.failures.past)
@@ -148,7 +149,7 @@ def on_last_steps(state: JobState, event: Progress) -> str:
 
 
 def on_stopped(state: JobState, now: float, event: Outcome) -> str:
-    """Judge the incident. By now every rank is down, and the last words of all ranks have arrived."""
+    """Judge the incident. Every rank is down by now, and the last lines of all ranks have arrived."""
     incident = state.current_incident
     incident.stopped_at = now
     silent, lost = set(incident.silent), {*incident.silent, *event.failed}
@@ -182,7 +183,7 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
 def apply_verdict(
     state: JobState, now: float, verdict: Verdict, silent: Collection[str], *, examine: bool = True
 ) -> str:
-    """Carry out the verdict: give up (or ask a person first), or evict, roll back or skip and then launch again."""
+    """Carry out the verdict: give up, unless a person is asked first, or evict, roll back or skip and then launch."""
     incident = state.current_incident
     told = f"{incident.cause_text}; {verdict.reason}"
     if verdict.remedy is Remedy.GIVE_UP:
@@ -228,8 +229,8 @@ def on_alarm_in_probe(state: JobState, alarm: Alarm) -> str:
 
 
 def on_probed(state: JobState, now: float, event: Outcome) -> str:
-    """Evict the nodes that the probe found bad or that were lost during it. If there are none, try the next remedy of
-    the ladder."""
+    """Evict the nodes that the probe found bad and the nodes that were lost during the probe. If there are none, or no
+    standby can replace them, take the next remedy of the ladder."""
     incident, case = state.current_incident, state.current_case
     incident.probed_s, state.case = now - incident.stopped_at, None
     incident.found = {node: why for node, why in event.failed.items() if node not in event.untested}

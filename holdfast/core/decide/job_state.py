@@ -1,6 +1,8 @@
-"""The state of a job: one plain record, imported by the functions that handle events and change it. `emit` is the only
-way to request an action. `enter` is the only place where the phase changes: it asserts that the new phase may follow
-the old one, and that the invariant of the new phase holds. Properties change nothing."""
+"""The state of a job: one plain record. The functions that handle events import it and change it.
+
+Only `emit` requests an action. Only `enter` changes the phase: it asserts that the new phase may follow the old one,
+and that the invariant of the new phase holds. Reading a property changes nothing.
+"""
 
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
@@ -122,7 +124,7 @@ class JobState:
         self._assert_invariant()
 
     def _assert_invariant(self) -> None:
-        """Assert the invariant of the phase that begins; each message says why it must hold."""
+        """Assert the invariant of the phase that begins. Each message says why the invariant must hold."""
         incident = self.incident
         match self.phase:
             case Phase.WAITING:

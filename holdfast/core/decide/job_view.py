@@ -49,7 +49,7 @@ class JobView:
 
     @property
     def awaited(self) -> int:
-        """The id of the action whose outcome ends this phase; an older id in a phase that waits for no action."""
+        """The id of the action whose outcome ends this phase. A phase that waits for no action keeps an older id."""
         return self._state.awaited
 
     @property
@@ -88,7 +88,7 @@ class JobView:
 
     @property
     def cause(self) -> Alarm | None:
-        """The alarm of the open incident: the first one or, once judged, the first cause; None without an incident."""
+        """The open incident's first alarm or, once it is judged, its first cause; None without an incident."""
         incident = self._state.incident
         return incident.alarms[0] if incident else None
 
@@ -245,7 +245,7 @@ class JobView:
         return MappingProxyType(self._state.releases.told)
 
     def rolled_back_as(self, release: Release) -> int:
-        """Return the number of an earlier release with the same code that was rolled back; 0 if there is none."""
+        """Return the number under which a release with the same code was rolled back; 0 if there is none."""
         return self._state.releases.rolled_back_as(release)
 
     def rollback_refusal(self, number: int) -> str:

@@ -24,7 +24,7 @@ class NodeRole(StrEnum):
 
 
 def assign_roles(state: JobState, admitting: Set[str]) -> dict[str, NodeRole]:
-    """Return the role of each node. A seat overrides other roles of a node, unless the node was evicted."""
+    """Return the role of each node. The role of a seated node comes from its seat, unless the node was evicted."""
     nodes, standbys = state.nodes, state.nodes.standbys
     left = [(node, kind) for node, kind in standbys.gone.items() if kind is not None]
     checking = standbys.checking.values()

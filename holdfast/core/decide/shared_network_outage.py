@@ -8,7 +8,7 @@ from holdfast.model.event import LinksDown, LinksUp, Phase
 
 
 def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
-    """Note which links are down, so that the next launch waits for them. Stop the job if its ranks use them."""
+    """Record which links are down, so that the next launch waits for them. Stop the job if ranks need them."""
     seated = state.nodes.active.intersection(alarm.suspects)
     state.nodes.links.begin_wait(now, (*seated, *state.nodes.standbys.beside_job(alarm.suspects)), state.limits.wait_s)
     used = seated - state.nodes.ended  # standbys without links are no cause of what happens to ranks
@@ -22,7 +22,8 @@ def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def on_links_down(state: JobState, event: LinksDown) -> str:
-    """Note nodes with a link down, which must not be admitted. A seated node stays unless an alarm proves it bad."""
+    """Remember nodes that have a link down, so that no launch admits them. Seated nodes go on until an alarm comes.
+    Return text about the links; "" if nothing new is down."""
     return f"a link of {', '.join(lost)} is down" if (lost := state.nodes.links.on_lost(event.nodes)) else ""
 
 

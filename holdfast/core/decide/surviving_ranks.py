@@ -14,10 +14,13 @@ _SURVIVED = (Kind.CRASH, Kind.SILENCE, Kind.HANG, Kind.HEALTH)  # what other ran
 
 
 def can_survive(state: JobState, alarm: Alarm) -> bool:
-    """Return whether the surviving ranks can be parked instead of ended. In this generation all ranks must have
-    reported that they can survive; they do so with their first step. Before that step, the job's state must live in its
-    ranks. No rank is parked after an alarm about what ranks compute, because their processes may be at fault. Nor is
-    any rank parked once ranks of this script have failed twice to go on."""
+    """Return whether the surviving ranks can be parked instead of ended.
+
+    All ranks of this generation must have reported that they can survive. They report this with their first step. If
+    there was no step yet, ranks can survive only if the job's state lives in its ranks. No rank is parked after an
+    alarm about what ranks compute, because their processes may be at fault. Parking also stops once the parked ranks of
+    this script have failed twice to go on.
+    """
     if state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
         return False
     survives = state.progress.survives if state.progress is not None else state.carries
@@ -31,8 +34,8 @@ def can_grow(state: JobState) -> bool:
 
 
 def make_parking(state: JobState, stop: Stop, alarm: Alarm | None = None) -> Stop:
-    """Return this stop with a time for ranks to park themselves. Ranks that `alarm` is about are not counted among
-    those that park. If they hang, nobody waits for them."""
+    """Return this stop with a time in which ranks can park themselves. `alarm` names ranks that will not park, because
+    they failed. A hung rank among these is not waited for."""
     failed: Collection[int] = alarm.ranks if alarm else ()
     ranks = {rank for seat in state.nodes.active_seats if seat.node in stop.nodes for rank in seat.ranks}
     standing = alarm.ranks if alarm and alarm.kind is Kind.HANG else ()
@@ -42,7 +45,7 @@ def make_parking(state: JobState, stop: Stop, alarm: Alarm | None = None) -> Sto
 
 def keeps_ranks(state: JobState, *, changed: bool) -> bool:
     """Return whether parked ranks keep their processes at the next launch. They do after a restart or an eviction, or
-    if they were parked for the job to grow. They do not if release or world size is `changed`."""
+    if they were parked for the job to grow, unless the release or the world size is `changed`."""
     incident, verdict = state.incident, state.verdict
     if state.pause:
         return state.pause.parked and not changed
@@ -52,7 +55,7 @@ def keeps_ranks(state: JobState, *, changed: bool) -> bool:
 
 
 def describe_short(state: JobState) -> str:
-    """Return text such as "3 of 4 nodes, same batch" if the job can keep its batch on fewer nodes and has fewer; else
-    ""."""
+    """Return text such as "3 of 4 nodes, same batch" if the job can keep its batch on fewer nodes and now has fewer; ""
+    in all other cases."""
     seated, wanted = len(state.nodes.seats), state.job.max_nodes
     return f"{seated} of {wanted} nodes, same batch" if state.resizes and seated < wanted else ""

@@ -1,9 +1,9 @@
 """Coincidence detector: finds strained machines, such as hot ones, that explain why a job slows down or stalls.
 
-Machines run hot, and drivers are slow to answer, without harm to the job. They count only if the job suffers at the
-same time. If one machine began to slow itself down when the job lost its pace, it is the cause, and is treated like the
-machine of a slow rank. If several did, the cause is outside of them: cooling, power, or the work itself. A driver that
-does not answer while the job stalls is proof against its machine. If many drivers do not answer, no machine is blamed.
+Machines run hot, and drivers are slow to answer, without harm to the job. Such a strain counts only if the job suffers
+at the same time. If one machine began to slow itself down when the job lost its pace, this machine is the cause, and is
+treated like the machine of a slow rank. If several machines did, the cause lies elsewhere: cooling, power, or the work.
+A driver that does not answer while the job stalls is proof against its machine, unless many drivers do not answer.
 """
 
 from collections.abc import Iterator
@@ -80,8 +80,8 @@ class CoincidenceDetector:
         return self._make_alarm(now, nodes, reason, Stance.ACT)
 
     def check_standstill(self, now: float, stands_since: float | None) -> tuple[Alarm, ...]:
-        """Return an alarm for each machine whose driver does not answer while the job stalls. If many do not, return
-        one alarm without suspects."""
+        """Return an alarm for each machine whose driver does not answer while the job stalls. If the drivers of half of
+        the nodes or more do not answer, return one alarm without suspects."""
         least_s = driver_deadline_s(self._health)
         if stands_since is None or now < stands_since + least_s:
             return ()

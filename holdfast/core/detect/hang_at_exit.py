@@ -1,12 +1,14 @@
 """Exit hang detector: finds ranks that have finished their work but whose processes do not end.
 
-The script has returned, or waits in `destroy_process_group` or after it, but the process stays. Causes are a thread
-that nobody joins, an exit handler, or a deadlock in PyTorch's teardown. If only such ranks are left of a job, they are
-named. After `hang.act_s` without a sign of life, the job counts as ended well without them. If they only use CPU time,
-the limit is `hang.last_s`. There is no limit while they read or write bytes, since they may be saving something. Nor is
-there one if the script has no process group any more, since it may be evaluating its model.
+The script of such a rank has returned, or waits in `destroy_process_group` or after it. Usual causes are a thread that
+nobody joins, an exit handler, or a deadlock in PyTorch's teardown. The detector names such ranks once no other ranks
+are left. After `hang.act_s` without a sign of life, the job counts as ended well without these ranks. If they use CPU
+time and do nothing else, the limit is `hang.last_s`.
 
-If a rank has not finished and is just as still, while other ranks have ended well, the script is at fault.
+There is no limit while a rank reads or writes bytes, since it may be saving something. There is also no limit after the
+script has ended its process groups, since it may be evaluating its model.
+
+If some ranks have ended well and another rank is still but has not finished, the detector blames the script.
 """
 
 from collections.abc import Sequence
@@ -90,7 +92,7 @@ class ExitHangDetector:
         )
 
     def _make_alarm(self, now: float, left: dict[int, Process], lasts_s: float, stance: Stance) -> Alarm:
-        """Return an alarm that suspects no machine, because the script is what does not end."""
+        """Return an alarm that suspects no machine, because it is the script that does not end."""
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
         return Alarm(
             kind=Kind.HANG,

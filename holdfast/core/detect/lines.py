@@ -1,9 +1,9 @@
 """Line detector: finds messages that the catalog knows in the kernel log and in the output of ranks.
 
-What a rank writes is only reported and never acted on, since a script may print anything. Messages about a disk or GPU
-that the job does not use are only reported, too. An OOM kill of a process that is not a rank is reported only if the
-kernel has just counted a kill in our own cgroup. If a message is about the machine, one node per host reports it; if it
-is about a process, the node that owns the process does.
+Some messages are reported but never acted on. One kind is what a rank writes, since a script may print anything. The
+other kind is about a disk or GPU that the job does not use. The detector reports an OOM kill of a process that is no
+rank only if the kernel has just counted a kill in our own cgroup. One node per host reports messages about the machine.
+The node that owns a process reports messages about that process.
 """
 
 import re

@@ -1,9 +1,12 @@
-"""Redone-loss detector: after a restart, steps that are made again must have the losses that they had before.
+"""Redone-loss detector: after a restart, steps that are made again must have the same losses as before.
 
-That checks the restored state, the code and the machines for free. A job is exact if all its redone steps have been
-equal bit for bit; then the first redone step that differs raises an alarm. In other jobs a step must differ by far more
-than redone steps did after earlier restarts. Until that amount is known, nothing is concluded. A difference names no
-node, because either result may be wrong. So the step is made a third time, and the result that comes again is believed.
+This test checks the restored state, the code and the machines for free. A job is exact if all its redone steps have
+been equal bit for bit. In an exact job, the first redone step that differs raises an alarm. In other jobs, a step must
+differ by far more than redone steps did after earlier restarts. Before such a comparison is possible, nothing is
+concluded.
+
+A difference names no node, because either result may be wrong. So the step is made a third time. The result that comes
+twice is believed.
 
 Losses under another release are only reported, since a release may be meant to change them. Losses are not compared if
 the job's size, its batches or its learning rate have changed, or if replicas proved the states wrong.
@@ -37,7 +40,7 @@ class MadeStep(msgspec.Struct, frozen=True):
 
 
 class LossNoise:
-    """By how much the losses of redone steps differed, relative to the loss, after this and earlier restarts."""
+    """By how much the losses of steps that were made again differ, relative to the loss, over all restarts."""
 
     def __init__(self) -> None:
         self._compared = 0  # steps
@@ -50,13 +53,13 @@ class LossNoise:
         self._settled, self._earlier, self._earlier_reach = self._compared, self._largest, self._reach
 
     def add(self, part: float, offset: int, loss: float) -> None:
-        """Add a redone step, `offset` steps after the launch, whose loss differed by `part`, relative to the loss."""
+        """Record that the loss of a redone step, `offset` steps after the launch, differed by the share `part`."""
         self._compared += 1
         self._unrounded += float(f"{loss:.6g}") != loss
         self._largest, self._reach = max(self._largest, part), max(self._reach, offset)
 
     def limit(self, offset: int) -> float | None:
-        """Return how much a loss may differ, relative to itself, `offset` steps after the launch; None if unknown."""
+        """Return by what share a loss may differ `offset` steps after the launch. Return None if this is unknown."""
         if self._unrounded >= _LEAST and self._largest == 0.0:  # losses that a script rounds prove no exact job
             return 0.0
         if self._settled >= _LEAST and self._earlier > 0.0 and offset <= self._earlier_reach:
@@ -65,7 +68,7 @@ class LossNoise:
 
 
 class RedoneLosses:
-    """The newest losses of a node's ranks, compared with those of the generations before."""
+    """The newest losses of a node's ranks, compared with the losses that earlier generations had at the same steps."""
 
     def __init__(self, limits: LossLimits) -> None:
         self._limits = limits
@@ -81,7 +84,8 @@ class RedoneLosses:
         self._said: set[str] = set()  # in this generation
 
     def on_launch(self, launch: LaunchHere) -> None:
-        """Record a launch, whose losses come next. Forget earlier losses if world size, skips or eases have changed."""
+        """Record a launch, and compare the losses that follow with earlier ones. Forget all earlier losses if the world
+        size, the skipped steps or the steps with a lowered learning rate have changed."""
         before, self._launch = self._launch, launch
         if before and before.generation == launch.generation:
             return  # the same launch, told twice
@@ -95,7 +99,7 @@ class RedoneLosses:
         self._noise.on_launch()
 
     def _forget_wrong_steps(self, launch: LaunchHere) -> None:
-        """Forget losses made from states that were proved wrong: the same steps from sound states must differ."""
+        """Forget losses from states that were proved wrong, because a sound state has other losses there."""
         proved = [doubt for doubt in launch.restore.doubts if doubt.proved]
         for steps in self._made.values() if proved else ():
             for step, made in steps.items():
@@ -104,7 +108,7 @@ class RedoneLosses:
                 )
 
     def on_values(self, told: StepValues, resumed: int | None) -> Alarm | None:
-        """Return an alarm if this loss differs from earlier ones of its step. `resumed` is the step resumed from."""
+        """Return an alarm if this loss differs from earlier ones of its step. The job resumed from `resumed`."""
         launch = self._launch
         if launch is None or told.generation != launch.generation or not told.numbered or told.loss is None:
             return None
@@ -172,7 +176,7 @@ class RedoneLosses:
         return alarm
 
     def _make_alarm(self, told: StepValues, topic: str, why: str, most: Stance) -> Alarm | None:
-        """Return an alarm without suspects; None if this generation already had one with this `topic`."""
+        """Return an alarm without suspects; None if this generation already had an alarm on the same `topic`."""
         if topic in self._said:
             return None
         self._said.add(topic)
@@ -190,7 +194,7 @@ class RedoneLosses:
 
 
 def _conditions(launch: LaunchHere) -> tuple[object, ...]:
-    """Return what losses depend on besides the state, the code and the machines."""
+    """Return the conditions of a launch on which losses depend, besides the state, the code and the machines."""
     return launch.world_size, launch.skips, launch.eases
 
 

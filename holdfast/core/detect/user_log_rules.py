@@ -1,8 +1,8 @@
 """Rule detector: user-defined hang, slow and loss rules, each made from one pattern for the script's own log lines.
 
-It names no rank and no node, since the rank that writes the line rarely causes the trouble: the job restarts and nobody
-is blamed. A rank is judged once it has written such a line. With `start_s`, rank 0 must write its first line in that
-time.
+The detector names no rank and no node, because the rank that writes a line rarely causes the trouble. The job restarts
+and nobody is blamed. A rule judges a rank once the rank has written a line that matches the pattern. With `start_s`,
+rank 0 must write the first matching line within that time after the launch.
 """
 
 import re
@@ -75,7 +75,7 @@ class RuleDetector:
         return self._make_alarm(rule, line.at, said, line.text[:300])
 
     def tick(self, now: float) -> tuple[Alarm, ...]:
-        """Return alarms for hang rules whose lines are late. Call about once a second while ranks run."""
+        """Return alarms for hang rules whose next line is overdue. Call this about once a second while ranks run."""
         found = [self._check_late(rule, now) for rule, *_ in self._patterns if rule.kind == "hang"]
         return tuple(alarm for alarm in found if alarm)
 

@@ -1,7 +1,7 @@
 """Vanished-ranks detector: finds a node that should run ranks of the current generation but has none.
 
 The ranks ended without a report, or the report was lost. The detector does not judge before the launch is over, and
-ignores nodes whose ranks have ended well. It waits a moment in case the report is still on its way.
+ignores nodes whose ranks have ended well. It waits for some seconds, since the report may still be on its way.
 """
 
 from holdfast.model.detector_alarm import Alarm, Kind

@@ -1,18 +1,19 @@
-"""When to act on a hang in which ranks are named: at once if it cannot end, else once waiting has cost a restart.
+"""When to act on a hang in which ranks are named: at once if the hang cannot end, otherwise once waiting has
+cost as much as a restart.
 
-Two kinds of hang never end by themselves. In one, ranks of a group are in different operations under one sequence
-number. In the other, ranks wait in a circle, each in a collective for another of them. The job acts if a second
-inspection shows the same. If stacks do not confirm a circle, another thread may have entered the collectives. Then
-costs decide.
+Two kinds of hang never end by themselves. In one kind, ranks of a group are in different operations under one sequence
+number. In the other kind, ranks wait in a circle, each in a collective for another of them. The job acts if a second
+inspection shows the same hang. If stacks do not confirm a circle, another thread may have entered the collectives. Then
+the cost of waiting decides.
 
-A rank that only sleeps, or waits for a lock or its own child, may come back, and nobody can tell. Pauses have long
-tails, so the job waits as long as a restart would cost, at least ten seconds and at most `act_s`
-(`suspectless_hang_timeout.py` has the rule). So it loses at most twice what the best choice would have cost. If the
-restarted job stands at the same place again, the restart was no remedy, and the job waits for twice as long.
+A rank that only sleeps, or waits for a lock or a child of its own, may or may not come back. Pauses have long tails, so
+the job waits as long as a restart would cost, at least ten seconds and at most `act_s` (`suspectless_hang_timeout.py`
+has the rule). The job thus loses at most twice what the best choice would have cost. If the restarted job stands at the
+same place again, the restart was no remedy, so the job waits for twice as long.
 
-A rank that may wait for something outside the job gets all of `act_s`, since storage and services do come back. It may
-if it reads, polls or is in uninterruptible sleep according to the kernel, if its code saves, evaluates, compiles, loads
-or talks to a service, or if nothing is known about it. A rank that computes or spins gets `last_s`.
+A rank that may wait for something outside the job gets the full `act_s`, because storage and services do come back. A
+rank may wait outside if it reads, polls or is in uninterruptible sleep. It may also if its code saves, evaluates,
+compiles, loads or talks to a service, or if nothing is known about it. A rank that computes or spins gets `last_s`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,7 +61,7 @@ class NamedStandstill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Term(msgspec.Struct, frozen=True):
-    """A condition that has lasted for some time, and for how long it may last before the job acts."""
+    """How long a condition has lasted, and how long it may last before the job acts."""
 
     lasts_s: float
     limit_s: float
@@ -86,8 +87,8 @@ def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bo
     """Return whether the named ranks can never go on: they are in different operations under one sequence number, or
     wait in a circle.
 
-    A circle counts only if stacks confirm it, because records may be of background threads and omit messages. Each main
-    thread must be in a collective. If `still`, it may instead be in a backward pass, where gradients are reduced.
+    Stacks must confirm a circle, because records may be of background threads and omit messages: each main thread is in
+    a collective. If `still` (nothing moves), it may also be in a backward pass, where gradients are reduced.
     """
     if named.deadlock != "circle":
         return named.deadlock == "operations"  # of a circle in which not all are named, not all were looked at
@@ -116,8 +117,11 @@ def find_outside_waits(traces: Sequence[Trace], phase: str) -> set[int]:
 
 
 def _may_wait_outside(main: Process, below: list[Process]) -> bool:
-    """Return whether a rank may wait for something outside the job. If its main thread waits for a lock, all its
-    threads are examined. If it waits for a child process, the child is examined too."""
+    """Return whether a rank may wait for something outside the job, such as a disk or a server.
+
+    A main thread that waits for a lock tells nothing, so all threads are examined. If the main thread waits for a child
+    process, the child is examined too.
+    """
     if not main_frames(main) or any(process.state == _UNINTERRUPTIBLE for process in (main, *below)):
         return True
     own = next(thread for thread in main.threads if thread.main)
@@ -129,7 +133,7 @@ def _may_wait_outside(main: Process, below: list[Process]) -> bool:
 
 
 def _is_inside(thread: Thread) -> bool:
-    """Return whether a thread surely waits only for a timer, a lock or a child, and is in no long work."""
+    """Return whether a thread waits only for a timer, a lock or a child process, and does no long work."""
     return thread.sleeps_in.startswith((*_TIME, *_LOCK, *_CHILD)) and not any(
         shorten_path(frame.file).startswith(_OUTSIDE_FILES)
         or frame.function.rpartition(".")[2].lstrip("_").lower().startswith(_LONG_WORK)

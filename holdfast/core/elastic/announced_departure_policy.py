@@ -1,5 +1,5 @@
-"""Policies for workers that are known to leave: move their layers to others, or save all layers while their owners are
-here."""
+"""Policies for workers that are known to leave: move their layers to other workers, or save all layers before the
+workers leave."""
 
 import msgspec
 
@@ -37,7 +37,7 @@ def propose_migration(job: PipelineJob, situation: PipelineSituation, costs: Pha
 
 
 def propose_save(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose to write every layer to storage now. Then no step has to be made again when workers have left."""
+    """Propose to write every layer to storage now, so that no step has to be made again when workers leave."""
     ground = survey(job, situation, costs)
     if not situation.leaving:
         return Infeasible(policy=SAVE, reason="nobody is known to leave")
@@ -54,7 +54,7 @@ def propose_save(job: PipelineJob, situation: PipelineSituation, costs: PhaseCos
 
 
 def _share_saves(ground: PlanGround) -> tuple[int, ...]:
-    """Return for each layer the owner that writes it, such that all owners write about equally many."""
+    """Return for each layer the owner that writes it to storage. All owners write about equally many layers."""
     written: dict[int, int] = {}
     found = []
     for owners in owners_by_layer(ground.job.layers, ground.situation.held):

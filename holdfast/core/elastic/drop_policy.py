@@ -1,4 +1,4 @@
-"""Dropping: damaged pipelines stop computing, and their microbatches go to whole ones or are left out."""
+"""Dropping: stops damaged pipelines, and gives their microbatches to undamaged ones or leaves them out."""
 
 from heapq import heapify, heapreplace
 
@@ -20,8 +20,8 @@ DROP = "drop"
 
 
 def propose_drop(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose to leave damaged pipelines out. Whole pipelines keep their inner groups; only groups across pipelines are
-    rebuilt."""
+    """Propose to leave damaged pipelines out. Undamaged pipelines keep their inner groups, so only groups across
+    pipelines are rebuilt."""
     ground = survey(job, situation, costs)
     if refused := refuse_orphans(DROP, ground):
         return refused
@@ -47,7 +47,8 @@ def propose_drop(job: PipelineJob, situation: PipelineSituation, costs: PhaseCos
 
 
 def _give_to_whole(ground: PlanGround, broken: dict[int, Route], whole: list[tuple[Route, int]]) -> tuple[Route, ...]:
-    """Give each microbatch of a broken route to the whole route whose busiest worker has the least work."""
+    """Return the routes with each microbatch of a broken route given to an unbroken route. Always choose the route
+    whose busiest worker has the least work."""
     loads = loads_of(whole, ground.times)
     queue = [(_busiest(route, loads), number) for number, (route, _) in enumerate(whole)]
     heapify(queue)

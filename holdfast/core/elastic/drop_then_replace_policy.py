@@ -1,4 +1,5 @@
-"""Dropping first, then replacement or rerouting: whole pipelines make steps while the second plan is prepared."""
+"""A plan in two parts: first damaged pipelines are dropped, so that the remaining pipelines make steps while the second
+part is prepared. The second part is replacement or rerouting."""
 
 from math import ceil
 
@@ -14,8 +15,8 @@ HYBRID = "hybrid"
 
 
 def propose_hybrid(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose to drop damaged pipelines until newcomers are warm and new groups are prepared. After that, propose to
-    replace the lost workers, or to reroute if nobody stands by. Layers are sent between two steps, because every step
+    """Propose to drop damaged pipelines until newcomers are warm and new groups are prepared. Propose to replace the
+    lost workers after that, or to reroute if no worker is free. Layers are sent between two steps, because every step
     changes them."""
     first = propose_drop(job, situation, costs)
     if isinstance(first, Infeasible):

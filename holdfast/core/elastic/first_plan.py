@@ -1,4 +1,4 @@
-"""The first plan of a job: whole pipelines of equal stages, and the workers that are left over as standbys."""
+"""The first plan of a job: pipelines of equal stages, with the workers that are left over as standbys."""
 
 from holdfast.core.elastic.layer_owners import fits_memory
 from holdfast.core.elastic.route_times import Route
@@ -8,8 +8,8 @@ from holdfast.model.pipeline_routes import PipelineJob, RoutePlan, RouteSegment
 def first_plan(job: PipelineJob, workers: int) -> RoutePlan:
     """Return the plan with which a job begins: worker `d * stages + p` has stage `p` of pipeline `d`.
 
-    With fewer workers than stages there is one pipeline of as many stages as workers. Raise ValueError if layers do not
-    fit.
+    If there are fewer workers than stages, there is one pipeline with as many stages as workers. Raise ValueError if
+    layers do not fit.
     """
     stages = max(1, min(job.stages, job.layers, workers))
     pipelines = max(1, min(workers // stages, job.microbatches, job.pipelines or workers))

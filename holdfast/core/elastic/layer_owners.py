@@ -1,4 +1,4 @@
-"""Who holds each layer, who lacks which, and the transfers that fill the gaps."""
+"""Which worker holds each layer, which workers lack a layer, and the transfers that fill these gaps."""
 
 from collections.abc import Sequence
 
@@ -28,8 +28,8 @@ def newcomers(situation: PipelineSituation) -> list[int]:
 
 
 def transfers_to(job: PipelineJob, situation: PipelineSituation, wanted: Held) -> tuple[LayerTransfer, ...]:
-    """Return the transfers after which every worker holds the wanted layers. Each layer comes from its live owner that
-    has sent the fewest so far.
+    """Return the transfers that bring to every worker the layers it should hold. Each layer comes from that live owner
+    which has sent the fewest layers so far.
 
     Every wanted layer must have a live owner.
     """
@@ -61,8 +61,8 @@ def fits_memory(job: PipelineJob, held: Held) -> bool:
 
 
 def spare_copies(layers: int, held: Held, leaving: Sequence[int] = ()) -> int:
-    """Return how many workers may be lost, whichever they are, before a layer has no owner. Leaving workers do not
-    count as owners."""
+    """Return how many workers may be lost before a layer has no owner, whichever workers they are. Leaving workers do
+    not count as owners."""
     counts = [0] * layers
     for number, mine in enumerate(held):
         if number not in leaving:

@@ -12,7 +12,7 @@ Cuts = tuple[tuple[int, int], ...]
 
 
 class PipelineTemplate(msgspec.Struct, frozen=True):
-    """A pipeline of some number of stages: where its layers are cut, and the time of its slowest stage."""
+    """A pipeline template: the layers of each stage, and the time of the slowest stage."""
 
     cuts: Cuts
     bottleneck: float
@@ -30,8 +30,8 @@ def make_templates(job: PipelineJob, until: tuple[float, ...], most: int) -> dic
 
 
 def _even_cuts(job: PipelineJob, until: tuple[float, ...], stages: int) -> Cuts | None:
-    """Return stages of equal numbers of layers, give or take one. Return None if layers take different times or a stage
-    does not fit."""
+    """Return stages whose numbers of layers differ by one at most. Return None if layers take different times, or if a
+    stage does not fit into a worker's memory."""
     cuts = stage_cuts(job.layers, stages)
     fits = not job.capacity or max(end - first for first, end in cuts) <= job.capacity
     even = all(abs(until[layer] - layer * until[1]) < 1e-9 for layer in range(len(until)))
@@ -39,8 +39,8 @@ def _even_cuts(job: PipelineJob, until: tuple[float, ...], stages: int) -> Cuts 
 
 
 def _best_cuts(layers: int, until: tuple[float, ...], stages: int, capacity: int) -> Cuts | None:
-    """Return the cuts whose slowest stage is as fast as possible, found by divide and conquer over halves of the
-    stages."""
+    """Return the layers of each stage such that the slowest stage is as fast as possible. The search halves the number
+    of stages again and again."""
 
     @cache
     def best(first: int, end: int, count: int) -> tuple[float, Cuts] | None:
@@ -60,10 +60,10 @@ def _best_cuts(layers: int, until: tuple[float, ...], stages: int, capacity: int
 
 
 def choose_sizes(templates: dict[int, PipelineTemplate], members: int, wanted: int) -> tuple[int, ...]:
-    """Return the sizes of pipelines that together compute most per second, for at most `members` workers: a knapsack.
+    """Solve a knapsack: return the pipelines' sizes that compute most per second with at most `members` workers.
 
-    Of equally fast choices, prefer the one with the most pipelines of the wanted size, then the one with the fewest
-    workers.
+    Among equally fast choices, prefer the choice with the most pipelines of the `wanted` size, then the choice with the
+    fewest workers.
     """
     best: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ())]
     for count in range(1, members + 1):
@@ -78,7 +78,7 @@ def choose_sizes(templates: dict[int, PipelineTemplate], members: int, wanted: i
 
 
 def share_microbatches(bottlenecks: list[float], fills: list[float], microbatches: int) -> list[int]:
-    """Return the number of microbatches of each pipeline such that the last pipeline is done as early as possible."""
+    """Return how many microbatches each pipeline gets so that the last pipeline ends as early as possible."""
     shares = [0] * len(bottlenecks)
     queue = [(slow + fill, number) for number, (slow, fill) in enumerate(zip(bottlenecks, fills, strict=True))]
     heapify(queue)

@@ -1,4 +1,4 @@
-"""The choice among recovery policies: all make a proposal, and the cheapest that meets the user's minimum is chosen."""
+"""The choice among recovery policies: takes the cheapest of the proposals that are exact enough for the user."""
 
 from collections.abc import Callable, Mapping
 
@@ -51,7 +51,7 @@ class WeighedProposal(msgspec.Struct, frozen=True):
 
 
 class ElasticChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The chosen proposal, all proposals that were compared (the cheapest first), and the policies ruled out."""
+    """The chosen proposal, all proposals that were compared (the cheapest first), and why other policies have none."""
 
     chosen: Proposal | None
     weighed: tuple[WeighedProposal, ...]
@@ -64,8 +64,8 @@ def choose_plan(
     costs: PhaseCosts,
     policies: Mapping[str, Propose] = POLICIES,
 ) -> ElasticChoice:
-    """Return the cheapest proposal whose results are at least as exact as `job.floor` demands. Of equals, return the
-    one whose policy comes first."""
+    """Return the choice among all policies. It contains the cheapest proposal whose results are at least as exact as
+    `job.floor` (the least exactness that the user accepts). If two cost the same, the earlier policy wins."""
     weighed: list[WeighedProposal] = []
     refused: list[Infeasible] = []
     for name, propose in policies.items():
@@ -85,8 +85,8 @@ def choose_plan(
 
 
 def cost_of(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
-    """Return what a proposal costs, in seconds of one worker. The cost includes the change to the plan, slower steps
-    under it, the next failure, and the change back."""
+    """Return what a proposal costs, in seconds of one worker. Included are the change to the new plan, the slower steps
+    under the plan, the expected next failure, and the change back to the old plan."""
     workers = len(situation.held) + len(situation.lost)
     stopped = sum(proposal.downtime_s.values()) + proposal.lost_steps * costs.step_s
     slow = proposal.slow_steps * costs.step_s * (1 / max(proposal.slow_rate, 0.01) - 1)
@@ -105,8 +105,8 @@ def _change_s(costs: PhaseCosts) -> float:
 
 
 def _next_failure_s(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
-    """Return how long the next failure is expected to stop the job. The more workers are a layer's only owner, the
-    longer."""
+    """Return for how long the next failure would stop the job, on average. It takes longer the more workers are the
+    only owner of a layer."""
     plan = proposal.plan
     stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(plan.held))
     only = {owners[0] for owners in owners_by_layer(job.layers, stay) if len(owners) == 1}

@@ -1,4 +1,4 @@
-"""What every policy starts from: the plan so far, the workers that it has lost, and how fast the whole job would be."""
+"""What every policy starts from: the plan so far, the workers lost from it, and how fast the undamaged job would be."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -73,8 +73,8 @@ def _check_situation(job: PipelineJob, situation: PipelineSituation) -> None:
 
 
 def _plan_as_begun(job: PipelineJob, situation: PipelineSituation) -> tuple[RoutePlan, Held]:
-    """Return the plan with which the job would have begun, and what the lost workers would hold: they count as its last
-    workers."""
+    """Return the plan with which the job would have begun, and the layers that lost workers would hold. The plan counts
+    the lost workers as its last workers."""
     workers, lost = len(situation.held), len(situation.lost)
     whole = first_plan(job, workers + lost)
     names = {workers + number: -1 - number for number in range(lost)}
@@ -89,14 +89,14 @@ def _whole_time(job: PipelineJob, workers: int, layer_s: tuple[float, ...]) -> f
 
 
 def rename_route(route: Route, names: dict[int, int]) -> Route:
-    """Return the route with other workers; the same object if none of them has another name."""
+    """Return the route with its workers renamed, as the same object if no worker in it has a new name."""
     if not any(segment.worker in names for segment in route):
         return route
     return tuple(msgspec.structs.replace(s, worker=names.get(s.worker, s.worker)) for s in route)
 
 
 def join_segments(segments: Sequence[RouteSegment]) -> Route:
-    """Join neighbouring segments of one worker."""
+    """Return the route with neighbouring segments of one worker joined."""
     found: list[RouteSegment] = []
     for segment in segments:
         if found and found[-1].worker == segment.worker:
@@ -107,12 +107,12 @@ def join_segments(segments: Sequence[RouteSegment]) -> Route:
 
 
 def can_compute(segment: RouteSegment, held: Sequence[frozenset[int]]) -> bool:
-    """Return whether a segment's worker lives and holds all its layers."""
+    """Return whether a segment has a worker, and whether this worker holds all layers of the segment."""
     return segment.worker >= 0 and held[segment.worker].issuperset(range(segment.first, segment.end))
 
 
 def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ()) -> dict[int, Route]:
-    """Return the routes that can no longer be used, by their `id()`. `away` are workers that must not be used."""
+    """Return the routes that can no longer be used, by their `id()`. `away` are workers that must get no work."""
     sets = [frozenset(mine) for mine in held]
     gone = frozenset(away)
     return {
@@ -123,7 +123,7 @@ def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ())
 
 
 def refuse_orphans(policy: str, ground: PlanGround) -> Infeasible | None:
-    """Return a refusal if a layer has no live owner, because only a rollback brings such a layer back; else None."""
+    """Return a refusal if a layer has no live owner: only a rollback brings it back. Otherwise return None."""
     return Infeasible(policy=policy, reason=name_orphans(ground.orphans)) if ground.orphans else None
 
 
@@ -133,8 +133,8 @@ def name_orphans(layers: Sequence[int]) -> str:
 
 
 def stop_phases(ground: PlanGround) -> dict[Phase, float]:
-    """Return the seconds of the phases that every change of plan has. Without a lost worker, nothing has to be detected
-    or aborted."""
+    """Return the seconds of each phase that every change of plan takes. Nothing has to be detected or aborted if no
+    worker was lost."""
     costs, forced = ground.costs, bool(ground.situation.lost)
     return {
         "detect": costs.detect_s if forced else 0.0,
@@ -146,14 +146,17 @@ def stop_phases(ground: PlanGround) -> dict[Phase, float]:
 
 
 def rate_of(ground: PlanGround, plan: RoutePlan, kappa: float = 1.0) -> float:
-    """Return the samples per second by this plan, relative to those of the whole job."""
+    """Return the rate of samples under this plan, as a share of the rate of the whole job.
+
+    `kappa` is the share of a pipeline's filling and draining that microbatches of other pipelines cannot use.
+    """
     kept = sum(count for route, count in count_routes(plan.routes) if route) / max(1, len(plan.routes))
     taken = step_time(plan.routes, ground.times, kappa)
     return min(1.0, ground.whole_time / taken) * kept if taken > 0 else 0.0
 
 
 def semantics_of(ground: PlanGround, plan: RoutePlan) -> Semantics:
-    """Return how exact results are under this plan, compared with the plan before it."""
+    """Return how exactly results under this plan agree with results under the plan before it."""
     if not all(plan.routes):
         return Semantics.BATCH_CHANGED
     if ground.job.ordered or same_partition(ground.before.routes, plan.routes):

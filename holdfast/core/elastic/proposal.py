@@ -1,5 +1,5 @@
-"""The answer of a recovery policy: a proposal with its costs, or the reason for having none; and the costs of
-phases."""
+"""The answer of a recovery policy, which is a proposal with its costs or the reason why there is none, and the costs of
+each phase of a change."""
 
 from typing import Literal
 
@@ -34,8 +34,8 @@ class Infeasible(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many seconds each phase takes, as running means of measurements, and how often failures and changes are
-    expected."""
+    """How many seconds each phase takes, and how often failures and changes are expected. New measurements enter a
+    running mean."""
 
     detect_s: float = 0.5
     abort_s: float = 0.1
@@ -59,6 +59,6 @@ class PhaseCosts(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 0.25  # of a new measurement in the running mean
 
     def seen_phase(self, name: str, seconds: float) -> "PhaseCosts":
-        """Return the costs with one more measurement of a phase."""
+        """Return the costs, with one more measurement of a phase in its running mean."""
         before = getattr(self, f"{name}_s")
         return msgspec.structs.replace(self, **{f"{name}_s": before + self.weight * (seconds - before)})

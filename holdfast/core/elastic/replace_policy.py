@@ -28,8 +28,8 @@ def propose_replace(job: PipelineJob, situation: PipelineSituation, costs: Phase
 
 
 def fill_places(ground: PlanGround, away: Sequence[int] = ()) -> tuple[Held, tuple[Route, ...], int] | str:
-    """Let newcomers take the places of lost workers and of those in `away`. Return the layers that each worker then
-    holds, all routes, and the number of newcomers used; or return why that is impossible."""
+    """Let new workers take the places of lost workers and of the workers `away`. Return the layers that each worker
+    then holds, all routes, and the number of new workers used. If it is impossible, return why."""
     before = ground.before
     places = {-1 - number: tuple(mine) for number, mine in enumerate(ground.lost) if mine}
     places |= {number: before.held[number] for number in away if before.held[number]}

@@ -32,7 +32,7 @@ def propose_reroute(job: PipelineJob, situation: PipelineSituation, costs: Phase
 
 
 def losses_by_layer(job: PipelineJob, situation: PipelineSituation) -> list[int]:
-    """Return for each layer how many lost workers held it; rerouting depends on nothing else."""
+    """Return for each layer how many lost workers held it. Rerouting depends only on these numbers."""
     counts = [0] * job.layers
     for mine in situation.lost:
         for layer in mine:
@@ -41,9 +41,10 @@ def losses_by_layer(job: PipelineJob, situation: PipelineSituation) -> list[int]
 
 
 def reroute_all(ground: PlanGround, held: Held, away: Sequence[int] = ()) -> tuple[Route, ...]:
-    """Return routes for all microbatches through workers that hold the layers; whole routes stay as they are.
+    """Return a route for each microbatch through workers that hold the layers. Keep an old route if all its workers can
+    be used.
 
-    Every layer must have an owner that is not in `away`.
+    `held` are the layers of each worker. `away` are workers without work: another worker must own each of their layers.
     """
     before = ground.before.routes
     broken = broken_routes(before, held, away)
@@ -58,7 +59,8 @@ def reroute_all(ground: PlanGround, held: Held, away: Sequence[int] = ()) -> tup
 
 
 class PeerWiring:
-    """Chooses, for each layer of a broken route, the least loaded worker that holds it."""
+    """Mends broken routes (routes with workers that can no longer be used). For each of their layers it chooses a
+    worker that holds the layer and has the least load."""
 
     def __init__(self, times: LayerTimes, layers: int, held: Held, away: Sequence[int]) -> None:
         self._times = times
@@ -70,14 +72,14 @@ class PeerWiring:
         self.loads: dict[int, float] = {}
 
     def keep_good(self, route: Route, count: int) -> None:
-        """Add the loads of those segments of a broken route that can still be used."""
+        """Add the parts of a broken route that can still be used to the load of their workers."""
         for segment in route:
             if can_compute(segment, self._sets):
                 self._add(segment, count)
 
     def mend_route(self, route: Route) -> Route:
-        """Return the route with its unusable segments given to peers. A microbatch that was left out gets a whole
-        route."""
+        """Return the route with its unusable segments given to other owners of the same layers. A route that was left
+        out, and so is empty, gets an owner for every layer."""
         found: list[RouteSegment] = []
         for segment in route or (RouteSegment(worker=-1, first=0, end=self._layers),):
             if can_compute(segment, self._sets):
@@ -87,7 +89,7 @@ class PeerWiring:
         return join_segments(found)
 
     def wire_layers(self, first: int, end: int) -> list[RouteSegment]:
-        """Give these layers to as few owners as possible; of equals, to the least loaded."""
+        """Give these layers to as few owners as possible. Among equally good owners, choose the least loaded."""
         found = []
         while first < end:
             runs: Mapping[int, int] = {owner: self._run_end(owner, first, end) for owner in self._owners[first]}

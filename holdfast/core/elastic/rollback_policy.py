@@ -33,8 +33,8 @@ def propose_disk_rollback(job: PipelineJob, situation: PipelineSituation, costs:
 
 
 def newest_snapshots(job: PipelineJob, situation: PipelineSituation) -> tuple[int, tuple[int, ...]]:
-    """Return the newest step of which every layer is in a live memory or, for the stored step, on storage. Also return
-    for each layer who has it. Return -1 and an empty tuple if there is no such step."""
+    """Return the newest step at which every layer can be had, and for each layer where it is. A layer can be had from a
+    worker's memory or, at the stored step, from storage. Return -1 and an empty tuple if there is no such step."""
     found: dict[int, dict[int, int]] = {}  # step -> layer -> who has it
     for number, kept in enumerate(situation.snapshots):
         for layer, step in kept:
@@ -75,8 +75,7 @@ def _rollback(policy: str, ground: PlanGround, step: int, sources: tuple[int, ..
 
 
 def _restore_s(costs: PhaseCosts, held: Held, sources: tuple[int, ...]) -> float:
-    """Return how long a restore takes: the time of the worker that restores most or of the one that sends most,
-    whichever is longer."""
+    """Return how long a restore takes: the longest time that any worker needs to restore or to send its layers."""
     given = [0] * len(held)
     longest = 0.0
     for number, mine in enumerate(held):
@@ -89,8 +88,8 @@ def _restore_s(costs: PhaseCosts, held: Held, sources: tuple[int, ...]) -> float
 
 
 def place_freely(ground: PlanGround) -> tuple[Held, tuple[Route, ...]] | str:
-    """Place all layers on the workers that stay. Use standbys in the places of lost workers if there are enough, else a
-    new plan. Return layers and routes, or why that is impossible."""
+    """Return layers and routes for the workers that stay, or why there are none. If there are enough standbys, they
+    take the places of lost workers. Otherwise the plan is made anew."""
     filled = fill_places(ground, ground.situation.leaving)
     if not isinstance(filled, str) and fits_memory(ground.job, filled[0]):
         return filled[0], filled[1]
@@ -105,7 +104,7 @@ def place_freely(ground: PlanGround) -> tuple[Held, tuple[Route, ...]] | str:
 
 
 def spread_over(plan: RoutePlan, members: Sequence[int], workers: int) -> tuple[Held, tuple[Route, ...]]:
-    """Return the plan's layers and routes with its workers renamed to `members`, in a job of `workers` workers."""
+    """Return the plan's layers and routes for a job of `workers`, with the plan's worker i as `members[i]`."""
     names = dict(enumerate(members))
     held: list[tuple[int, ...]] = [()] * workers
     for number, mine in enumerate(plan.held):

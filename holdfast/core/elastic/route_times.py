@@ -1,4 +1,4 @@
-"""How long a step takes by a plan's routes: the load of the busiest worker, and the time to fill and drain
+"""How long a step takes on a plan's routes: the load of the busiest worker, plus the time to fill and drain
 pipelines."""
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ Route = tuple[RouteSegment, ...]
 
 
 class LayerTimes(msgspec.Struct, frozen=True):
-    """Relative times of layers as a running sum, and the speeds of workers."""
+    """Relative times of layers as cumulative sums, and the speeds of workers."""
 
     until: tuple[float, ...]
     speeds: tuple[float, ...]
@@ -47,7 +47,7 @@ def count_routes(routes: Iterable[Route]) -> list[tuple[Route, int]]:
 
 
 def share_routes(routes: Sequence[Route]) -> tuple[Route, ...]:
-    """Return the routes such that equal routes are one object; a decoder makes an object of its own for each."""
+    """Return the routes with equal routes made one object. A decoder makes a separate object of each route."""
     equal: dict[Route, Route] = {}
     shared = {id(route): equal.setdefault(route, route) for route, _ in count_routes(routes)}
     return tuple(shared[id(route)] for route in routes)
@@ -66,7 +66,10 @@ def loads_of(counted: Iterable[tuple[Route, int]], times: LayerTimes) -> dict[in
 
 
 def step_time(routes: Sequence[Route], times: LayerTimes, kappa: float = 1.0) -> float:
-    """Return the time of a step, in units of one layer's time for one microbatch."""
+    """Return the time of a step. The unit is the time of one layer for one microbatch.
+
+    `kappa` is the share of a pipeline's filling and draining that other microbatches cannot use.
+    """
     counted = [(route, count) for route, count in count_routes(routes) if route]
     loads = loads_of(counted, times)
     longest = 0.0
@@ -78,8 +81,8 @@ def step_time(routes: Sequence[Route], times: LayerTimes, kappa: float = 1.0) ->
 
 
 def same_partition(one: Sequence[Route], other: Sequence[Route]) -> bool:
-    """Return whether both plans sum gradients of the same parts: each layer's microbatches are grouped alike over
-    workers."""
+    """Return whether both plans sum gradients in the same groups. For every layer, each worker of the one plan then
+    computes the microbatches of one worker of the other plan."""
     if len(one) != len(other):
         return False
     named: dict[tuple[int, int], int] = {}  # layer and worker of the one -> worker of the other

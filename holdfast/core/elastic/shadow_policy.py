@@ -1,4 +1,4 @@
-"""Redundant layers: a worker keeps the next worker's layers current beside its own, and computes them if that one is
+"""Redundant layers: a worker also keeps the layers of the next worker up to date, and computes them if that worker is
 lost."""
 
 from holdfast.core.elastic.layer_owners import Held, missing_layers
@@ -21,8 +21,8 @@ REDUNDANT = "redundant layers"
 
 
 def shadows_of(plan: RoutePlan) -> Held:
-    """Return for each worker the layers that it should keep current beside its own: those of the next workers on its
-    routes."""
+    """Return for each worker the layers that it should also keep up to date, as a backup: those that the next workers
+    on its routes hold."""
     found: list[set[int]] = [set() for _ in plan.held]
     for route, _ in count_routes(plan.routes):
         for segment, following in zip(route, (*route[1:], *route[:1]), strict=True):
@@ -31,8 +31,8 @@ def shadows_of(plan: RoutePlan) -> Held:
 
 
 def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose that workers with shadows of lost layers compute these. If possible, one worker computes all layers of a
-    lost one."""
+    """Propose that workers which keep the lost layers as shadows compute them. If possible, one worker computes all
+    layers of a lost worker."""
     ground = survey(job, situation, costs)
     if not any(situation.shadows):
         return Infeasible(policy=REDUNDANT, reason="nobody keeps layers beside its own")
@@ -51,8 +51,8 @@ def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: Pha
 
 
 def _hand_over(ground: PlanGround, both: Held) -> tuple[Route, ...]:
-    """Return the routes with each lost worker replaced by one that has all its layers, a shadow if there is one. Of
-    several, it is the one that has replaced the fewest so far."""
+    """Return the routes with each lost worker replaced by a worker that has all its layers. A worker that keeps them as
+    shadows is preferred. Among several, it is the worker that has replaced the fewest lost workers so far."""
     sets = [frozenset(mine) for mine in both]
     taken = [0] * len(both)
     names: dict[int, int] = {}
@@ -75,7 +75,7 @@ def _renamed(route: Route, names: dict[int, int], sets: list[frozenset[int]]) ->
 
 
 def _held_for(held: Held, routes: tuple[Route, ...]) -> Held:
-    """Return what each worker holds, including the shadows that these routes need."""
+    """Return the layers that each worker holds, with the shadow layers that these routes make it compute."""
     found = [set(mine) for mine in held]
     for route, _ in count_routes(routes):
         for segment in route:

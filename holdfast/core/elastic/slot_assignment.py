@@ -6,8 +6,8 @@ EXACT_TO = 64  # members; beyond that each takes the best free place in turn
 
 
 def assign_slots(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Return for each slot its member, such that the sum of `costs[slot][member]` is small. For up to 64 members it is
-    the smallest. There must be at least as many members as slots."""
+    """Return the member for each slot. The members are chosen to make the sum of `costs[slot][member]` small, and for
+    up to 64 members as small as possible. There must be at least as many members as slots."""
     if costs and len(costs[0]) > EXACT_TO:
         return _assign_in_turn(costs)
     return _assign_exactly(costs)
@@ -24,7 +24,7 @@ def _assign_in_turn(costs: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _assign_exactly(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Assign by shortest augmenting paths with potentials (Hungarian method), one slot after the other."""
+    """Assign each slot its member by shortest augmenting paths with potentials (Hungarian method), slot after slot."""
     members = len(costs[0]) if costs else 0
     slot_of = [-1] * members
     prices = [0] * members  # of members: what the slots seated so far would pay more elsewhere

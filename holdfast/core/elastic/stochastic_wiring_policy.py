@@ -13,8 +13,8 @@ STOCHASTIC = "stochastic wiring"
 
 
 def propose_stochastic(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose routes that depend on the job's seed and the step. Each layer goes to the owner that would be done first;
-    of equals, one is drawn."""
+    """Propose routes that are drawn from the job's seed and the step. Each layer goes to the owner that would finish it
+    first. A draw decides between equal owners."""
     ground = survey(job, situation, costs)
     stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(situation.held))
     if orphans := missing_layers(job, stay):
@@ -31,7 +31,8 @@ def draw_routes(job: PipelineJob, held: Held, times: LayerTimes, step: int) -> t
 
 
 class DrawnWiring:
-    """Keeps for each layer a queue of its owners, ordered by the work that they had when they were queued."""
+    """Keeps for each layer a queue of its owners, ordered by when each owner would finish the layer. The estimate is
+    made when the owner enters the queue."""
 
     def __init__(self, job: PipelineJob, held: Held, times: LayerTimes, step: int) -> None:
         self._layers = job.layers
@@ -68,12 +69,12 @@ class DrawnWiring:
             return owner
 
     def _work(self, owner: int, layer: int) -> float:
-        """Return how long this owner takes for the run of its layers that begins at `layer`."""
+        """Return how long this owner takes for the unbroken run of its layers that begins at `layer`."""
         return self._times.segment_time(RouteSegment(worker=owner, first=layer, end=self._ends[owner][layer]))
 
 
 def _run_ends(layers: tuple[int, ...]) -> dict[int, int]:
-    """Return for each held layer the end of the run of consecutive held layers that it is in."""
+    """Return for each of a worker's `layers` the end of the unbroken run of layers that contains it."""
     ends: dict[int, int] = {}
     for layer in sorted(layers, reverse=True):
         ends[layer] = ends.get(layer + 1, layer + 1)

@@ -1,4 +1,5 @@
-"""New templates: whole pipelines stay, and the other workers form pipelines, of unequal sizes if that is fastest."""
+"""New templates: workers of broken pipelines form new pipelines, of unequal sizes if that is fastest. Most pipelines
+that have lost no worker stay as they are."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +25,7 @@ _BORROWED = 2  # whole pipelines, at most, that are taken apart so that the othe
 
 
 class PipelineRow(msgspec.Struct, frozen=True):
-    """A pipeline: its workers, stage by stage, and where the layers are cut."""
+    """A pipeline: the worker of each stage, and the layers of each stage."""
 
     members: tuple[int, ...]
     cuts: Cuts
@@ -62,7 +63,7 @@ def propose_retemplate(job: PipelineJob, situation: PipelineSituation, costs: Ph
 
 
 def split_pipelines(ground: PlanGround) -> tuple[list[PipelineRow], list[int]]:
-    """Return the pipelines that are whole and share no worker, the busiest first, and all other workers that stay."""
+    """Return the unbroken pipelines with workers of their own, the busiest first, and all other workers that stay."""
     situation = ground.situation
     counted = count_routes(ground.before.routes)
     broken = broken_routes(ground.before.routes, situation.held, situation.leaving)
@@ -87,7 +88,7 @@ def _pace(
 
 
 def _seat_rows(ground: PlanGround, pool: list[int], templates: Sequence[PipelineTemplate]) -> list[PipelineRow]:
-    """Give each stage to a worker of the pool such that few layers have to be sent. Return the pipelines."""
+    """Return a pipeline for each template, with workers of the pool chosen so that few layers have to be sent."""
     slots = [cut for template in templates for cut in template.cuts]
     if not slots:
         return []

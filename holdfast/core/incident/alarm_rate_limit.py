@@ -45,7 +45,7 @@ class RepeatFilter:
         self._said: dict[Hashable, float] = {}
 
     def is_repeat(self, now: float, key: Hashable) -> bool:
-        """Return whether this key was reported within the quiet time; if not, record it as reported now."""
+        """Return whether this key was reported within the quiet time. If it was not, record the key as reported now."""
         if now < self._said.get(key, float("-inf")) + self.quiet_s:
             return True
         self._said.pop(key, None)  # to the end, as the newest

@@ -63,7 +63,7 @@ class FailureHistory:
         self.lost_s += max(0.0, took_s)
 
     def discount_steps(self, not_after: int) -> None:
-        """Stop counting steps after this one as progress, because they led to a bad state."""
+        """Stop counting steps after `not_after` as progress, because they led to a bad state."""
         while self._reached and self._reached[-1][0] > not_after:
             after_s, (step, before_s) = self.trained_s, self._reached.pop()
             came_from = self._reached[-1][0] if self._reached else step
@@ -132,7 +132,8 @@ class FailureHistory:
         )
 
     def judge_case(self, now: float, case: IncidentCase) -> Verdict:
-        """Return the verdict and record the failure. Nodes that did not answer are evicted, unless the job gives up."""
+        """Return the verdict on a failure, and add the failure to the history. The verdict also evicts nodes that did
+        not answer, unless the job gives up."""
         cause, verdict, lost = case.cause, find_verdict(case), set(case.lost)
         if verdict.remedy is Remedy.EVICT and case.is_guess:
             self._guessed_at.extend([now] * len(verdict.nodes))
@@ -174,7 +175,7 @@ def _count_last_hour(times: deque[float], now: float) -> int:
 
 
 def _add_lost_nodes(verdict: Verdict, cause: Alarm, lost: set[str]) -> Verdict:
-    """Return the verdict with the lost nodes evicted too; a restart, probe or replay is replaced by their eviction."""
+    """Return the verdict with the lost nodes evicted as well. Their eviction replaces a restart, probe or replay."""
     if verdict.remedy in (Remedy.RESTART, Remedy.PROBE, Remedy.REPLAY):
         reason = f"{incident_text.describe_cause(cause)}; {', '.join(sorted(lost))} did not answer: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(sorted(lost)), reason=reason)

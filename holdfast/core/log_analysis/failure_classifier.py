@@ -84,8 +84,8 @@ def _narrow_case(case: FailureEvidence, told: ConsoleIncident) -> FailureEvidenc
 
 
 def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: FailureCatalog) -> CatalogHit | None:
-    """Return the first clear bug in the user's code if the root cause accuses a machine without proof; else None. A
-    machine fault does not cause a TypeError."""
+    """Return the first clear bug in the user's code, if the root cause accuses a machine without proof. Otherwise
+    return None. A machine fault does not cause a TypeError, so the bug comes first."""
     if root is None or root.raised or root.weight >= _PROOF:
         return None
     if catalog.action_of(root.row) != EVICT:
@@ -95,9 +95,12 @@ def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: F
 
 
 def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: bool, mute: bool) -> int | None:
-    """Return the exit code that says most about the cause; None if none says anything. A signal like SIGSEGV comes
-    first. If log lines name a cause (`words`), other codes do not count. But if the rank was `mute`, every code but
-    SIGTERM counts."""
+    """Return the exit code that says most about the cause; None if no code says anything. A signal such as SIGSEGV
+    comes first.
+
+    If log lines name a cause (`words`), other codes do not count. But if no log line of the rank that failed first does
+    (`mute`), every code except SIGTERM counts.
+    """
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     strong = [code for code in codes if code in _LOUD]
     if strong:
@@ -110,8 +113,8 @@ def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: boo
 
 
 def _is_loud_signal(summary: LauncherSummary, case: FailureEvidence) -> bool:
-    """Return whether exit codes outweigh hints. They do if one is a signal such as SIGSEGV, which is never an echo, or
-    if all are SIGTERM."""
+    """Return whether exit codes outweigh hints. They do if one of them is a signal such as SIGSEGV, which is never the
+    mere effect of another rank's failure. They also do if all of them are SIGTERM."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     return any(code in _LOUD for code in codes) or (bool(codes) and all(code == -15 for code in codes))
 
@@ -140,13 +143,13 @@ def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
 
 
 def _lost_peer(finding: CauseFinding) -> str:
-    """Return the first peer that an echo names; "" if none does."""
+    """Return the first lost peer named in an echo (a line about another rank's failure); "" if there is none."""
     echoes = (hit for hit in (finding.root, *finding.hits) if hit.row.role == "echo")
     return next((peer for hit in echoes if (peer := find_peer(hit.said.text))), "")
 
 
 def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:
-    """Return the confidence in the class: roughly how often such hits were right on logs not used to write any row."""
+    """Return the confidence in the class: about how often such hits were right on logs that no row was written from."""
     if root.row.role != "cause":
         return 0.5  # a hint or an echo: as often wrong as right
     confidence = min(0.98, 0.35 + 0.07 * root.weight)
@@ -197,7 +200,9 @@ def _diagnose_code(code: int, summary: LauncherSummary, catalog: FailureCatalog)
 
 
 def _diagnose_kill(case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
-    """Diagnose a SIGKILL, which names no sender: out of memory if the kernel says so, else a guess or unknown."""
+    """Return a diagnosis of a SIGKILL, which names no sender. The OOM killer sent it if the kernel counted a kill for
+    want of memory, and probably sent it if memory was short. If the kernel's count is not known, the OOM killer is a
+    guess. If the kernel counted no kill, the sender is unknown."""
     found = _diagnose_code(_KILL, summary, catalog)
     who = f"Rank {found.root_rank}" if found.root_rank is not None else "A process"
     if case.starved:

@@ -21,8 +21,8 @@ WHOLE = 128 << 10  # bytes: a log up to this size is kept as it is
 
 
 class LineSieve:
-    """Keeps the telling lines of a log that comes in chunks. Of lines that differ only in digits, only a few are
-    judged."""
+    """Keeps those lines of a log that tell about a failure. The log comes in chunks. Lines that differ only in digits
+    are alike to the sieve, which judges only a few of them."""
 
     def __init__(self, catalog: FailureCatalog) -> None:
         self._catalog = catalog
@@ -56,7 +56,7 @@ class LineSieve:
         self.lines += len(lines)
 
     def kept_lines(self) -> list[tuple[int, str]]:
-        """Return the telling lines, the last signs of progress and the last lines, each with its number, in order."""
+        """Return the lines about a failure, the last signs of progress and the last lines, each with its number."""
         return [
             (index, _decode_line(line)) for index, line in sorted({*self._kept, *self._late, *self._going, *self._tail})
         ]
@@ -105,7 +105,7 @@ class LineSieve:
 
 
 def sift_log(log: bytes, catalog: FailureCatalog) -> list[tuple[int, str]]:
-    """Return the telling lines of a log, each with its number; all lines of a short log."""
+    """Return the lines about a failure, each with its number. Of a short log, return all lines."""
     if len(log) <= WHOLE:
         return list(enumerate(_decode_line(_cut_line(line)) for line in log.replace(b"\r", b"\n").split(b"\n")))
     sieve = LineSieve(catalog)

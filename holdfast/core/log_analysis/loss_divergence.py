@@ -1,5 +1,5 @@
-"""Judges the numbers that a training loop logs as a series: loss scales that only fall or are far too small,
-and losses that jump."""
+"""Judges the numbers that a training loop logs as a series: a loss scale that only falls or is far too small, and a
+loss that jumps."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ def _jumped_loss(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
 
 
 def _risen_loss(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
-    """Yield a hit for the first loss that, like all later ones, is far above all earlier ones."""
+    """Yield a hit for the first loss from which on all losses are far above all earlier losses."""
     losses = [(float(found["loss"]), said) for said in lines if (found := _LOSS.search(said.text[:600]))]
     worst = list(accumulate((loss for loss, _ in losses), max))
     least = list(accumulate((loss for loss, _ in reversed(losses)), min))[::-1]
