@@ -72,10 +72,9 @@ class Fleet(Protocol):
         """
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
-        """End the node and all processes on it. An unknown or ended node is no error. `reason` is text for people.
-        Return only after all processes of the node have ended, because the next generation relies on this; otherwise
-        raise OSError. A fleet without `can_acquire` cannot end nodes, so the controller does not take its return as
-        proof."""
+        """End the node and all processes on it. An unknown or ended node is no error. `reason` is for people. Return
+        only after all processes of the node have ended, because the next generation relies on this; else raise OSError.
+        A fleet without `can_acquire` cannot end nodes, so the controller does not take its return as proof."""
 
     async def survey(self) -> dict[str, FleetNode]:
         """Return all nodes that were acquired and not given back, as the cluster sees them now. Raise OSError if the
@@ -89,11 +88,8 @@ class Fleet(Protocol):
 
 
 class BlockList(Protocol):
-    """The list of blocked hosts, which several jobs read and write.
-
-    `read_entries` and `add_entry` return a future at once, even if the list's file system hangs. An OSError as its
-    result says why the list cannot be read or written.
-    """
+    """The list of blocked hosts, which several jobs read and write. `read_entries` and `add_entry` return a future at
+    once, even if the list's file system hangs. An OSError says why the list cannot be read or written."""
 
     flag: str  # that names the list to `holdfast blocked`; empty: none is needed
 

@@ -154,12 +154,9 @@ class NodeRegistry:
         return set(suspects) <= ({node} | self._local if node in self._local else {node})
 
     def may_raise_alarm(self, node: str, alarm: Alarm) -> bool:
-        """Return whether a node may raise this alarm. A node of this host may raise alarms about all nodes that it may
-        accuse.
-
-        A node of another host may accuse only itself. If it has no seat, its alarm must not be about the running
-        generation. If it has a seat, it may name only its own ranks of the running generation.
-        """
+        """Return whether a node may raise this alarm. A node of this host may raise any alarm about nodes that it may
+        accuse. A node of another host may accuse only itself. Without a seat, its alarm must not be about the running
+        generation. With a seat, it may name only its own ranks of the running generation."""
         if not self.may_accuse(node, alarm.suspects):
             return False
         seat, running = self._seat_of(node), self._view.generation
@@ -199,11 +196,8 @@ class NodeRegistry:
         return {*self._view.gone, *self._view.silent_nodes}
 
     def present_nodes(self) -> tuple[str, ...]:
-        """Return the nodes that are linked or are expected to link soon. Right after a restart of the controller, no
-        node is linked yet.
-
-        A node that was told to leave does not count. It answers no more, even if its link lasts a little longer.
-        """
+        """Return the nodes that are linked or are expected to link soon, as after a restart of the controller. A node
+        that was told to leave does not count: it answers no more, even if its link lasts a little longer."""
         awaited = {seat.node for seat in self._view.seats} - self.lost_nodes()
         present = {*self._links.linked_nodes, *awaited} - self._left
         return tuple(sorted({*present, *self._view.pool, *self._view.under_probe}))

@@ -1,7 +1,6 @@
-"""Saved states that a restart must not use, because the loss went wrong after them.
-
-After the first bad loss, the state just before that loss is still trusted, since the cause may have passed. If the loss
-goes bad again at the same step or earlier, this state is doubted as well. Then only states verified as good are used.
+"""Saved states that a restart must not use, because the loss went wrong after them. After the first bad loss, the state
+just before that loss is still trusted, since the cause may have passed. If the loss goes bad again at the same step or
+earlier, this state is doubted as well, and only states verified as good are used.
 """
 
 import msgspec

@@ -34,7 +34,7 @@ def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = 
 
 
 def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
-    """Return the incident of this alarm: the open one in its next round, or a new one that ends a planned restart."""
+    """Add the alarm to the open incident in a new round, or to a new incident, and return the incident."""
     incident = state.incident
     if incident is None:
         state.incidents += 1

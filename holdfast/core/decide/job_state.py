@@ -1,7 +1,6 @@
-"""The state of a job: one plain record. The functions that handle events import it and change it.
-
-Only `emit` requests an action. Only `enter` changes the phase: it asserts that the new phase may follow the old one,
-and that the invariant of the new phase holds. Reading a property changes nothing.
+"""The state of a job: one plain record. The functions that handle events import it and change it. Only `emit` requests
+an action. Only `enter` changes the phase: it asserts that the new phase may follow the old one, and that the invariant
+of the new phase holds. Reading a property changes nothing.
 """
 
 from holdfast.core.decide.action_ids import ActionIds

@@ -43,8 +43,7 @@ class Fence:
         return f"waiting out {left_s:.0f} s until the ranks on {where}, which did not answer, have ended themselves"
 
     def watch_dismissals(self, actions: Iterable[Action]) -> None:
-        """Remember the actions by which the fleet ends nodes that block the launch. The launch may go ahead once their
-        outcomes say that these nodes are gone."""
+        """Remember the actions by which the fleet ends fenced nodes. Their outcomes may allow the launch."""
         if self.until and self._fleet_ends:
             found = (action for action in actions if isinstance(action, Dismiss) and action.node in self.nodes)
             self._dismissed |= {action.id: action.node for action in found}

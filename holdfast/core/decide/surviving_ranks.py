@@ -14,13 +14,10 @@ _SURVIVED = (Kind.CRASH, Kind.SILENCE, Kind.HANG, Kind.HEALTH)  # what other ran
 
 
 def can_survive(state: JobState, alarm: Alarm) -> bool:
-    """Return whether the surviving ranks can be parked instead of ended.
-
-    All ranks of this generation must have reported that they can survive. They report this with their first step. If
-    there was no step yet, ranks can survive only if the job's state lives in its ranks. No rank is parked after an
-    alarm about what ranks compute, because their processes may be at fault. Parking also stops once the parked ranks of
-    this script have failed twice to go on.
-    """
+    """Return whether the surviving ranks can be parked instead of ended. All ranks of this generation must have
+    reported with their first step that they can survive. Before the first step, the job's state must live in its ranks.
+    No rank is parked after an alarm about what ranks compute, because their processes may be at fault, nor after parked
+    ranks of this script have failed twice to go on."""
     if state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
         return False
     survives = state.progress.survives if state.progress is not None else state.carries

@@ -68,11 +68,8 @@ class QuietLinks:
             self._since.pop(host, None)
 
     def quiet_s(self, now: float, hosts: Collection[str], stepped_at: float) -> float:
-        """Return for how many seconds the links of all these hosts have been quiet without a step.
-
-        Return 0 if the links have been quiet for too short a time, if reports of a host are missing, if there is only
-        one host, or if ranks were inspected recently.
-        """
+        """Return for how many seconds the links of all these hosts have been quiet without a step. Return 0 if that is
+        too short, if reports of a host are missing, if there is only one host, or if ranks were inspected recently."""
         fresh = all(now <= self._heard_at.get(host, -self._stale_s) + self._stale_s for host in hosts)
         if not self._quiet_s or len(hosts) < 2 or not fresh or any(host not in self._since for host in hosts):
             return 0.0

@@ -196,10 +196,8 @@ class SpikeDetector:
 
 
 def policy_hindrance(limits: LossLimits, told: StepValues, skippable: bool, eases: tuple[Ease, ...]) -> str:
-    """Return why the policy that the user set for bad losses cannot be applied to the step `told`; empty if it can.
-
-    `skippable` says whether the script can skip batches. `eases` are the steps with a lowered learning rate.
-    """
+    """Return why the user's policy for bad losses cannot be applied to the step `told`; empty if it can. `skippable`
+    says whether the script can skip batches. `eases` are steps with a lowered learning rate."""
     if not told.numbered:
         return "nobody knows the number of this step, so there is no state to go back to"
     if limits.policy in (LossPolicy.SKIP, LossPolicy.REWIND) and not skippable:

@@ -1,7 +1,6 @@
-"""Loss detector: raises an alarm when two losses of a rank in a row are not finite.
-
-A single such loss is only reported, because loss scaling may skip the step and later losses are finite again. Once the
-weights are NaN, no later loss is finite. Gradient norms are ignored: loss scaling makes them infinite on purpose.
+"""Loss detector: raises an alarm when two losses of a rank in a row are not finite. A single such loss is only
+reported, because loss scaling may skip the step and later losses are finite again. Once the weights are NaN, no later
+loss is finite. Gradient norms are ignored, because loss scaling makes them infinite on purpose.
 """
 
 from math import isfinite

@@ -3,8 +3,7 @@
 Each node tries to reach a few other nodes, and its gateway, every half minute. A node is cut off from another node if
 it has reached that node before and now misses it twice in a row. A node that was never reached may be behind a firewall
 and proves nothing. Nodes that reach only one another are an island. A single node that is an island may have a bad link
-of its own. If several nodes are cut off, the network between them and the remaining nodes is down. Then no node is
-named.
+of its own. If several nodes are cut off, the network between them and the other nodes is down, and no node is named.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

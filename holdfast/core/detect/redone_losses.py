@@ -2,11 +2,9 @@
 
 This test checks the restored state, the code and the machines for free. A job is exact if all its redone steps have
 been equal bit for bit. In an exact job, the first redone step that differs raises an alarm. In other jobs, a step must
-differ by far more than redone steps did after earlier restarts. Before such a comparison is possible, nothing is
-concluded.
-
-A difference names no node, because either result may be wrong. So the step is made a third time. The result that comes
-twice is believed.
+differ by far more than redone steps did after earlier restarts. With too few such steps nothing is concluded. A
+difference names no node, because either result may be wrong. So the step is made a third time, and the result that
+comes twice counts.
 
 Losses under another release are only reported, since a release may be meant to change them. Losses are not compared if
 the job's size, its batches or its learning rate have changed, or if replicas proved the states wrong.

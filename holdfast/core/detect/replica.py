@@ -28,10 +28,8 @@ class ReplicaLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hash_stride(limits: ReplicaLimits, cost_s: float, step_s: float) -> int:
-    """Return the interval, in steps, at which to hash the state. Hashing then takes at most `limits.share` of the time.
-
-    The interval is `limits.every` times a power of two. So ranks with different intervals still have common steps.
-    """
+    """Return the interval, in steps, at which hashing takes at most `limits.share` of the time. It is `limits.every`
+    times a power of two, so ranks with different intervals still have common steps."""
     steps = limits.every
     for _ in range(_STRIDES):
         if cost_s <= limits.share * steps * step_s:
@@ -66,7 +64,7 @@ class ReplicaStream:
 
 
 class ReplicaDetector:
-    """Compares the state hashes of one generation's replicas, in a stream for each group and part."""
+    """Compares the state hashes of one generation's replicas, separately for each group and part of the state."""
 
     def __init__(self, limits: ReplicaLimits) -> None:
         self.limits = limits

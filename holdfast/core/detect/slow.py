@@ -95,10 +95,7 @@ class SlowDetector:
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
-        """Forget everything about the last launch. Keep its pace for comparison if `crew` is unchanged.
-
-        `crew` is the release and the number of ranks.
-        """
+        """Forget the last launch, except its pace if the release and the number of ranks (`crew`) are unchanged."""
         former_s = self._pace.release_best_s if crew == self._crew else 0.0
         self.generation, self._crew = generation, crew
         for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):
@@ -273,8 +270,7 @@ class SlownessCost:
 
 
 class StepPace:
-    """Measures step times: the present one, the best of this generation and the best of this release. The first two
-    judge nodes; the last judges the job."""
+    """Measures step times: the present one, this generation's best to judge nodes, this release's to judge the job."""
 
     def __init__(self, limits: SlowLimits, former_best_s: float = 0.0) -> None:
         self.limits = limits
@@ -308,8 +304,7 @@ class StepPace:
             self._best_s = min(self._best_s or self.step_s, self.step_s)
 
     def lasting_slowdown(self, now: float) -> float:
-        """Return the step time divided by the best step time of the release, if this ratio has been too high for
-        `pace_s` seconds. Otherwise return 0."""
+        """Return the step time divided by the release's best if this was too high for `pace_s` seconds; else 0."""
         # Before the generation's own best is known it is in its first steps, which are slow in every generation.
         ratio = self.step_s / self.release_best_s if self._best_s else 1.0
         if ratio < self.limits.pace:

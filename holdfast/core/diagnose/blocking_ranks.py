@@ -182,8 +182,8 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer; None if there are none, if all are, or if collectives name
-    others."""
+    """Return the ranks of nodes that did not answer. Return None if there are none, if no node answered at all, or if
+    collectives name the cause."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -320,7 +320,7 @@ def _nobody_reason(
 
 
 def _describe_missing(m: MissingAtCollective, ranks: Sequence[int], held: int = 0) -> str:
-    """Return text about a collective that `ranks` have not entered, and for which `held` other ranks wait in turn."""
+    """Return text about a collective that `ranks` have not entered. `held` is how many ranks wait for them in all."""
     verb = "has" if len(ranks) == 1 else "have"
     what = f"{m.op or 'collective'} {m.seq} of group {m.group}"
     if ranks and set(m.queued).issuperset(ranks):

@@ -54,11 +54,8 @@ def shortfall(samples: Sequence[float], against: Sequence[float], *, lower: bool
 def below_fleet(
     measured: Mapping[str, Sequence[float]], *, lower: bool = False, matters: float = 0.0
 ) -> dict[str, Shortfall]:
-    """Return the nodes whose measurements fall short of those of the fleet. The result is empty for fewer than three
-    nodes.
-
-    `lower` says that lower values are better. A smaller shortfall than `matters` is ignored; 0 stands for a default.
-    """
+    """Return the nodes whose measurements fall short of the fleet's by `matters` or more (0: a default). `lower` says
+    that lower values are better. Fewer than three nodes are not compared."""
     curves = {node: _log_quantiles(samples) for node, samples in measured.items() if samples}
     healthy = _closest_majority(curves)
     matters = matters or _MATTERS * max(1.0, _FEW / max(1, len(curves)))

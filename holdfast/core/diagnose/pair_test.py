@@ -39,8 +39,7 @@ class PairTestResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_wave(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | PairTestResult:
-    """Return the pairs of nodes to run next, or the result of the test if no more runs are needed. `met` are the
-    results of all pairs so far."""
+    """Return the pairs of nodes to run next, or the result of the test. `met` are the results of all pairs so far."""
     good = {node for one in met if one.ok for node in one.world}
     suspects = [node for node in dict.fromkeys(node for one in met for node in one.world) if node not in good]
     if len(nodes) < 2:
@@ -75,8 +74,7 @@ def _pair_strangers(nodes: Sequence[str], turn: int) -> tuple[World, ...]:
 
 
 def _pair_again(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | PairTestResult:
-    """Return new pairs while no world has passed. After too many rounds, return a result in which all nodes are
-    unsure."""
+    """Return new pairs while no world has passed or, after too many rounds, a result that is unsure of all nodes."""
     tried = {frozenset(one.world) for one in met}
     turns = (_pair_strangers(nodes, turn) for turn in range(1, max(_PAIRINGS, len(nodes)) + 1))
     fresh = (tuple(w for w in worlds if frozenset(w) not in tried) for worlds in turns)
@@ -97,9 +95,8 @@ def _count_rounds(met: Iterable[PairResult]) -> int:
 
 
 def _failed_with_good(met: Sequence[PairResult]) -> dict[str, PairResult]:
-    """Return the nodes proved bad, each with the failed result that is the proof. All other nodes in its world are
-    known to be good. If two nodes of a world are not known to be good, the link between them may be bad, so it proves
-    nothing."""
+    """Return the nodes proved bad, each with the failed result that proves it: all other nodes in its world are known
+    to be good. If two nodes of a world are not known to be good, the link between them may be bad instead."""
     good: set[str] = set()
     found = {}
     for one in met:

@@ -117,11 +117,8 @@ def find_outside_waits(traces: Sequence[Trace], phase: str) -> set[int]:
 
 
 def _may_wait_outside(main: Process, below: list[Process]) -> bool:
-    """Return whether a rank may wait for something outside the job, such as a disk or a server.
-
-    A main thread that waits for a lock tells nothing, so all threads are examined. If the main thread waits for a child
-    process, the child is examined too.
-    """
+    """Return whether a rank may wait for something outside the job, such as a disk. If the main thread waits for a
+    lock, all threads are examined. If it waits for a child process, the child is examined as well."""
     if not main_frames(main) or any(process.state == _UNINTERRUPTIBLE for process in (main, *below)):
         return True
     own = next(thread for thread in main.threads if thread.main)

@@ -110,11 +110,9 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
 
 
 def _prefer_known(outside: tuple[int, ...], flights: Sequence[Flight]) -> tuple[int, ...]:
-    """Return those of the ranks whose records are complete, or all of the ranks if no rank has complete records.
-
-    A process far ahead of its GPU can queue more messages than torch's recorder holds. The recorder has then dropped
-    the message in which the GPU is, so the rank only seems to wait for nobody.
-    """
+    """Return the ranks with complete records or, if no rank has complete records, all. A process far ahead of its GPU
+    can queue more messages than torch's recorder holds. The recorder has then dropped the message in which the GPU is,
+    so the rank only seems to wait for nobody."""
     doubted = {flight.rank for flight in flights if _has_lost_messages(flight)}
     return tuple(rank for rank in outside if rank not in doubted) or outside
 
@@ -230,8 +228,8 @@ def _find_unmatched(
 def _find_unlike(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[UnlikeMessage]:
-    """Yield the newest message of a channel, if its sender and receiver differ in its size or, over gloo, in its tag.
-    Both ends must be in the message."""
+    """Yield the message in which both ends of a channel are, if its size or, over gloo, its tag differs between
+    them."""
     (source, sent), (target, awaited) = sender, receiver
     if sent.posted != awaited.posted:
         return

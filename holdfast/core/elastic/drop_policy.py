@@ -47,8 +47,7 @@ def propose_drop(job: PipelineJob, situation: PipelineSituation, costs: PhaseCos
 
 
 def _give_to_whole(ground: PlanGround, broken: dict[int, Route], whole: list[tuple[Route, int]]) -> tuple[Route, ...]:
-    """Return the routes with each microbatch of a broken route given to an unbroken route. Always choose the route
-    whose busiest worker has the least work."""
+    """Return the routes, with each broken one replaced by the unbroken one whose busiest worker has the least work."""
     loads = loads_of(whole, ground.times)
     queue = [(_busiest(route, loads), number) for number, (route, _) in enumerate(whole)]
     heapify(queue)

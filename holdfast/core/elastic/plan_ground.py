@@ -146,10 +146,8 @@ def stop_phases(ground: PlanGround) -> dict[Phase, float]:
 
 
 def rate_of(ground: PlanGround, plan: RoutePlan, kappa: float = 1.0) -> float:
-    """Return the rate of samples under this plan, as a share of the rate of the whole job.
-
-    `kappa` is the share of a pipeline's filling and draining that microbatches of other pipelines cannot use.
-    """
+    """Return the rate of samples under this plan, as a share of the whole job's rate. `kappa` is the share of a
+    pipeline's filling and draining that microbatches of other pipelines cannot use."""
     kept = sum(count for route, count in count_routes(plan.routes) if route) / max(1, len(plan.routes))
     taken = step_time(plan.routes, ground.times, kappa)
     return min(1.0, ground.whole_time / taken) * kept if taken > 0 else 0.0

@@ -41,10 +41,10 @@ def losses_by_layer(job: PipelineJob, situation: PipelineSituation) -> list[int]
 
 
 def reroute_all(ground: PlanGround, held: Held, away: Sequence[int] = ()) -> tuple[Route, ...]:
-    """Return a route for each microbatch through workers that hold the layers. Keep an old route if all its workers can
-    be used.
+    """Return a route for each microbatch through workers that hold the layers. Old routes that still work are kept.
 
-    `held` are the layers of each worker. `away` are workers without work: another worker must own each of their layers.
+    `held` are the layers of each worker. `away` are workers that must get no work, so other workers must own every
+    layer.
     """
     before = ground.before.routes
     broken = broken_routes(before, held, away)

@@ -66,10 +66,8 @@ def loads_of(counted: Iterable[tuple[Route, int]], times: LayerTimes) -> dict[in
 
 
 def step_time(routes: Sequence[Route], times: LayerTimes, kappa: float = 1.0) -> float:
-    """Return the time of a step. The unit is the time of one layer for one microbatch.
-
-    `kappa` is the share of a pipeline's filling and draining that other microbatches cannot use.
-    """
+    """Return the time of a step, with the time of one layer for one microbatch as the unit. `kappa` is the share of a
+    pipeline's filling and draining that other microbatches cannot use."""
     counted = [(route, count) for route, count in count_routes(routes) if route]
     loads = loads_of(counted, times)
     longest = 0.0

@@ -31,8 +31,7 @@ def draw_routes(job: PipelineJob, held: Held, times: LayerTimes, step: int) -> t
 
 
 class DrawnWiring:
-    """Keeps for each layer a queue of its owners, ordered by when each owner would finish the layer. The estimate is
-    made when the owner enters the queue."""
+    """Keeps for each layer a queue of its owners, ordered by when each owner was then expected to finish the layer."""
 
     def __init__(self, job: PipelineJob, held: Held, times: LayerTimes, step: int) -> None:
         self._layers = job.layers

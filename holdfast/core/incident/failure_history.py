@@ -132,8 +132,8 @@ class FailureHistory:
         )
 
     def judge_case(self, now: float, case: IncidentCase) -> Verdict:
-        """Return the verdict on a failure, and add the failure to the history. The verdict also evicts nodes that did
-        not answer, unless the job gives up."""
+        """Return the verdict on a failure and record it. Nodes without an answer are evicted, unless the job gives
+        up."""
         cause, verdict, lost = case.cause, find_verdict(case), set(case.lost)
         if verdict.remedy is Remedy.EVICT and case.is_guess:
             self._guessed_at.extend([now] * len(verdict.nodes))

@@ -264,12 +264,9 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_nodes_own(self) -> bool:
-        """Return whether these nodes cause such failures. They do if all recent failures like this were on them, or if
-        such failures are too few to strike a node twice by chance.
-
-        A bug may strike on any node, and with few nodes it soon strikes one of them twice. A failure that strikes
-        several nodes at once, such as a loss of storage, is caused by none of them.
-        """
+        """Return whether these nodes cause such failures: all recent ones were on them, or such failures are too few to
+        strike a node twice by chance. A bug may strike any node, and with few nodes it soon strikes one twice. A
+        failure that strikes several nodes at once, such as a loss of storage, is caused by none of them."""
         if self.elsewhere:
             return False
         here = [bool(set(p.nodes).intersection(self.cause.suspects)) for p in self.recent_failures]

@@ -122,8 +122,7 @@ def is_guessed_kill(alarm: Alarm) -> bool:
 
 
 def record_label(record: Record) -> str:
-    """Return the cause to which an incident's cost is charged. Older journals do not have it, so the failure class or
-    the kind of failure stands in for it."""
+    """Return the cause to which an incident's cost is charged or, in older journals, its failure class or kind."""
     return record.label or _class_words(record.klass) or record.kind
 
 
@@ -135,8 +134,7 @@ def split_label(record: Record) -> tuple[str, int]:
 
 
 def describe_sureness(label: str, sure: Iterable[int]) -> str:
-    """Return a cause with the range of its certainty over incidents in percent; only the cause if all are 100 %
-    sure."""
+    """Return a cause with the range of its certainty in percent; only the cause if every incident is 100 % sure."""
     least, most = min(sure := list(sure)), max(sure)
     told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
     return label + (told if least < 100 else "")

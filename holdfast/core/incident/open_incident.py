@@ -143,7 +143,7 @@ class Incident(msgspec.Struct, kw_only=True):
             self.silent_at = self.silent_at or now
 
     def on_timeout(self, named: Alarm | None) -> None:
-        """Add `named`, the alarm about a rank that others waited for, if a collective timed out for no other reason."""
+        """If a collective timed out and no alarm says why, add `named`, the alarm about the rank others waited for."""
         waited = any(a.klass == TIMED_OUT for a in self.alarms) and is_echo(first_cause(self.alarms))
         if named is not None and waited:
             self.add_alarm(named)
@@ -190,7 +190,7 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def shared_cause(self) -> Alarm:
-        """Return the cause of a judged round; if several ranks report the same bad loss, with all these ranks."""
+        """Return the cause of a judged round, extended by all ranks that report the same bad loss."""
         cause = self.alarms[0]
         alike = [a for a in self.alarms if cause.kind is Kind.LOSS and (a.kind, a.reason) == (cause.kind, cause.reason)]
         return incident_text.join_alarms([cause, *alike])

@@ -106,8 +106,7 @@ def find_alternatives(row: CatalogRow) -> tuple[Alternative, ...]:
 
 
 class FailureCatalog:
-    """Rows and classes of the catalog. Splitting many patterns into alternatives is slow, so a caller that has done it
-    before passes the result as `found`."""
+    """Rows and classes of the catalog. `found` are the alternatives of rows, if the caller has split them before."""
 
     def __init__(
         self,

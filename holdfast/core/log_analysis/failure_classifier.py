@@ -96,11 +96,8 @@ def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: F
 
 def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: bool, mute: bool) -> int | None:
     """Return the exit code that says most about the cause; None if no code says anything. A signal such as SIGSEGV
-    comes first.
-
-    If log lines name a cause (`words`), other codes do not count. But if no log line of the rank that failed first does
-    (`mute`), every code except SIGTERM counts.
-    """
+    comes first. If log lines name a cause (`words`), no other code counts. But if the rank that failed first has no
+    such line (`mute`), every code except SIGTERM counts."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     strong = [code for code in codes if code in _LOUD]
     if strong:

@@ -67,8 +67,8 @@ def _blame_gpu(bus: list[CatalogHit], xids: list[_Xid]) -> None:
 
 
 def _blame_link(xids: list[_Xid]) -> None:
-    """Reduce the weight of all GPU errors but link errors, if more than one GPU reports errors. `xids` are the errors
-    of a second in which a link failed."""
+    """Reduce the weight of all `xids` but link errors, if they come from several GPUs in the second of a link
+    failure."""
     if len({xid.gpu for xid in xids}) < 2:
         return
     for xid in xids:

@@ -53,7 +53,7 @@ class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
-    """Return the lines without stalls that ended by themselves, and without a run that ended well."""
+    """Return the lines without stalls that ended by themselves, and without all lines of runs that ended well."""
     ended: dict[int, int] = {}  # by source: the place up to which stands have ended
     well: dict[int, int] = {}
     for place, said in enumerate(lines):
@@ -72,11 +72,8 @@ def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
 
 
 def read_last_incident(lines: Sequence[LogLine]) -> ConsoleIncident | None:
-    """Return the last incident in a console log; None if there is none.
-
-    A console shows all incidents of a run, and training goes on after each. So the incident has the lines of this log
-    between the ends of the last two incidents, and all lines of other logs.
-    """
+    """Return the last incident in a console log; None if there is none. Training goes on after each incident of a run.
+    So the last one has the lines between its end and the end of the incident before, and all lines of other logs."""
     told = [p for p, said in enumerate(lines) if _OPENED.search(said.text) or _CLOSED.search(said.text)]
     if not told:
         return None

@@ -246,8 +246,7 @@ def _unwrap_json(said: LogLine) -> None:
 
 
 def _failure_text(key: str, value: object) -> list[str]:
-    """Return the failure texts in a JSON field and in fields nested in it. A text is a failure text by the name of its
-    field or because it contains a traceback."""
+    """Return the failure texts in a JSON field and the fields inside it, known by a field's name or a traceback."""
     if isinstance(value, dict):
         return [told for name, inner in value.items() for told in _failure_text(str(name), inner)][:_ROUNDS]
     if isinstance(value, str) and (_FAILURE.search(key) or "Traceback (most recent" in value):
