@@ -71,7 +71,7 @@ def test_a_killed_rank_is_replaced(start: Start, calm: Calm) -> None:
 
 
 @slow
-@pytest.mark.parametrize(("policy", "point", "how"), matrix())
+@pytest.mark.parametrize(("policy", "point", "how"), [*matrix()])
 def test_every_policy_at_every_point(start: Start, calm: Calm, policy: str, how: str, point: str) -> None:
     asked = {"policies": [policy]} | ({"store_every": 3} if policy == "disk rollback" else {})
     strikes = strike_at((1, 1, STRUCK, point, SIGNALS[how]))
