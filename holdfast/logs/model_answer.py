@@ -94,7 +94,8 @@ def count_votes(votes: Sequence[ModelVote]) -> ModelVote:
 
 
 def _tally_text(named: Counter[str]) -> str:
-    return ", ".join(f"{klass} {count} time{'s' if count > 1 else ''}" for klass, count in named.most_common())
+    tally = sorted(named.items(), key=lambda vote: (-vote[1], vote[0]))  # votes come in any order
+    return ", ".join(f"{klass} {count} time{'s' if count > 1 else ''}" for klass, count in tally)
 
 
 def apply_vote(vote: ModelVote, rules: Diagnosis, klass: FailureClass) -> Diagnosis:
