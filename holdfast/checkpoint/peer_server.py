@@ -168,10 +168,10 @@ class PeerServer:
                 self._forget_link()
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
-        """Admit a new unauthenticated connection; return False if there is no room for it. To make room, drop another
-        unauthenticated connection: one from the same host if that host has too many, or any one if there are too many
-        in total. The first choice is the oldest connection that has sent nothing. In the second case, hosts that have
-        authenticated before are spared. A limit is needed because connections are cheap to open."""
+        """Admit a new unauthenticated connection; return False if there is no room for it. A limit is needed because
+        connections are cheap to open. If the host has too many, one of its own is dropped. If there are too many in
+        total, one of any host is dropped, but of a host that has authenticated before only if there is no other. Of
+        these, the oldest connection that has sent nothing goes first."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING

@@ -65,7 +65,8 @@ def _read_inode(storage: Storage) -> int:
 
 
 class OwnedStorages:
-    """The storages that this process owns, each with author and folder, so that a replaced folder is noticed."""
+    """The storages that this process owns. Each has the author who writes there, and the identity of its folder, by
+    which a replaced folder is noticed."""
 
     def __init__(self) -> None:
         self._taken: dict[str, tuple[Author, tuple[int, int] | None]] = {}

@@ -118,7 +118,7 @@ class PostgresJournal:
 
     def prove(self, *, adopts: bool = False) -> None:
         """Raise JournalDamagedError unless the entries and notes were written by holders of the job's secret. After
-        this call, reading also raises if an entry or note was changed or was written by another process."""
+        this call, reading also raises if an entry or note has changed, or if another process has written one."""
         for seq, chain, start, proof, names, tags in self._link.execute(_PROVE, {"run": self.run_id}):
             self._seq, self._chain, self._committed, self._start = seq, chain, chain, start
             self._tags, self._proven = dict(zip(names, tags, strict=True)), (seq, chain)

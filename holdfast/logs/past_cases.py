@@ -63,7 +63,7 @@ class PastCases:
 
     def find_nearest(self, lines: Sequence[str]) -> tuple[NearCase, ...]:
         """Return the past failures that are most similar to this one, nearest first. The list is short, but always
-        contains the most similar failure that a person has corrected."""
+        contains the most similar failure whose class a person has given."""
         asked = read_words(lines)
         found = [
             NearCase(likeness=likeness, case=past)

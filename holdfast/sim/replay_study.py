@@ -231,7 +231,8 @@ def _study_two_faulty(setup: ReplaySetup, made: ReplayPlan, rng: Random) -> TwoF
 
 
 def dual_cost(setup: ReplaySetup, q: float, launch_s: float) -> float:
-    """Return the mean cost of a dual-phase replay, in steps: of all trials, divided by the number of machines named."""
+    """Return what a dual-phase replay costs for each machine that it names, in steps: trials that name none count
+    too."""
     repeats = detection_odds.repeats_needed(q, setup.confidence, setup.most)
     shown = detection_odds.shown_odds(q, repeats)
     m = setup.group or fit_grid(setup.nodes, setup.replica)[0]

@@ -162,8 +162,8 @@ class LossReports:
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Return whether this is the rule's first match in `window` steps; record the match. Each rank's matches of
-        OWN_TIMES, a rule about a rank's own gradient norm, are counted apart."""
+        """Return whether this is the rule's first match in `window` steps; record the match. Matches of all ranks are
+        counted together, except those of OWN_TIMES: it is about a rank's own gradient norm."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window

@@ -43,7 +43,8 @@ _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
 
 
 class PacedPulse(WritePulse):
-    """The pulse of a write that leaves half the disk to training: it rests after a block as long as the block took."""
+    """Paces a write so that training gets half of the disk's time: after each block, it sleeps as long as the block
+    took."""
 
     def __init__(self, pulse: WritePulse, clock: AgentClock) -> None:
         super().__init__()

@@ -33,7 +33,8 @@ class TensorActivity:
         return self._percent
 
     def _compare_samples(self) -> float:
-        """Take a sample; return the percentage of time worked since the sample before, or NaN if unknown."""
+        """Take a sample; return the percentage of time in which tensor cores worked since the last sample; NaN:
+        unknown."""
         nvml = self._nvml
         nvml.nvmlGpmSampleGet(self._handle, self._next)
         wanted = nvml.c_nvmlGpmMetricsGet_t()

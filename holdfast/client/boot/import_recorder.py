@@ -43,7 +43,8 @@ class EnvironmentWatch:
             self._imported, self._is_over = frozenset(sys.modules), True
 
     def close(self) -> frozenset[str]:
-        """Stop watching. Return the modules loaded at the script's first change, or all modules without a change."""
+        """Stop watching. Return the modules that were loaded when the script first changed the environment; if it never
+        did, return all loaded modules."""
         self._is_over = True
         return frozenset(sys.modules) if self._imported is None else self._imported
 

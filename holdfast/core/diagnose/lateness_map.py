@@ -20,8 +20,8 @@ class LatenessMap:
         self._shares: dict[int, float] = {}
 
     def add_round(self, shares: Mapping[int, float]) -> None:
-        """Add a round to the averages. `shares` says for each rank how much later it arrived than the median rank, as a
-        share of the time. A rank that arrived earlier has a negative share."""
+        """Add a round to the averages. `shares` says for each rank how much later it arrived than the median rank,
+        divided by the time of a round. A rank that arrived earlier has a negative share."""
         known = self._shares
         known.update({rank: share + (1 - _NEW) * (known.get(rank, share) - share) for rank, share in shares.items()})
 

@@ -23,7 +23,7 @@ def missing_layers(job: PipelineJob, held: Held) -> list[int]:
 
 
 def newcomers(situation: PipelineSituation) -> list[int]:
-    """Return the workers that hold no layer and stay: standbys, and workers that have just come."""
+    """Return the workers that hold no layer yet and are not leaving: standbys, and workers that have just joined."""
     return [n for n, mine in enumerate(situation.held) if not mine and n not in situation.leaving]
 
 

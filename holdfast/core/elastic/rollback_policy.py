@@ -104,7 +104,8 @@ def place_freely(ground: PlanGround) -> tuple[Held, tuple[Route, ...]] | str:
 
 
 def spread_over(plan: RoutePlan, members: Sequence[int], workers: int) -> tuple[Held, tuple[Route, ...]]:
-    """Return the plan's layers and routes for a job of `workers`, with the plan's worker i as `members[i]`."""
+    """Return a plan's layers and routes, renumbered for a job of `workers` workers: the plan's worker i becomes
+    `members[i]`, and workers that are not members hold nothing."""
     names = dict(enumerate(members))
     held: list[tuple[int, ...]] = [()] * workers
     for number, mine in enumerate(plan.held):

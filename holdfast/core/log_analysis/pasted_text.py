@@ -73,7 +73,8 @@ def _strip_numbers(texts: list[str]) -> list[str]:
 
 
 def _dedent(texts: list[str]) -> list[str]:
-    """Remove the indentation that all lines share. Frames of a traceback without its start stay indented."""
+    """Remove the indentation that all lines share. If a text begins in the middle of a traceback, its frames stay
+    indented by two."""
     filled = [text for text in texts if text.strip()]
     shared = min((len(text) - len(text.lstrip(" ")) for text in filled), default=0)
     if any(text[shared:].startswith(_FRAME) for text in filled):

@@ -53,7 +53,8 @@ class LossRate(msgspec.Struct, frozen=True):
         return _bisect(lambda rate: sum(w * _gamma_below(a, b * rate) for w, a, b in self.parts) - share, top)
 
     def most_lost(self, nodes: int, hours: float, confidence: float = 0.99) -> int:
-        """Return how many of these nodes are lost at most in these hours, with this confidence."""
+        """Return the largest number of nodes, out of `nodes`, that will be lost within `hours`, with this
+        confidence."""
         exposed, total = nodes * hours, 0.0
         for count in range(nodes):
             for w, a, b in self.parts:

@@ -6,7 +6,8 @@ DIGITS = 1e-9  # a chance that misses the wanted one by less is it
 
 
 def dual_phase_odds(q: float, repeats: int) -> float:
-    """Return the chance that a fault shows in both phases, if the chance that it shows in one replay is q."""
+    """Return the chance that a fault shows in both phases. A phase has `repeats` replays; q is the chance in one of
+    them."""
     return shown_odds(q, repeats) ** 2
 
 

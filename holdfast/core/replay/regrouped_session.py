@@ -71,7 +71,8 @@ class GroupSession:
         return tuple(launch for name, launch in self._waiting.items() if name not in self._told)
 
     def on_group_result(self, name: str, told: GroupResult | None) -> None:
-        """Record the result of the replay with this name; None if it could not run or its result is unknown."""
+        """Record the result of the replay with this name. `told` is None if it could not run or its result is
+        unknown."""
         if name in self._waiting:
             self._told.setdefault(name, told)
 

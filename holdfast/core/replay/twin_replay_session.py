@@ -67,7 +67,8 @@ class TwinSession:
         return self._ruling or left
 
     def on_group_result(self, name: str, told: GroupResult | None) -> None:
-        """Record the result of the group with this name; None if it could not run or its result is unknown."""
+        """Record the result of the group with this name. `told` is None if it could not run or its result is
+        unknown."""
         if name in self._waiting:
             self._told.setdefault(name, told)
 

@@ -152,7 +152,8 @@ class RecoveryFloor:
         return self._aim_if_settled(now)
 
     def _look_further(self, now: float) -> int:
-        """Return how many steps ahead to aim next: twice as many as now, but only what ranks make in a fixed time."""
+        """Return how many steps ahead to aim next: twice as many as now, but at most what ranks make in a fixed
+        time."""
         made = max(beat.sealed for beat in self._beats.values()) + self._ahead - self._next
         timely = ceil(made / max(now - self._aimed_at, 0.01) * _MOST_S)
         return max(2, min(2 * self._ahead, _MOST, timely))

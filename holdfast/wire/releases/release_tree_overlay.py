@@ -261,9 +261,9 @@ def destination(ours: Path, theirs: Path, name: str) -> Path:
 
 
 def _move_file(ours: Path, theirs: Path, name: str) -> Path | None:
-    """Move a file, leave a link in its place, and return the new path. On the same disk this is a rename, so a rank
-    that writes the file keeps it open; to another disk the file is copied. If a folder would have to be copied, only
-    make it and return None."""
+    """Move a file or folder from `ours` to `theirs`, leave a link in its place, and return the new path. On one disk
+    this is a rename, so a rank that writes the file keeps it open. To another disk a file is copied; of a folder, an
+    empty one is made there and None is returned."""
     if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
         raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)
