@@ -269,7 +269,7 @@ class Ledger:
         return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
 
     def _close_span(self, at: float) -> None:
-        """Add the spans of what time is used for now (training, launching, ...), from where the last one ended to `at`."""
+        """Add the spans of what time is used for now (training, launching, ...), since the last one, up to `at`."""
         at = max(at, self._at)
         if at > self._at and self.phase in _USES:
             self._spans += self._current_spans(at)
