@@ -11,7 +11,7 @@ from holdfast.core.elastic import layer_owners, reroute_policy
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.plan_choice import POLICIES, choose_plan, cost_of
 from holdfast.core.elastic.plan_faults import plan_faults
-from holdfast.core.elastic.plan_ground import PlanGround
+from holdfast.core.elastic.plan_ground import PlanGround, survey
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import propose_replace
 from holdfast.model.pipeline_routes import LayerTransfer, PipelineJob, PipelineSituation, RoutePlan, Semantics
@@ -39,8 +39,9 @@ def incidents(seed: int) -> Iterator[tuple[PipelineJob, PipelineSituation, Phase
 
 def faults_in(seed: int, told: dict[bool, Counter[str]] | None = None) -> Iterator[str]:
     for job, situation, costs in incidents(seed):
+        ground = survey(job, situation, costs)
         for name, propose in POLICIES.items():
-            found = propose(job, situation, costs)
+            found = propose(ground)
             if told is not None:
                 told[isinstance(found, Proposal)][name] += 1
             if isinstance(found, Infeasible):
@@ -61,7 +62,7 @@ def test_the_choice_is_the_cheapest_of_all_that_keep_the_floor() -> None:
     for seed in range(SEEDS // 8):
         for job, situation, costs in incidents(seed):
             choice = choose_plan(job, situation, costs)
-            tried = [propose(job, situation, costs) for propose in POLICIES.values()]
+            tried = [propose(survey(job, situation, costs)) for propose in POLICIES.values()]
             able = [one for one in tried if isinstance(one, Proposal) and one.semantics >= job.floor]
             if choice.chosen is None:
                 assert not able
@@ -107,8 +108,8 @@ def test_routes_by_the_plan_before_instead_of_live_holders_are_seen(monkeypatch:
 
 
 def test_a_lost_microbatch_is_seen() -> None:
-    def wrong(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-        found = propose_replace(job, situation, costs)
+    def wrong(ground: PlanGround) -> Proposal | Infeasible:
+        found = propose_replace(ground)
         if isinstance(found, Infeasible):
             return found
         shorter: RoutePlan = msgspec.structs.replace(found.plan, routes=((), *found.plan.routes[1:]))
@@ -117,7 +118,7 @@ def test_a_lost_microbatch_is_seen() -> None:
     met = [incident for seed in range(20) for incident in incidents(seed) if incident[0].floor < Semantics.EXACT]
     seen = 0
     for job, situation, costs in met:
-        found = wrong(job, situation, costs)
+        found = wrong(survey(job, situation, costs))
         if isinstance(found, Proposal):
             seen += 1
             assert faults_of(job, situation, found)
