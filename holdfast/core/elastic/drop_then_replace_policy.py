@@ -20,12 +20,12 @@ def propose_hybrid(ground: PlanGround) -> Proposal | Infeasible:
     lost workers after that, or to reroute if no worker is free. Layers are sent between two steps, because every step
     changes them."""
     costs = ground.costs
-    first = propose_drop(ground)
+    first = ground.ask(propose_drop)
     if isinstance(first, Infeasible):
         return Infeasible(policy=HYBRID, reason=first.reason)
-    second = propose_replace(ground)
+    second = ground.ask(propose_replace)
     if isinstance(second, Infeasible):
-        second = propose_reroute(ground)
+        second = ground.ask(propose_reroute)
     if isinstance(second, Infeasible):
         return Infeasible(policy=HYBRID, reason=second.reason)
     beside_s = second.downtime_s["rebuild"] + second.downtime_s.get("warm", 0.0)

@@ -80,7 +80,8 @@ def transfers_to(job: PipelineJob, situation: PipelineSituation, wanted: Held) -
     lacks = [(n, layer) for n, mine, has in changed for layer in mine if layer not in has]
     if not lacks:
         return ()
-    queues = [[(0, owner) for owner in owners] for owners in owners_by_layer(job.layers, situation.held)]
+    wants = sorted({layer for _, layer in lacks})
+    queues = {layer: [(0, n) for n, mine in enumerate(situation.held) if layer in mine] for layer in wants}
     sent = [0] * len(situation.held)
     found = []
     for target, layer in lacks:

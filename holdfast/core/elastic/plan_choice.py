@@ -1,6 +1,6 @@
 """The choice among recovery policies: takes the cheapest of the proposals that are exact enough for the user."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -10,7 +10,7 @@ from holdfast.core.elastic.drop_then_replace_policy import HYBRID, propose_hybri
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.layer_owners import count_alike, count_owners
 from holdfast.core.elastic.plan_faults import plan_faults
-from holdfast.core.elastic.plan_ground import PlanGround, survey
+from holdfast.core.elastic.plan_ground import Propose, survey
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import REPLACE, propose_replace
 from holdfast.core.elastic.reroute_policy import REROUTE, propose_reroute
@@ -26,8 +26,6 @@ from holdfast.core.elastic.template_policy import RETEMPLATE, propose_retemplate
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation
 
 __all__ = ["POLICIES", "ElasticChoice", "WeighedProposal", "choose_plan", "cost_of", "first_plan"]
-
-Propose = Callable[[PlanGround], Proposal | Infeasible]
 
 POLICIES: Mapping[str, Propose] = {
     REPLACE: propose_replace,
@@ -71,7 +69,7 @@ def choose_plan(
     refused: list[Infeasible] = []
     ground = survey(job, situation, costs)
     for name, propose in policies.items():
-        found = propose(ground)
+        found = ground.ask(propose)
         if isinstance(found, Infeasible):
             refused.append(found)
         elif found.semantics < job.floor:

@@ -1,6 +1,6 @@
 """What every policy starts from: the plan so far, the workers lost from it, and how fast the undamaged job would be."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -29,6 +29,8 @@ from holdfast.core.elastic.route_times import (
 )
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
 
+Propose = Callable[["PlanGround"], Proposal | Infeasible]
+
 
 class PlanGround(msgspec.Struct, frozen=True, kw_only=True):
     """A situation, with everything computed from it that all policies need."""
@@ -43,6 +45,13 @@ class PlanGround(msgspec.Struct, frozen=True, kw_only=True):
     orphans: tuple[int, ...]  # layers that no live worker holds at the committed step
     counted: tuple[tuple[Route, int], ...]  # routes of the plan before, and how many microbatches take each
     broken: dict[int, Route]  # those that cannot be used without lost and leaving workers, by `id()`
+    asked: dict["Propose", Proposal | Infeasible] = {}  # answers of policies so far
+
+    def ask(self, propose: "Propose") -> Proposal | Infeasible:
+        """Return the answer of a policy, which is asked once."""
+        if propose not in self.asked:
+            self.asked[propose] = propose(self)
+        return self.asked[propose]
 
     @property
     def resume_step(self) -> int:

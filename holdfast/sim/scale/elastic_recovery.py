@@ -7,8 +7,8 @@ import msgspec
 
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.layer_owners import busiest_link, missing_layers
-from holdfast.core.elastic.plan_choice import POLICIES, Propose, choose_plan
-from holdfast.core.elastic.plan_ground import rename_route, survey
+from holdfast.core.elastic.plan_choice import POLICIES, choose_plan
+from holdfast.core.elastic.plan_ground import Propose, rename_route, survey
 from holdfast.core.elastic.proposal import PhaseCosts, Proposal
 from holdfast.core.elastic.route_times import count_routes, exchange_routes
 from holdfast.model.action import Launch
