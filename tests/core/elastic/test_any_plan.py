@@ -1,8 +1,9 @@
 """A thousand random jobs, each through several incidents: every proposal of every policy is followed by an oracle."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
+from typing import TypeAlias
 
 import msgspec
 import pytest
@@ -15,14 +16,15 @@ from holdfast.core.elastic.plan_ground import PlanGround, survey
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import propose_replace
 from holdfast.model.pipeline_routes import LayerTransfer, PipelineJob, PipelineSituation, RoutePlan, Semantics
-from tests.core.elastic import situations
+from tests.core.elastic import plain_planner, situations
 from tests.core.elastic.plan_oracle import faults_of
 
 SEEDS = 1000
+Incident: TypeAlias = tuple[PipelineJob, PipelineSituation, PhaseCosts]
 ROLLBACKS = {"memory rollback", "disk rollback"}
 
 
-def incidents(seed: int) -> Iterator[tuple[PipelineJob, PipelineSituation, PhaseCosts]]:
+def incidents(seed: int) -> Iterator[Incident]:
     """What befalls one job: up to three incidents, with the plan that was chosen at the one before."""
     rng = Random(seed)
     job, workers = situations.draw_job(rng)
@@ -32,6 +34,21 @@ def incidents(seed: int) -> Iterator[tuple[PipelineJob, PipelineSituation, Phase
         situation = situations.draw_situation(rng, job, plan, shadows=rng.random() < 0.3)
         yield job, situation, costs
         chosen = choose_plan(job, situation, costs).chosen if more else None
+        if chosen is None:
+            return
+        plan = chosen.plan.then or chosen.plan
+
+
+def large_incidents(seed: int) -> Iterator[Incident]:
+    """What befalls a job of so many pipelines that most workers are like others: two incidents."""
+    rng = Random(seed)
+    job, workers = situations.draw_large_job(rng)
+    costs = situations.draw_costs(rng, job)
+    plan = first_plan(job, workers)
+    for _ in range(2):
+        situation = situations.draw_large_situation(rng, plan)
+        yield job, situation, costs
+        chosen = choose_plan(job, situation, costs).chosen
         if chosen is None:
             return
         plan = chosen.plan.then or chosen.plan
@@ -83,6 +100,30 @@ def test_all_who_know_the_same_choose_the_same() -> None:
             one = choose_plan(job, situation, costs)
             other = choose_plan(job, situations.copied(situation), costs)
             assert msgspec.json.encode(one) == msgspec.json.encode(other)
+
+
+def encoded_choices(incidents_of: Callable[[int], Iterator[Incident]], seeds: Iterable[int]) -> list[bytes]:
+    return [msgspec.json.encode(choose_plan(*incident)) for seed in seeds for incident in incidents_of(seed)]
+
+
+def compare_with_plain(incidents_of: Callable[[int], Iterator[Incident]], seeds: range) -> None:
+    quick = encoded_choices(incidents_of, seeds)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        plain_planner.put_in_place(monkeypatch)
+        plain = encoded_choices(incidents_of, seeds)
+    assert len(quick) >= len(seeds)
+    assert [number for number, both in enumerate(zip(quick, plain, strict=True)) if both[0] != both[1]] == []
+
+
+def test_the_choice_is_the_same_if_each_worker_and_microbatch_is_looked_at_by_itself() -> None:
+    compare_with_plain(incidents, range(0, SEEDS, 10))
+    compare_with_plain(large_incidents, range(3))
+
+
+@pytest.mark.slow
+def test_every_choice_is_the_same_if_each_worker_and_microbatch_is_looked_at_by_itself() -> None:
+    compare_with_plain(incidents, range(SEEDS))
+    compare_with_plain(large_incidents, range(3, 30))
 
 
 # --- planted bugs: each must be seen -------------------------------------------------------------------------------
