@@ -34,7 +34,8 @@ def make_parking(state: JobState, stop: Stop, alarm: Alarm | None = None) -> Sto
     """Return this stop with a time in which ranks can park themselves. `alarm` names ranks that will not park, because
     they failed. A hung rank among these is not waited for."""
     failed: Collection[int] = alarm.ranks if alarm else ()
-    ranks = {rank for seat in state.nodes.active_seats if seat.node in stop.nodes for rank in seat.ranks}
+    stopped = frozenset(stop.nodes)
+    ranks = {rank for seat in state.nodes.active_seats if seat.node in stopped for rank in seat.ranks}
     standing = alarm.ranks if alarm and alarm.kind is Kind.HANG else ()
     parking = len(ranks.difference(failed))
     return msgspec.structs.replace(stop, park_s=state.limits.survive_s, parking=parking, standing=standing)

@@ -4,20 +4,20 @@ workers leave."""
 import msgspec
 
 from holdfast.core.elastic.layer_owners import missing_layers, owners_by_layer, transfers_to
-from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, name_orphans, refuse_orphans, survey
-from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
+from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, name_orphans, refuse_orphans
+from holdfast.core.elastic.proposal import Infeasible, Proposal
 from holdfast.core.elastic.replace_policy import fill_places
 from holdfast.core.elastic.reroute_policy import reroute_all
-from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.model.pipeline_routes import RoutePlan
 
 MIGRATE = "live migration"
 SAVE = "just-in-time save"
 
 
-def propose_migration(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+def propose_migration(ground: PlanGround) -> Proposal | Infeasible:
     """Propose that newcomers take the places of lost and leaving workers. If newcomers are too few, propose that peers
     do the work of leaving workers."""
-    ground = survey(job, situation, costs)
+    job, situation, costs = ground.job, ground.situation, ground.costs
     if not situation.leaving:
         return Infeasible(policy=MIGRATE, reason="nobody is known to leave")
     if refused := refuse_orphans(MIGRATE, ground):
@@ -36,9 +36,9 @@ def propose_migration(job: PipelineJob, situation: PipelineSituation, costs: Pha
     return live_proposal(MIGRATE, ground, plan, reason="peers do the work of those that leave", kappa=costs.kappa)
 
 
-def propose_save(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+def propose_save(ground: PlanGround) -> Proposal | Infeasible:
     """Propose to write every layer to storage now, so that no step has to be made again when workers leave."""
-    ground = survey(job, situation, costs)
+    situation, costs = ground.situation, ground.costs
     if not situation.leaving:
         return Infeasible(policy=SAVE, reason="nobody is known to leave")
     if refused := refuse_orphans(SAVE, ground):

@@ -6,24 +6,26 @@ from math import ceil
 import msgspec
 
 from holdfast.core.elastic.drop_policy import propose_drop
-from holdfast.core.elastic.proposal import Infeasible, Phase, PhaseCosts, Proposal
+from holdfast.core.elastic.plan_ground import PlanGround
+from holdfast.core.elastic.proposal import Infeasible, Phase, Proposal
 from holdfast.core.elastic.replace_policy import propose_replace
 from holdfast.core.elastic.reroute_policy import propose_reroute
-from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.model.pipeline_routes import RoutePlan
 
 HYBRID = "hybrid"
 
 
-def propose_hybrid(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+def propose_hybrid(ground: PlanGround) -> Proposal | Infeasible:
     """Propose to drop damaged pipelines until newcomers are warm and new groups are prepared. Propose to replace the
     lost workers after that, or to reroute if no worker is free. Layers are sent between two steps, because every step
     changes them."""
-    first = propose_drop(job, situation, costs)
+    costs = ground.costs
+    first = ground.ask(propose_drop)
     if isinstance(first, Infeasible):
         return Infeasible(policy=HYBRID, reason=first.reason)
-    second = propose_replace(job, situation, costs)
+    second = ground.ask(propose_replace)
     if isinstance(second, Infeasible):
-        second = propose_reroute(job, situation, costs)
+        second = ground.ask(propose_reroute)
     if isinstance(second, Infeasible):
         return Infeasible(policy=HYBRID, reason=second.reason)
     beside_s = second.downtime_s["rebuild"] + second.downtime_s.get("warm", 0.0)

@@ -1,6 +1,6 @@
 """The choice among recovery policies: takes the cheapest of the proposals that are exact enough for the user."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -8,8 +8,9 @@ from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE, prop
 from holdfast.core.elastic.drop_policy import DROP, propose_drop
 from holdfast.core.elastic.drop_then_replace_policy import HYBRID, propose_hybrid
 from holdfast.core.elastic.first_plan import first_plan
-from holdfast.core.elastic.layer_owners import missing_layers, owners_by_layer
+from holdfast.core.elastic.layer_owners import count_alike, count_owners
 from holdfast.core.elastic.plan_faults import plan_faults
+from holdfast.core.elastic.plan_ground import Propose, survey
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import REPLACE, propose_replace
 from holdfast.core.elastic.reroute_policy import REROUTE, propose_reroute
@@ -25,8 +26,6 @@ from holdfast.core.elastic.template_policy import RETEMPLATE, propose_retemplate
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation
 
 __all__ = ["POLICIES", "ElasticChoice", "WeighedProposal", "choose_plan", "cost_of", "first_plan"]
-
-Propose = Callable[[PipelineJob, PipelineSituation, PhaseCosts], Proposal | Infeasible]
 
 POLICIES: Mapping[str, Propose] = {
     REPLACE: propose_replace,
@@ -68,8 +67,9 @@ def choose_plan(
     `job.floor` (the least exactness that the user accepts). If two cost the same, the earlier policy wins."""
     weighed: list[WeighedProposal] = []
     refused: list[Infeasible] = []
+    ground = survey(job, situation, costs)
     for name, propose in policies.items():
-        found = propose(job, situation, costs)
+        found = ground.ask(propose)
         if isinstance(found, Infeasible):
             refused.append(found)
         elif found.semantics < job.floor:
@@ -108,10 +108,10 @@ def _next_failure_s(job: PipelineJob, situation: PipelineSituation, costs: Phase
     """Return for how long the next failure would stop the job, on average. It takes longer the more workers are the
     only owner of a layer."""
     plan = proposal.plan
-    stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(plan.held))
-    only = {owners[0] for owners in owners_by_layer(job.layers, stay) if len(owners) == 1}
-    gone = len(missing_layers(job, stay))
-    alone = 1.0 if gone else len(only) / max(1, len(plan.held))
+    alike = count_alike(plan.held, situation.leaving)
+    owners = count_owners(job.layers, alike)
+    only = sum(any(owners[layer] == 1 for layer in mine) for mine in alike)  # who shares its layers is not among them
+    alone = only / max(1, len(plan.held)) if all(owners) else 1.0
     again = 0 if plan.saves else plan.resume_step - 1 - max(0, situation.stored)
     rollback = costs.restart_s + job.layers * costs.storage_s + max(0, again) * costs.step_s
     return costs.detect_s + costs.abort_s + _change_s(costs) + alone * rollback

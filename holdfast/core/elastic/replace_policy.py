@@ -4,17 +4,17 @@ owner."""
 from collections.abc import Sequence
 
 from holdfast.core.elastic.layer_owners import Held, newcomers, transfers_to
-from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, refuse_orphans, rename_route, survey
-from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
-from holdfast.core.elastic.route_times import Route, count_routes
-from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, refuse_orphans, rename_route
+from holdfast.core.elastic.proposal import Infeasible, Proposal
+from holdfast.core.elastic.route_times import Route, exchange_routes
+from holdfast.model.pipeline_routes import RoutePlan
 
 REPLACE = "replace"
 
 
-def propose_replace(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+def propose_replace(ground: PlanGround) -> Proposal | Infeasible:
     """Propose that standbys take the places of all lost workers that held something."""
-    ground = survey(job, situation, costs)
+    job, situation = ground.job, ground.situation
     if refused := refuse_orphans(REPLACE, ground):
         return refused
     filled = fill_places(ground)
@@ -33,7 +33,7 @@ def fill_places(ground: PlanGround, away: Sequence[int] = ()) -> tuple[Held, tup
     before = ground.before
     places = {-1 - number: tuple(mine) for number, mine in enumerate(ground.lost) if mine}
     places |= {number: before.held[number] for number in away if before.held[number]}
-    used = {segment.worker for route, _ in count_routes(before.routes) for segment in route}
+    used = {segment.worker for route, _ in ground.counted for segment in route}
     unknown = {number for number in used if number < 0} - places.keys()
     if unknown:
         return "it is not known what a lost worker held"
@@ -47,5 +47,5 @@ def fill_places(ground: PlanGround, away: Sequence[int] = ()) -> tuple[Held, tup
     for place, number in zip(sorted(places, reverse=True), free, strict=False):
         names[place] = number
         held[number] = places[place]
-    routes = {id(route): rename_route(route, names) for route, _ in count_routes(before.routes)}
-    return tuple(held), tuple(routes[id(route)] for route in before.routes), len(names)
+    routes = {id(route): rename_route(route, names) for route, _ in ground.counted}
+    return tuple(held), exchange_routes(before.routes, routes), len(names)

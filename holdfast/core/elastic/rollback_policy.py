@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.layer_owners import Held, added_memory, fits_memory, spare_copies
-from holdfast.core.elastic.plan_ground import PlanGround, rate_of, rename_route, semantics_of, stop_phases, survey
+from holdfast.core.elastic.plan_ground import PlanGround, rate_of, rename_route, semantics_of, stop_phases
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import fill_places
-from holdfast.core.elastic.route_times import Route, count_routes
+from holdfast.core.elastic.route_times import Route, count_routes, exchange_routes
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
 
 MEMORY_ROLLBACK = "memory rollback"
@@ -16,20 +16,21 @@ DISK_ROLLBACK = "disk rollback"
 STORAGE = -1  # as a layer's source
 
 
-def propose_memory_rollback(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+def propose_memory_rollback(ground: PlanGround) -> Proposal | Infeasible:
     """Propose to go back to the newest step of which every layer is in a live worker's memory or on storage."""
-    step, sources = newest_snapshots(job, situation)
+    step, sources = newest_snapshots(ground.job, ground.situation)
     if step < 0:
         return Infeasible(policy=MEMORY_ROLLBACK, reason="no step has a snapshot of every layer in a live memory")
-    return _rollback(MEMORY_ROLLBACK, survey(job, situation, costs), step, sources)
+    return _rollback(MEMORY_ROLLBACK, ground, step, sources)
 
 
-def propose_disk_rollback(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+def propose_disk_rollback(ground: PlanGround) -> Proposal | Infeasible:
     """Propose to go back to the newest whole checkpoint."""
+    job, situation = ground.job, ground.situation
     if situation.stored < 0:
         return Infeasible(policy=DISK_ROLLBACK, reason="there is no checkpoint")
     sources = (STORAGE,) * job.layers
-    return _rollback(DISK_ROLLBACK, survey(job, situation, costs), situation.stored, sources)
+    return _rollback(DISK_ROLLBACK, ground, situation.stored, sources)
 
 
 def newest_snapshots(job: PipelineJob, situation: PipelineSituation) -> tuple[int, tuple[int, ...]]:
@@ -111,4 +112,4 @@ def spread_over(plan: RoutePlan, members: Sequence[int], workers: int) -> tuple[
     for number, mine in enumerate(plan.held):
         held[names[number]] = mine
     routes = {id(route): rename_route(route, names) for route, _ in count_routes(plan.routes)}
-    return tuple(held), tuple(routes[id(route)] for route in plan.routes)
+    return tuple(held), exchange_routes(plan.routes, routes)

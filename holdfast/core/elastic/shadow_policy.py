@@ -1,21 +1,19 @@
 """Redundant layers: a worker also keeps the layers of the next worker up to date, and computes them if that worker is
 lost."""
 
-from holdfast.core.elastic.layer_owners import Held, missing_layers
+from holdfast.core.elastic.layer_owners import Held, HeldRuns, missing_layers
 from holdfast.core.elastic.plan_ground import (
     PlanGround,
     broken_routes,
-    can_compute,
     join_segments,
     live_proposal,
     name_orphans,
     rename_route,
-    survey,
 )
-from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
+from holdfast.core.elastic.proposal import Infeasible, Proposal
 from holdfast.core.elastic.reroute_policy import reroute_all
-from holdfast.core.elastic.route_times import Route, count_routes
-from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.core.elastic.route_times import Route, count_routes, exchange_routes
+from holdfast.model.pipeline_routes import RoutePlan
 
 REDUNDANT = "redundant layers"
 
@@ -30,17 +28,17 @@ def shadows_of(plan: RoutePlan) -> Held:
     return tuple(tuple(sorted(more - set(mine))) for more, mine in zip(found, plan.held, strict=True))
 
 
-def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+def propose_redundant(ground: PlanGround) -> Proposal | Infeasible:
     """Propose that workers which keep the lost layers as shadows compute them. If possible, one worker computes all
     layers of a lost worker."""
-    ground = survey(job, situation, costs)
+    job, situation = ground.job, ground.situation
     if not any(situation.shadows):
         return Infeasible(policy=REDUNDANT, reason="nobody keeps layers beside its own")
     both = tuple(tuple(sorted({*mine, *more})) for mine, more in zip(situation.held, situation.shadows, strict=True))
     if orphans := missing_layers(job, both):
         return Infeasible(policy=REDUNDANT, reason=name_orphans(orphans))
     routes = _hand_over(ground, both)
-    if broken_routes(routes, both, situation.leaving):
+    if broken_routes(count_routes(routes), HeldRuns(both, situation.leaving)):
         stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(both))
         if orphans := missing_layers(job, stay):
             return Infeasible(policy=REDUNDANT, reason=name_orphans(orphans))
@@ -53,7 +51,7 @@ def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: Pha
 def _hand_over(ground: PlanGround, both: Held) -> tuple[Route, ...]:
     """Return the routes with each lost worker replaced by a worker that has all its layers. A worker that keeps them as
     shadows is preferred. Among several, it is the worker that has replaced the fewest lost workers so far."""
-    sets = [frozenset(mine) for mine in both]
+    runs, sets = HeldRuns(both), [frozenset(mine) for mine in both]
     taken = [0] * len(both)
     names: dict[int, int] = {}
     for number, mine in enumerate(ground.lost):
@@ -63,13 +61,14 @@ def _hand_over(ground: PlanGround, both: Held) -> tuple[Route, ...]:
             heir = min(shadow or able, key=lambda one: (taken[one], one))
             names[-1 - number] = heir
             taken[heir] += 1
-    found = {id(route): _renamed(route, names, sets) for route, _ in count_routes(ground.before.routes)}
-    return tuple(found[id(route)] for route in ground.before.routes)
+    return exchange_routes(
+        ground.before.routes, {id(route): _renamed(route, names, runs) for route, _ in ground.counted}
+    )
 
 
-def _renamed(route: Route, names: dict[int, int], sets: list[frozenset[int]]) -> Route:
+def _renamed(route: Route, names: dict[int, int], runs: HeldRuns) -> Route:
     renamed = rename_route(route, names)
-    if renamed is route or not all(can_compute(segment, sets) for segment in renamed):
+    if renamed is route or not all(map(runs.can_compute, renamed)):
         return route
     return join_segments(renamed)
 

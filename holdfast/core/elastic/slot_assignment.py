@@ -5,6 +5,23 @@ from collections.abc import Sequence
 EXACT_TO = 64  # members; beyond that each takes the best free place in turn
 
 
+def assign_alike(costs: Sequence[Sequence[int]], kinds: Sequence[int]) -> list[int]:
+    """Return the members as `assign_slots` does, where many members are alike. `kinds[member]` is the kind of a member,
+    and `costs[slot][kind]` is what any member of that kind costs."""
+    if len(kinds) <= EXACT_TO:
+        return assign_slots([[row[kind] for kind in kinds] for row in costs])
+    free: dict[int, list[int]] = {}
+    for member in reversed(range(len(kinds))):
+        free.setdefault(kinds[member], []).append(member)
+    found = []
+    for row in costs:
+        kind = min(free, key=lambda one: (row[one], free[one][-1]))
+        found.append(free[kind].pop())
+        if not free[kind]:
+            del free[kind]
+    return found
+
+
 def assign_slots(costs: Sequence[Sequence[int]]) -> list[int]:
     """Return the member for each slot. The members are chosen to make the sum of `costs[slot][member]` small, and for
     up to 64 members as small as possible. There must be at least as many members as slots."""

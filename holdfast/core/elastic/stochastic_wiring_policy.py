@@ -4,18 +4,18 @@ from hashlib import blake2b
 from heapq import heapify, heappop, heappush
 
 from holdfast.core.elastic.layer_owners import Held, missing_layers, owners_by_layer
-from holdfast.core.elastic.plan_ground import live_proposal, name_orphans, survey
-from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
+from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, name_orphans
+from holdfast.core.elastic.proposal import Infeasible, Proposal
 from holdfast.core.elastic.route_times import LayerTimes, Route
-from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, RouteSegment
+from holdfast.model.pipeline_routes import PipelineJob, RoutePlan, RouteSegment
 
 STOCHASTIC = "stochastic wiring"
 
 
-def propose_stochastic(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+def propose_stochastic(ground: PlanGround) -> Proposal | Infeasible:
     """Propose routes that are drawn from the job's seed and the step. Each layer goes to the owner that would finish it
     first. A draw decides between equal owners."""
-    ground = survey(job, situation, costs)
+    job, situation = ground.job, ground.situation
     stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(situation.held))
     if orphans := missing_layers(job, stay):
         return Infeasible(policy=STOCHASTIC, reason=name_orphans(orphans))

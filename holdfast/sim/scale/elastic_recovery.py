@@ -7,10 +7,10 @@ import msgspec
 
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.layer_owners import busiest_link, missing_layers
-from holdfast.core.elastic.plan_choice import POLICIES, Propose, choose_plan
-from holdfast.core.elastic.plan_ground import rename_route
+from holdfast.core.elastic.plan_choice import POLICIES, choose_plan
+from holdfast.core.elastic.plan_ground import Propose, rename_route, survey
 from holdfast.core.elastic.proposal import PhaseCosts, Proposal
-from holdfast.core.elastic.route_times import count_routes
+from holdfast.core.elastic.route_times import count_routes, exchange_routes
 from holdfast.model.action import Launch
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, Semantics
 from holdfast.sim.scale.scale_state import ScaleState
@@ -125,7 +125,7 @@ class ElasticRecovery:
         course, step_s = self._state.course, self._state.setup.step_s
         plan = msgspec.structs.replace(chosen.plan, transfers=())
         situation = situation_of(plan, self._members, self._members, course.newest, forked=False)
-        back = POLICIES["retemplate"](self.job, situation, self.costs)
+        back = POLICIES["retemplate"](survey(self.job, situation, self.costs))
         if not isinstance(back, Proposal) or back.rate_after <= chosen.rate_after:
             course.slow_steps(at, float("inf"), 1 - chosen.rate_after)
             return at
@@ -177,7 +177,7 @@ def situation_of(plan: RoutePlan, before: list[str], names: list[str], step: int
     routes = {id(route): rename_route(route, moved) for route, _ in count_routes(plan.routes)}
     if forked:
         held[0] = ()  # one of them, whichever it is, forks a rank and gets its state again
-    earlier = RoutePlan(held=tuple(kept), routes=tuple(routes[id(route)] for route in plan.routes))
+    earlier = RoutePlan(held=tuple(kept), routes=exchange_routes(plan.routes, routes))
     return PipelineSituation(
         committed=step,
         held=tuple(held),
