@@ -24,6 +24,13 @@ from holdfast.checkpoint.manifest import (
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import describe_rival, has_ended, is_rival, read_owner
 from holdfast.checkpoint.writable_check import look_in_time
+from holdfast.core.snapshots.checkpoint_listing import (
+    CheckpointListing,
+    ListedCheckpoint,
+    fit_number,
+    fit_text,
+    make_listing,
+)
 from holdfast.model.state_copy import Doubt
 
 _RIVAL_S = 5.0  # for a look at who writes; storage that hangs is another trouble
@@ -55,6 +62,31 @@ class UnfinishedWrite(msgspec.Struct, frozen=True):
 def find_checkpoints(base: str, step: int | None = None) -> tuple[StoredCheckpoint, ...]:
     """Return all published checkpoints, or those of one step, newest first."""
     return _find_published(open_storage(base), step)
+
+
+def describe_published(
+    base: str, found: Collection[StoredCheckpoint], generation: int, *, doubted: bool = False
+) -> CheckpointListing:
+    """Return all checkpoints that were found as a message for the controller; with `doubted`, nobody is to use any."""
+    listed = tuple(
+        ListedCheckpoint(
+            name=fit_text(_folder_name(one)),
+            step=fit_number(one.step),
+            at=one.at,
+            generation=fit_number(one.author.generation),
+            run=fit_text(one.author.run),
+            world=fit_number(one.world),
+            bytes=fit_number(one.bytes),
+            doubted=one.doubted or doubted,
+            why=fit_text(one.why),
+        )
+        for one in found
+    )
+    return make_listing(generation, open_storage(base).url(), listed)
+
+
+def _folder_name(one: StoredCheckpoint) -> str:
+    return one.url.rstrip("/").rpartition("/")[2]
 
 
 def find_rival(url: str, run_id: str) -> str:
@@ -177,7 +209,7 @@ def retain_checkpoints(base: str, keep: int, every: int = 0, *, newest: int | No
         found = tuple(one for one in found if one.author.run == owner.run or one.at < owner.since)
     removed = find_surplus(found, keep, every, newest=newest)
     for one in reversed(removed):  # the oldest first, so that the best are left if this is cut short
-        storage.remove_folder(one.url.rstrip("/").rpartition("/")[2])
+        storage.remove_folder(_folder_name(one))
     return tuple(one.url for one in removed)
 
 
@@ -202,12 +234,21 @@ def find_surplus(
     return tuple(removed)
 
 
-def clean_unpublished(base: str, author: Author | None, *, before: int = -1, force: bool = False) -> tuple[str, ...]:
+def clean_unpublished(
+    base: str,
+    author: Author | None,
+    *,
+    before: int = -1,
+    force: bool = False,
+    found: Collection[StoredCheckpoint] | None = None,
+) -> tuple[str, ...]:
     """Remove unpublished writes that certainly will never be published; return their URLs. These are writes of
     processes that have ended and, in the author's own run, writes of earlier generations and of steps before the newest
-    one that the author has published or now begins (`before`). With `force`, remove all."""
+    one that the author has published or now begins (`before`). With `force`, remove all. `found` is what is published,
+    if the caller has just looked."""
     storage = open_storage(base)
-    last = max((before, *(one.step for one in _find_published(storage) if one.author == author)))
+    published = _find_published(storage) if found is None else found
+    last = max((before, *(one.step for one in published if one.author == author)))
     attempts = storage.list_unpublished()
     dead = [one.name for one in attempts if force or _is_dead(storage, one, author, last)]
     for name in dead:
