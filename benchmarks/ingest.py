@@ -69,6 +69,7 @@ def make_ports(folder: Path, on_entry: EntryListener) -> ControllerPorts:
         store=NoStore(),
         notes=NotesFolder(folder),
         blocked=BlockListThreads(BlockListFile(folder / "blocked.json"), ""),
+        checkpoints=None,
         archives=folder,
         probe_history=None,
         make_clock=SteadyClock,

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.action import Dismissal
 from holdfast.model.event import Entry, Lost
 from holdfast.model.fleet_node_states import FleetNode
@@ -51,6 +52,13 @@ class Notes(Protocol):
 
     def get_note(self, name: str) -> bytes:
         """Return the content stored under this name; empty bytes if there is none."""
+
+
+class CheckpointTable(Protocol):
+    """Where people find which checkpoints a run has, even while they cannot reach its storage."""
+
+    def put_listing(self, listing: CheckpointListing) -> None:
+        """Replace what the table says of this storage, soon."""
 
 
 class FleetRefusal(OSError):
@@ -129,6 +137,7 @@ class ControllerPorts(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet
     store: Store
     notes: Notes
+    checkpoints: CheckpointTable | None  # None: there is no such table
     archives: Path  # of releases
     blocked: BlockList
     probe_history: Notes | None  # with earlier measurements of each node; None: none are kept

@@ -14,6 +14,7 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.config import Settings
 from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDone, RememberLeaving
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.code_release import Release
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import HostIdentity
@@ -155,6 +156,9 @@ class SnapshotKeeper(Protocol):
     def complete_beat(self, beat: Beat) -> Beat:
         """Return the beat, completed with the progress of snapshots, copies and checkpoints."""
 
+    def report_checkpoints(self) -> None:
+        """Report once more what is published at the storage that this node publishes to, if anything was."""
+
     async def use_run(self, run: str) -> None:
         """Set the run whose states on this host's disk may be restored, and list those states."""
 
@@ -222,6 +226,7 @@ class AgentEvents(msgspec.Struct, frozen=True, kw_only=True):
     on_rank_exit: Callable[[HolderRank], None]
     on_alarm: Callable[[Alarm], None]
     on_copies: Callable[[], None]  # how far copies are should be told now
+    on_checkpoints: Callable[[CheckpointListing], None]
     on_marks: Callable[[tuple[Mark, ...]], None]
     on_traffic: Callable[[tuple[LinkTraffic, ...]], None]
     on_logged: Callable[[StepValues, str], None]  # what a rank's line says about a step, and what kind of line it is

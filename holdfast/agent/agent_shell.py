@@ -49,7 +49,7 @@ from holdfast.model.node_errands import (
     StageHere,
     StopHere,
 )
-from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Loss, Mark
+from holdfast.model.observation import Beat, Departure, Exit, Loss, Mark
 from holdfast.model.state_copy import Address
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
@@ -87,10 +87,11 @@ class Agent:
             AgentEvents(
                 say=self._send_notice,
                 on_rank_exit=self._on_rank_exit,
-                on_alarm=self._on_alarm,
+                on_alarm=lambda alarm: self._step(AlarmNoticed(alarm)),
                 on_copies=self._send_beat,
+                on_checkpoints=self._send,
                 on_marks=self._send_marks,
-                on_traffic=self._send_traffic,
+                on_traffic=lambda links: self._send(TrafficReport(node=self.node, links=links)),
                 on_logged=lambda told, source: self.losses.on_logged(told, source),
                 on_leave_request=self._on_leave_request,
             )
@@ -147,13 +148,16 @@ class Agent:
         for deed in deeds:
             match deed:
                 case SendPost(post):
-                    self._queue_packet(agent_messages.encode(post))
+                    self._send(post)
                 case HeedEpoch() | RememberDone() | RememberLeaving():
                     self.notes.write_deed(deed)
                 case CarryOut(errand):
                     self._tasks.create_task(self._run_errand(errand))
                 case JudgeExit(exit):
                     self._tasks.create_task(self._judge_exit(exit))
+
+    def _send(self, message: agent_messages.FromAgent) -> None:
+        self._queue_packet(agent_messages.encode(message))
 
     def _queue_packet(self, packet: bytes) -> None:
         with contextlib.suppress(asyncio.QueueFull):  # posts stay in the machine's outbox until acknowledged
@@ -205,6 +209,7 @@ class Agent:
                 if not self._staged:
                     self._tasks.create_task(self._stage_releases(message.run, releases))
                 self._send_beat()  # the newest step, before posts tell how ranks ended
+                self.keeper.report_checkpoints()
                 self._step(LinkOpened(epoch))
                 self.notes.clear_alone()
                 undated, self._undated = self._undated, []
@@ -232,10 +237,10 @@ class Agent:
         generation = self.life.generation  # but for those that have ended well: nobody waits for them
         newest = tuple(r for key, r in self.ranks.held.items() if key.generation == generation and r.code != 0)
         trace = await self.tracer.trace_ranks(newest, look, self.controller_clock.wall_s())
-        self._queue_packet(agent_messages.encode(TraceAnswer(id=look.id, trace=trace)))
+        self._send(TraceAnswer(id=look.id, trace=trace))
 
     async def _try_peers(self, peers: dict[str, Address]) -> None:
-        self._queue_packet(agent_messages.encode(await self._reach(peers)))
+        self._send(await self._reach(peers))
 
     def _make_hello(self) -> bytes:
         running = max((key.generation for key, rank in self.ranks.held.items() if rank.code is None), default=0)
@@ -255,7 +260,7 @@ class Agent:
 
     def _send_notice(self, text: str) -> None:
         _log.warning("%s", text)
-        self._queue_packet(agent_messages.encode(NodeNotice(node=self.node, text=text)))
+        self._send(NodeNotice(node=self.node, text=text))
 
     async def _say_when_warm(self) -> None:
         await self.ranks.warm.wait()
@@ -364,9 +369,6 @@ class Agent:
     async def _judge_exit(self, exit: Exit) -> None:
         self._step(ExitJudged(exit, await self.judge(exit)))
 
-    def _on_alarm(self, alarm: Alarm) -> None:
-        self._step(AlarmNoticed(alarm))
-
     def _read_slots(self) -> dict[RankKey, SlotReading]:
         """Return what each rank last wrote to its progress slot."""
         return {RankKey(r.generation, r.rank): r for _, r in self.ranks.slots.read_slots()}
@@ -377,7 +379,7 @@ class Agent:
             generation, held, signs = self.life.generation, self.ranks.held, self.health
             told = {"strains": signs.strains, "links_read": signs.links_read, "tensor_share": signs.tensor_share}
             told["running"] = sum(key.generation == generation and rank.code is None for key, rank in held.items())
-            self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), **told)))
+            self._send(msgspec.structs.replace(self._summarize_ranks(), **told))
 
     def _summarize_ranks(self) -> Beat:
         """Return the node's beat, with the step of its slowest rank. If a rank has no step yet, the beat's step is -1.
@@ -439,7 +441,7 @@ class Agent:
         found, generation = self.ranks.proven_imports, self.life.generation
         if found != self._told_imports and RankKey(generation, 0) in self.ranks.held and self.controller_clock.known:
             self._told_imports = found
-            self._queue_packet(agent_messages.encode(agent_messages.make_script_imports(generation, found)))
+            self._send(agent_messages.make_script_imports(generation, found))
 
     def _look_for_latches(self, now: float) -> None:
         for held in self._latches.overdue_ranks(now, self.ranks.held, self._read_slots()):
@@ -455,10 +457,6 @@ class Agent:
             self._step(BadLossSeen(found) if isinstance(found, Loss) else AlarmNoticed(found))
         self._send_marks(self.losses.take_marks())
 
-    def _send_traffic(self, links: tuple[LinkTraffic, ...]) -> None:
-        self._queue_packet(agent_messages.encode(TrafficReport(node=self.node, links=links)))
-
     def _send_marks(self, marks: tuple[Mark, ...]) -> None:
         if marks:
-            told = HashReport(node=self.node, generation=self.life.generation, marks=marks)
-            self._queue_packet(agent_messages.encode(told))
+            self._send(HashReport(node=self.node, generation=self.life.generation, marks=marks))

@@ -13,7 +13,7 @@ from holdfast.checkpoint.manifest import (
 )
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import has_ended, read_owner
-from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_published
+from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_published, folder_name
 
 
 class UnfinishedWrite(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ def retain_checkpoints(base: str, keep: int, every: int = 0, *, newest: int | No
         found = tuple(one for one in found if one.author.run == owner.run or one.at < owner.since)
     removed = find_surplus(found, keep, every, newest=newest)
     for one in reversed(removed):  # the oldest first, so that the best are left if this is cut short
-        storage.remove_folder(one.url.rstrip("/").rpartition("/")[2])
+        storage.remove_folder(folder_name(one))
     return tuple(one.url for one in removed)
 
 
@@ -63,15 +63,23 @@ def find_surplus(
     return tuple(removed)
 
 
-def clean_unpublished(base: str, author: Author | None, *, before: int = -1, force: bool = False) -> tuple[str, ...]:
+def clean_unpublished(
+    base: str,
+    author: Author | None,
+    *,
+    before: int = -1,
+    force: bool = False,
+    found: Collection[StoredCheckpoint] | None = None,
+) -> tuple[str, ...]:
     """Remove unpublished writes that will certainly never be published; return their URLs. With `force`, remove all.
 
     A write of the author's own run cannot succeed if it is of an earlier generation, or of an earlier step than the
     newest that the author has published or is beginning to write (`before`). A write of another run cannot succeed if
-    the processes that wrote it have ended.
+    the processes that wrote it have ended. `found` is what is published, if the caller has just looked.
     """
     storage = open_storage(base)
-    last = max((before, *(one.step for one in find_published(storage) if one.author == author)))
+    published = find_published(storage) if found is None else found
+    last = max((before, *(one.step for one in published if one.author == author)))
     attempts = storage.list_unpublished()
     dead = [one.name for one in attempts if force or _is_dead(storage, one, author, last)]
     for name in dead:

@@ -21,6 +21,13 @@ from holdfast.checkpoint.manifest import (
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import describe_rival, is_rival, read_owner
 from holdfast.checkpoint.writable_check import look_in_time
+from holdfast.core.snapshots.checkpoint_listing import (
+    CheckpointListing,
+    ListedCheckpoint,
+    fit_number,
+    fit_text,
+    make_listing,
+)
 from holdfast.model.state_copy import Doubt
 
 _RIVAL_S = 5.0  # for a look at who writes; storage that hangs is another trouble
@@ -45,6 +52,31 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 def find_checkpoints(base: str, step: int | None = None) -> tuple[StoredCheckpoint, ...]:
     """Return all published checkpoints, or those of one step, newest first."""
     return find_published(open_storage(base), step)
+
+
+def describe_published(
+    base: str, found: Collection[StoredCheckpoint], generation: int, *, doubted: bool = False
+) -> CheckpointListing:
+    """Return all checkpoints that were found as a message for the controller; with `doubted`, nobody is to use any."""
+    listed = tuple(
+        ListedCheckpoint(
+            name=fit_text(folder_name(one)),
+            step=fit_number(one.step),
+            at=one.at,
+            generation=fit_number(one.author.generation),
+            run=fit_text(one.author.run),
+            world=fit_number(one.world),
+            bytes=fit_number(one.bytes),
+            doubted=one.doubted or doubted,
+            why=fit_text(one.why),
+        )
+        for one in found
+    )
+    return make_listing(generation, open_storage(base).url(), listed)
+
+
+def folder_name(one: StoredCheckpoint) -> str:
+    return one.url.rstrip("/").rpartition("/")[2]
 
 
 def find_rival(url: str, run_id: str) -> str:

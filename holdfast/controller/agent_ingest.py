@@ -21,6 +21,7 @@ from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.rebooted_node import RebootDetector
 from holdfast.core.detect.vanished_ranks import MissingRanksDetector
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import Ended, MeshReport, Phase, Ready
 from holdfast.model.node_errands import Done, Leave, StopHere
@@ -184,6 +185,9 @@ class AgentIngest:
                 self.detectors.network.on_reach(message)
             case ScriptImports() if node:
                 self._on_imports(node, message)
+            case CheckpointListing() if self._speaks_for_job(node, message.generation):
+                if self.controller.checkpoint_table:
+                    self.controller.checkpoint_table.put_listing(message)
             case TraceAnswer() if node:
                 self.tracing.on_trace(
                     node, msgspec.structs.replace(message, trace=self._own_trace(node, message.trace))
@@ -268,12 +272,17 @@ class AgentIngest:
 
     def _on_imports(self, node: str, told: ScriptImports) -> None:
         """Record the imports of the script that the node of rank 0 reports, and send them to nodes without ranks."""
-        if told.generation != self.view.generation or not self.view.seats or node != self.view.seats[0].node:
+        if not self._speaks_for_job(node, told.generation):
             return
         self.registry.record_imports(told.modules)
         for other in self.links.linked_nodes:
             if not self.registry.is_seated(other):
                 self._send_imports(other)
+
+    def _speaks_for_job(self, node: str, generation: int) -> bool:
+        """Whether the node has rank 0 of the running generation: what concerns all ranks is believed of it alone."""
+        seats = self.view.seats
+        return generation == self.view.generation and bool(seats) and node == seats[0].node
 
     def _send_imports(self, node: str) -> None:
         if modules := self.registry.imports:

@@ -86,7 +86,7 @@ class Controller:
     ) -> None:
         self.settings = settings
         self.journal, self.fleet = ports.journal, ports.fleet
-        self.archives = ports.archives
+        self.archives, self.checkpoint_table = ports.archives, ports.checkpoints
         self.clock, self._decider, self.ledger = clock, decider, ledger
         self.view = decider.view
         self.links, self.registry, self.aims = links, registry, aims

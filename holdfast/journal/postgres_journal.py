@@ -9,12 +9,14 @@ entry and of all notes, made with a key derived from the job's secret, and notes
 before anybody acts on a journal."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.journal import postgres_schema, run_lease
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.journal import checkpoint_table, postgres_schema, run_lease
 from holdfast.journal.entry_chain import JournalRow, make_row, parse_row
 from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
 from holdfast.journal.journal_key import TAG_BYTES, DecryptionError, JournalKey
@@ -22,6 +24,7 @@ from holdfast.journal.postgres_link import PostgresLink
 from holdfast.journal.run_lease import LEASE_S, MARGIN_S, RENEW_S, LeasedRun
 from holdfast.model.event import Entry, Lost
 
+_log = logging.getLogger("holdfast.journal")
 _PAGE = 1000  # entries that are read at a time
 _AGAIN_S = 0.1
 _OURS = "run_id = %(run)s and epoch = %(epoch)s and holder = %(holder)s"
@@ -88,6 +91,7 @@ class PostgresJournal:
         self._tags: dict[str, bytes] = {}  # of all notes, by name, when the journal was proved and since
         self._proven: tuple[int, bytes] | None = None  # the newest entry when the journal was proved, and its checksum
         self._rows: list[JournalRow] = []  # appended, and not known to be committed
+        self._listings: dict[str, CheckpointListing] = {}  # by storage: not in the table yet
         self._broken: JournalError | None = None  # why nothing can be written any more
         self._asked_at = time.monotonic()
         try:
@@ -184,8 +188,28 @@ class PostgresJournal:
             self._commit()
 
     def flush(self) -> None:
-        if self._holder and (self._rows or time.monotonic() >= self._asked_at + self._renew_s):
+        if self._holder and (self._rows or self._listings or time.monotonic() >= self._asked_at + self._renew_s):
             self._commit()
+            self._write_listings()
+
+    def put_listing(self, listing: CheckpointListing) -> None:
+        """Have the next flush write down which checkpoints are at a storage."""
+        self._listings[listing.base] = listing
+
+    def _write_listings(self) -> None:
+        """Write the listings that wait. The table is for people, so only a lost lease keeps us from going on."""
+        while self._listings:
+            base, listing = next(iter(self._listings.items()))
+            try:
+                written = checkpoint_table.write_listing(self._link, self._ours(), listing)
+            except JournalAwayError:
+                return  # the next flush tries again
+            except JournalError as e:
+                _log.warning("checkpoints in %s are not listed in the database: %s", base, e)
+                written = True
+            if not written:
+                raise self._break_off(self._why_not_ours())
+            del self._listings[base]
 
     @property
     def _renew_s(self) -> float:

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decoding import make_decoder
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.code_release import Release
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import HostIdentity
@@ -141,7 +142,18 @@ class ReachRequest(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
     peers: dict[str, Address]
 
 
-FromAgent = Hello | Beat | Post | NodeNotice | HashReport | TraceAnswer | TrafficReport | Reach | ScriptImports
+FromAgent = (
+    Hello
+    | Beat
+    | Post
+    | NodeNotice
+    | HashReport
+    | TraceAnswer
+    | TrafficReport
+    | Reach
+    | ScriptImports
+    | CheckpointListing
+)
 FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest | ReachRequest | ScriptImports | JobFigures
 
 encode = msgspec.msgpack.Encoder().encode

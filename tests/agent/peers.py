@@ -16,6 +16,7 @@ from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, MakeArena
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.lineage import Line
 from holdfast.core.snapshots.parity_placement import place_halves
@@ -52,13 +53,15 @@ def layout(rank: int, world: int, shared: bool) -> ImageLayout:
     return arrange_image(specs, lambda one: (64, one.bytes + 128), rank=rank, world=world, form="test")
 
 
-def keeper_ports(make: MakeArena, said: list[str]) -> KeeperPorts:
-    """Memory from the test, and a list of what is said; no controller hears of the rest."""
+def keeper_ports(make: MakeArena, said: list[str], listed: list[CheckpointListing] | None = None) -> KeeperPorts:
+    """Memory from the test, and lists of what is said and listed; no controller hears of the rest."""
+    listed = [] if listed is None else listed
     return KeeperPorts(
         make_arena=make,
         clock=SystemClock(),
         say=said.append,
         report_progress=lambda: None,
+        report_checkpoints=listed.append,
         report_marks=lambda marks: None,
     )
 

@@ -23,6 +23,7 @@ from holdfast.checkpoint.arena import DUE, STORED, Arena
 from holdfast.checkpoint.manifest import Author, PartFailedError
 from holdfast.checkpoint.write_lane import WriteOutcome
 from holdfast.core.decoding import from_json
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import LaunchHere
 from holdfast.model.state_copy import LaunchOrigin, Restore, Source
@@ -87,11 +88,12 @@ class Bench:
         self.folder = folder
         self.memory: dict[str, tuple[int, int]] = {}
         self.said: list[str] = []
+        self.listed: list[CheckpointListing] = []
         self.keeper = self.fresh()
 
     def fresh(self) -> Keeper:
         place = KeeperIdentity(node="n0", run_id="r", socket_path=self.folder / "keeper.sock")
-        return build_keeper(place, keeper_ports(self.make, self.said))
+        return build_keeper(place, keeper_ports(self.make, self.said, self.listed))
 
     async def make(self, name: str, size: int) -> str:
         fd = os.memfd_create(name)
@@ -382,7 +384,7 @@ async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Benc
     arena = await bench.arena(one)
     snapshot(arena, 4)
 
-    successor = CheckpointWriter(bench.said.append, SystemClock())
+    successor = CheckpointWriter(bench.said.append, SystemClock(), bench.listed.append)
     successor.begin_generation(author)
     successor.on_want(msgspec.structs.replace(one, storage=storage))
     successor.mark_recalled()
@@ -398,7 +400,7 @@ async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Benc
 
 def test_checkpoints_that_are_not_written_are_told_again_ever_less_often() -> None:
     said: list[str] = []
-    writer = CheckpointWriter(said.append, SystemClock())
+    writer = CheckpointWriter(said.append, SystemClock(), lambda listing: None)
     for step in range(1, 10):
         for rank in (0, 1):
             writer._report_outcome(rank, "/s", WriteOutcome(step=step, ok=False, detail=f"step {step} failed"))
@@ -412,7 +414,7 @@ def test_checkpoints_that_are_not_written_are_told_again_ever_less_often() -> No
 
 def test_storage_that_is_slow_on_and_off_is_said_to_be_slow_once() -> None:
     said: list[str] = []
-    writer = CheckpointWriter(said.append, SystemClock())
+    writer = CheckpointWriter(said.append, SystemClock(), lambda listing: None)
 
     def tell(step: int, *, ok: bool, behind: bool = False) -> None:
         url = f"/s/{step}" if ok else ""

@@ -135,6 +135,7 @@ def make_ports(folder: Path, **others: Any) -> ControllerPorts:
         "fleet": FakeFleet(),
         "store": FakeStore(),
         "notes": MemoryNotes(),
+        "checkpoints": None,
         "archives": folder,
         "blocked": MemoryBlockList(),
         "probe_history": None,

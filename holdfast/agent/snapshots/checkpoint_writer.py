@@ -16,8 +16,9 @@ from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
 from holdfast.checkpoint.manifest import Author, PartFailedError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.state_copy import Doubt, MissedCheckpoint
-from holdfast.wire.rank_keeper_messages import ArenaRequest
+from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
 _STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again
@@ -29,11 +30,17 @@ _log = logging.getLogger("holdfast.keeper")
 
 
 class CheckpointWriter:
-    def __init__(self, say: Callable[[str], None], clock: AgentClock) -> None:
+    def __init__(
+        self, say: Callable[[str], None], clock: AgentClock, report: Callable[[CheckpointListing], None]
+    ) -> None:
+        """`report` is given each new listing of the checkpoints at a storage that this node publishes to."""
         self.author = Author(0)
         self.doubts: tuple[Doubt, ...] = ()
         self.unmarked = False  # nobody has noted yet at the storage what is in doubt
-        self._say, self._clock = say, clock
+        self._say, self._clock, self._report = say, clock, report
+        self.now = clock.monotonic
+        self._listings: dict[str, CheckpointListing] = {}  # newest of each storage
+        self._looked_at: dict[str, float] = {}  # when that look began
         self._wants: dict[int, ArenaRequest] = {}  # of this generation
         self._latest: dict[int, ArenaRequest] = {}  # rank -> what it asked for last, in whichever generation
         self._lanes: dict[tuple[int, str], WriteLane] = {}  # one each: a rank whose storage hangs holds up no other
@@ -62,6 +69,7 @@ class CheckpointWriter:
         self.done.clear()
         # The generation may begin at an older step than the last that failed, and its failures count too.
         self._trouble = {url: (-1, more, missed) for url, (_, more, missed) in self._trouble.items()}
+        self._listings.clear()  # rank 0 may be elsewhere from now on
         self.stored, self.missed_checkpoint = -1, None
 
     def note_request(self, want: ArenaRequest) -> None:
@@ -113,6 +121,35 @@ class CheckpointWriter:
             told = await asyncio.to_thread(look_in_time, lambda: _mark_doubts(url, run, doubts), _LOOK_S)
             if told:
                 self._say(told)
+            await self._list_again(url)
+
+    async def _list_again(self, url: str) -> None:
+        """Report which checkpoints are at a storage, if it can be read in time."""
+        author, looked_at, found = self.author, self._clock.monotonic(), list[CheckpointListing]()
+
+        def look() -> str:
+            with suppress(StorageError):
+                found.append(
+                    stored_checkpoints.describe_published(
+                        url, stored_checkpoints.find_checkpoints(url), author.generation
+                    )
+                )
+            return ""
+
+        await asyncio.to_thread(look_in_time, look, _LOOK_S)
+        if found and author == self.author:
+            self._report_listing(looked_at, found[0])
+
+    def _report_listing(self, looked_at: float, listing: CheckpointListing) -> None:
+        """Report a listing, unless a later look at the same storage was reported before."""
+        if looked_at >= self._looked_at.get(listing.base, looked_at):
+            self._looked_at[listing.base], self._listings[listing.base] = looked_at, listing
+            self._report(listing)
+
+    def report_again(self) -> None:
+        """Report the newest listings once more, to a controller that may not have heard of them."""
+        for listing in self._listings.values():
+            self._report(listing)
 
     async def clean_up(self) -> None:
         """Remove what failed writes have left at rank 0's storage, since this run publishes nothing more."""
@@ -182,6 +219,8 @@ class CheckpointWriter:
             self.under_way.pop((rank, job.step), None)
             over.set()
             job.pinned.release()
+        if job.author == self.author and job.listing:
+            self._report_listing(job.looked_at, job.listing)
         if job.author == self.author and not job.doubted:
             if job.step in job.told:
                 self.done[rank] = max(self.done.get(rank, -1), job.step)
@@ -256,8 +295,10 @@ class PartWrite:
         self.pinned = pinned
         self.step = pinned.step
         self.doubted = doubted
+        self.listing: CheckpointListing | None = None  # what is at the storage after this write was published
+        self.looked_at = 0.0  # when that was
         self.told: set[int] = set()  # of the missed, and of this one if it is written: nobody waits for them
-        self._doubts = writer.doubts
+        self._doubts, self._now = writer.doubts, writer.now
         self._missed = missed
         self._owned = writer.owned
         self._begun_s = begun_s
@@ -308,13 +349,24 @@ class PartWrite:
         url = checkpoint_save.publish_checkpoint(
             base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse
         )
+        self._tidy_up(want.storage, pulse)
+        return url
+
+    def _tidy_up(self, storage: CheckpointPolicy, pulse: WritePulse) -> None:
+        """Remove what the checkpoint that was just published makes superfluous; note which ones are there then."""
+        found: tuple[stored_checkpoints.StoredCheckpoint, ...] | None = None
         try:
-            stored_checkpoints.mark_doubts(base, self.author.run, self._doubts)  # if that has failed so far
-            retention.retain_checkpoints(base, want.storage.keep, want.storage.keep_every, newest=self.step)
-            retention.clean_unpublished(base, self.author)
+            stored_checkpoints.mark_doubts(storage.url, self.author.run, self._doubts)  # if that has failed so far
+            retention.retain_checkpoints(storage.url, storage.keep, storage.keep_every, newest=self.step)
+            self.looked_at, found = self._now(), stored_checkpoints.find_checkpoints(storage.url)
+            retention.clean_unpublished(storage.url, self.author, found=found)
         except StorageError as e:
             pulse.notes.append(f"cannot remove old checkpoints: {e}")
-        return url
+        with suppress(StorageError):
+            if found is None:
+                self.looked_at, found = self._now(), stored_checkpoints.find_checkpoints(storage.url)
+            generation = self.author.generation
+            self.listing = stored_checkpoints.describe_published(storage.url, found, generation, doubted=self.doubted)
 
 
 def _mark_doubts(url: str, run: str, doubts: tuple[Doubt, ...]) -> str:

@@ -219,6 +219,9 @@ class Keeper:
             compares=self.hashing.is_comparing,
         )
 
+    def report_checkpoints(self) -> None:
+        self._persisting.report_again()
+
     async def use_run(self, run: str) -> None:
         """Set the run whose states on this host's disk may be restored, and list those states."""
         await self.disk.use_run(run)

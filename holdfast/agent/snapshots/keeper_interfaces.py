@@ -9,6 +9,7 @@ from holdfast.checkpoint.disk_state_record import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.model.observation import Mark
@@ -29,6 +30,7 @@ class KeeperPorts(NamedTuple):
     clock: AgentClock
     say: Callable[[str], None]  # shows a sentence on the console of the job
     report_progress: Callable[[], None]  # tells the controller now how far the copies are
+    report_checkpoints: Callable[[CheckpointListing], None]  # tells the controller what is published at a storage
     report_marks: Callable[[tuple[Mark, ...]], None]  # tells the controller hashes of state that replicas share
 
 

@@ -101,7 +101,7 @@ def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
 
 def _build_keeper(process: AgentProcess, holder: SimHolder, events: AgentEvents) -> Keeper:
     machine, settings = process.machine, process.scene.setup.settings
-    arenas, writer = ArenaTable(), CheckpointWriter(events.say, machine.clock)
+    arenas, writer = ArenaTable(), CheckpointWriter(events.say, machine.clock, events.on_checkpoints)
     process.persisting = writer
     place = KeeperIdentity(
         node=machine.name,
@@ -120,7 +120,9 @@ def _build_keeper(process: AgentProcess, holder: SimHolder, events: AgentEvents)
         disk=SimStateDisk(process, settings.disk, lambda rank: own.arena if (own := arenas.find_arena(rank)) else None),
         persisting=writer,
     )
-    ports = KeeperPorts(holder.make_arena, machine.clock, events.say, events.on_copies, events.on_marks)
+    ports = KeeperPorts(
+        holder.make_arena, machine.clock, events.say, events.on_copies, events.on_checkpoints, events.on_marks
+    )
     return Keeper(place, ports, parts)
 
 

@@ -292,6 +292,7 @@ def _make_ports(
         fleet=fleet,
         store=store,
         notes=record.notes,
+        checkpoints=record.checkpoints,
         archives=run_dir / "releases",
         blocked=_open_block_list(run),
         probe_history=record.notes,

@@ -36,6 +36,7 @@ class ControllerLife:
                 fleet=SimFleet(office.cloud, self.strike_point),
                 store=SimStore(),
                 notes=DiskNotes(office.disk, self.strike_point),
+                checkpoints=None,
                 archives=_NO_FILES,
                 blocked=EmptyBlockList(),
                 probe_history=None,
