@@ -170,6 +170,7 @@ def _make_job(args: RunArgs, run_id: str, settings: Settings) -> Job:
         mark=secrets.token_hex(4),
         mesh=args.mesh,
         parity=settings.backup.parity,
+        copies=settings.backup.copies,
         probes=settings.probe.allow,
         checks=settings.probe.allow,
         replays=settings.replay.allow,

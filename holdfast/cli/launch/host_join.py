@@ -88,6 +88,7 @@ class HostJoin:
             mark=secrets.token_hex(4),
             mesh=args.mesh,
             parity=settings.backup.parity,
+            copies=settings.backup.copies,
             probes=settings.probe.allow,
             checks=settings.probe.allow,
             replays=settings.replay.allow,
