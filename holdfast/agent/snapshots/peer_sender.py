@@ -136,15 +136,16 @@ class PeerSender:
             errors = await asyncio.gather(
                 *(self._transport.send_parcel(one, self._wants[one.snapshot.rank], run) for one in parcels)
             )
-            for parcel, error in zip(parcels, errors, strict=True):
-                if not run.cancelled or not error:
-                    self._take_news(ParcelFailed(parcel) if error else ParcelArrived(parcel))
-            failed = [(parcel.to, error) for parcel, error in zip(parcels, errors, strict=True) if error]
+            for parcel in [parcel for parcel, error in zip(parcels, errors, strict=True) if not error]:
+                self._take_news(ParcelArrived(parcel))
+            failed = [(parcel, error) for parcel, error in zip(parcels, errors, strict=True) if error]
             if not failed or run.cancelled:
                 continue
+            for parcel, _ in failed:
+                self._take_news(ParcelFailed(parcel))
             failures += 1
             if failures > 1:  # one that goes on at once where it broke is not worth a word
-                self._say_once(f"cannot send the copy of step {run.step} to {failed[0][0]}: {failed[0][1]}")
+                self._say_once(f"cannot send the copy of step {run.step} to {failed[0][0].to}: {failed[0][1]}")
             await asyncio.sleep(_AGAIN_S)
 
     def _take_news(self, news: FloorNews) -> None:

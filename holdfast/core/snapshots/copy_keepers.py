@@ -5,6 +5,7 @@ the peer of a single copy, and the second one is as far from both as the groups 
 """
 
 from collections import Counter
+from collections.abc import Iterator
 
 from holdfast.core.snapshots.node_triples import LEAST_NODES, place_triples
 from holdfast.core.snapshots.peer_placement import (
@@ -15,12 +16,12 @@ from holdfast.core.snapshots.peer_placement import (
     find_exposures,
     match_owners,
     parallel_groups,
-    place_copies,
     place_groups,
     regular_shift,
 )
 from holdfast.model.job_and_seats import Dims, Seat, world_size
 
+_Two = tuple[tuple[int, ...], tuple[int, ...]]  # by node: its first keeper; its second one
 MOST_COPIES = 2
 Keepers = dict[str, tuple[str, ...]]  # of each node's copies, in the order in which it sends to them
 
@@ -36,41 +37,48 @@ def choose_keepers(seats: tuple[Seat, ...], mesh: Dims, copies: int) -> tuple[Ke
     nproc, groups = seats[0].nproc, parallel_groups(dense_mesh(seats, mesh))
     if any(seat.nproc != nproc for seat in seats):  # as with one peer, a neighbour is as good as another
         return {seat.node: (seats[at - 1].node, seats[at - 2].node) for at, seat in enumerate(seats)}, ()
-    chosen, exposed = _place_two(world_size(seats), nproc, (*groups, *place_groups(seats)))
-    if exposed:  # groups are evicted more often than places are lost
-        chosen, exposed = _place_two(world_size(seats), nproc, groups)
-    return {
-        seat.node: (seats[one].node, seats[two].node) for seat, (one, two) in zip(seats, chosen, strict=True)
-    }, exposed
+    places = (*groups, *place_groups(seats))
+    first, second = _choose_safe([places, groups], _place_two(seats, mesh, places, groups), len(seats), nproc)
+    kept = {seat.node: (seats[first[at]].node, seats[second[at]].node) for at, seat in enumerate(seats)}
+    return kept, find_exposures(len(seats), nproc, groups, first, second)
 
 
-def _place_two(world: int, nproc: int, groups: Groups) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...]]:
-    """Return both keepers of every node, and a sentence for every eviction that takes all three."""
-    nodes = world // nproc
-    triples = place_triples(world, nproc, groups)
-    if triples:
-        return tuple(zip(triples.first, triples.second, strict=True)), ()
-    first = tuple(place_copies(world, nproc, groups).partner[node * nproc] // nproc for node in range(nodes))
-    second = _second_keepers(first, evicted_together(nodes, nproc, groups))
-    return tuple(zip(first, second, strict=True)), find_exposures(nodes, nproc, groups, first, second)
+def _choose_safe(dangers: list[Groups], placements: Iterator[_Two], nodes: int, nproc: int) -> _Two:
+    """Return the first placement that survives all of the first dangers, or else of the second, or else the first."""
+    found: list[_Two] = []
+    for two in placements:
+        if not find_exposures(nodes, nproc, dangers[0], *two):
+            return two
+        found.append(two)
+    return next((two for two in found if not find_exposures(nodes, nproc, dangers[1], *two)), found[0])
 
 
-def _second_keepers(first: tuple[int, ...], shared: tuple[frozenset[int], ...]) -> tuple[int, ...]:
-    """Return a second keeper for every node. It is outside the node's groups where it can be, and keeps no more than
-    others do where that leaves a choice."""
+def _place_two(seats: tuple[Seat, ...], mesh: Dims, places: Groups, groups: Groups) -> Iterator[_Two]:
+    """Yield placements, the best first: the first keeper of every node, and the second one."""
+    nodes, nproc, world = len(seats), seats[0].nproc, world_size(seats)
+    for near in (places, groups):
+        if triples := place_triples(world, nproc, near):
+            yield triples.first, triples.second
+    number, peers = {seat.node: at for at, seat in enumerate(seats)}, choose_peers(seats, mesh)[0]
+    first = tuple(number[peers[seat.node]] for seat in seats)
+    shared = [evicted_together(nodes, nproc, near) for near in (places, groups)]
+    yield first, _second_keepers(first, *shared)
+
+
+def _second_keepers(
+    first: tuple[int, ...], near: tuple[frozenset[int], ...], shared: tuple[frozenset[int], ...]
+) -> tuple[int, ...]:
+    """Return a second keeper for every node. It is outside the places and groups (`near`), or at least outside the
+    groups (`shared`) of the node where it can be, and keeps no more than others do where that leaves a choice."""
     nodes = len(first)
     taken = [frozenset({node, keeper}) for node, keeper in enumerate(first)]
-    for barred in ([shared[node] | shared[keeper] for node, keeper in enumerate(first)], [*map(_unite, shared, taken)]):
-        if regular := regular_shift(nodes, barred):
-            return regular
-    allowed = [near | own if len(near | own) < nodes else own for near, own in zip(shared, taken, strict=True)]
-    chosen = match_owners(nodes, allowed)
+    if regular := regular_shift(nodes, [one | own for one, own in zip(near, taken, strict=True)]):
+        return regular
+    ways = ([one | own, other | own, own] for one, other, own in zip(near, shared, taken, strict=True))
+    barred = [next(out for out in way if len(out) < nodes) for way in ways]
+    chosen = match_owners(nodes, barred)
     kept = Counter(first) + Counter(chosen.values())
     for owner in [node for node in range(nodes) if node not in chosen]:
-        chosen[owner] = min((n for n in range(nodes) if n not in allowed[owner]), key=lambda n: (kept[n], n))
+        chosen[owner] = min((n for n in range(nodes) if n not in barred[owner]), key=lambda n: (kept[n], n))
         kept[chosen[owner]] += 1
     return tuple(chosen[node] for node in range(nodes))
-
-
-def _unite(one: frozenset[int], other: frozenset[int]) -> frozenset[int]:
-    return one | other
