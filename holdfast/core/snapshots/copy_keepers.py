@@ -39,7 +39,7 @@ def choose_keepers(seats: tuple[Seat, ...], mesh: Dims, copies: int) -> tuple[Ke
         return {seat.node: (seats[at - 1].node, seats[at - 2].node) for at, seat in enumerate(seats)}, ()
     places = (*groups, *place_groups(seats))
     first, second = _choose_safe([places, groups], _place_two(seats, mesh, places, groups), len(seats), nproc)
-    kept = {seat.node: (seats[first[at]].node, seats[second[at]].node) for at, seat in enumerate(seats)}
+    kept: Keepers = {seat.node: (seats[first[at]].node, seats[second[at]].node) for at, seat in enumerate(seats)}
     return kept, find_exposures(len(seats), nproc, groups, first, second)
 
 
