@@ -66,6 +66,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     incidents: int  # one that is open included
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
+    copies: int = 1  # of every state of that step on peers
     disk: int  # newest step that lies on the disks of all nodes; -1: none does
     behind: str  # why copies on peers do not keep up or are too few, and which nodes cannot write to their disks
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
@@ -128,6 +129,7 @@ def status_of(controller: Controller) -> Status:
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         slow=account.describe_slow(view.generation),
         floor=floor.floor,
+        copies=floor.copies,
         disk=floor.disk.newest_kept,
         behind="; ".join(filter(None, (floor.behind, floor.lone, floor.disk.missed))),
         storage=controller.registry.storage.newest,

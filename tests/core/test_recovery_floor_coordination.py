@@ -235,10 +235,10 @@ def test_states_with_one_copy_instead_of_two_are_told_until_there_are_two() -> N
     for seat in SEATS:
         at = Beat(node=seat.node, generation=1, step=11, at=1.0, sealed=11, backed=11, absent=absent[seat.node])
         made.on_beat(1.0, at)
-    assert made.floor == 11, "it is not waited for"
+    assert (made.floor, made.copies) == (11, 1), "it is not waited for"
     assert all(node in made.lone for node in absent)
     tell(made, 2.0, sealed=12, backed=12)
-    assert made.floor == 12 and not made.lone
+    assert (made.floor, made.copies) == (12, 2) and not made.lone
 
 
 def test_a_floor_waits_until_replicas_are_known_to_be_equal() -> None:

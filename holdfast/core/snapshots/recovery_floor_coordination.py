@@ -58,6 +58,11 @@ class RecoveryFloor:
         self._beats: dict[str, Beat] = {}
         self.nodes: frozenset[str] = frozenset()
 
+    @property
+    def copies(self) -> int:
+        """The number of peers that have each state of the floor; with parity, one."""
+        return 2 if self.seconds and not self.lone else 1
+
     def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
         """Choose peers for a new generation. Return sentences on evictions that lose state, and on parity or second
         copies that are impossible."""
