@@ -218,14 +218,14 @@ def test_a_node_and_the_keeper_of_its_copies_are_lost_at_once(start: Start) -> N
     job.until(lambda: backed(job), "copies on peers")
     node_of = {node["ranks"]: node["node"] for node in job.status()["nodes"]}
     seats = tuple(Seat(node=node_of[str(rank)], group_rank=rank, first_rank=rank, nproc=1) for rank in range(4))
-    owner = node_of["1"]
+    owner, floor = node_of["1"], job.status()["floor"]
     lost = {owner, choose_keepers(seats, (), 2)[0][owner][0]}
     for node in lost:
         os.kill(job.holder(node), signal.SIGKILL)
     job.trains(generation=2)
     job.ends(0, patience_s=120)
     [record] = job.report().incidents
-    assert set(record.evicted) == lost and record.resumed_from
+    assert set(record.evicted) == lost and record.resumed_from and record.resumed_from >= floor
     restored = [words for words in said(job, "from") if words[0] != "0"]
     assert sorted(source for _, source in restored) == ["memory", "memory", "peer", "peer"]
     assert {step for step, _ in restored} == {str(record.resumed_from)}

@@ -276,18 +276,7 @@ class PageFold:
         over = account.phase is Phase.DONE
         ended = f"ended with code {account.code}: {account.ending}" if over else absence
         opened = self.stories.tell_open(0) is not None
-        told = (
-            "floor",
-            "copies",
-            "disk",
-            "behind",
-            "held",
-            "asking",
-            "asks_until",
-            "waiting",
-            "waiting_until",
-            "queued",
-        )
+        told = "floor copies disk behind held asking asks_until waiting waiting_until queued".split()
         return PageHead(
             run_id=self._job.run_id if self._job else "",
             phase=account.phase,
