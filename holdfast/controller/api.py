@@ -66,8 +66,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     incidents: int  # one that is open included
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
+    copies: int = 1  # of every state of that step on peers
     disk: int  # newest step that lies on the disks of all nodes; -1: none does
-    behind: str  # why copies on peers do not keep up, and which nodes cannot write to their disks
+    behind: str  # why copies on peers do not keep up or are too few, and which nodes cannot write to their disks
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     nodes: tuple[NodeView, ...]
     queued: dict[str, str] = {}  # nodes that wait in the cluster's queue, each with the cluster's reason
@@ -128,8 +129,9 @@ def status_of(controller: Controller) -> Status:
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         slow=account.describe_slow(view.generation),
         floor=floor.floor,
+        copies=floor.copies,
         disk=floor.disk.newest_kept,
-        behind="; ".join(filter(None, (floor.behind, floor.disk.missed))),
+        behind="; ".join(filter(None, (floor.behind, floor.lone, floor.disk.missed))),
         storage=controller.registry.storage.newest,
         mesh=",".join(f"{name}={size}" for name, size in view.mesh),
         nodes=view_nodes(controller, queued),

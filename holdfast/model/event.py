@@ -93,6 +93,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     skipped: int = 0  # batches that each rank has left out in this generation
     skipped_samples: int = 0  # in these, of all ranks, as far as they could be counted
     backed: bool = False  # every node has copied its state to a peer
+    lone: bool = False  # and some of them, of two peers, to one alone
     numbered: bool = False  # not told by the script, but counted by us, and it is known from where on
     parted: bool = False  # every rank's script has left its process groups or returned: it makes no more steps
     tokens: float = 0.0  # that the steps of this generation took; 0: the script does not tell

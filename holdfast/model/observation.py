@@ -103,7 +103,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     arrivals: dict[Number, tuple[Arrival, ...]] = {}  # by rank: when it came to its newest collectives
     gpus: dict[Number, str] = {}  # by rank: the UUID of its GPU, where the rank tells it
     sealed: Number = -1  # newest snapshot that every rank of the node has taken
-    backed: Number = -1  # newest that was wanted as a floor, and now is held here and by the peer
+    backed: Number = -1  # newest that was wanted as a floor, and now is held here and by the peers
+    absent: Name = ""  # of two peers the one that could not be given that; "": all have it
     kept: Number = -1  # with parity: newest of which this node keeps all that it is to keep for others
     stored: Number = -1  # newest checkpoint that was published from here in this generation
     missed: MissedCheckpoint | None = None  # since then

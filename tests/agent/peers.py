@@ -17,6 +17,7 @@ from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.core.snapshots.copy_keepers import choose_keepers
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.lineage import Line
 from holdfast.core.snapshots.parity_placement import place_halves
@@ -124,6 +125,7 @@ class Fleet:
         self.nodes: dict[str, Node] = {}
         self.seats: tuple[Seat, ...] = ()
         self.parity = False
+        self.two_copies = False
         self.disk = DiskLimits()  # with a path: each node has a folder of its own there
         self.one_host = False  # nodes share that folder
         self.authority: CertificateAuthority | None = None  # with one, keepers take each other for other hosts'
@@ -171,6 +173,7 @@ class Fleet:
             at = self.nodes[peer].keeper.address
             ward = self.seats[number - 1]
             aim = Aim(generation=generation, peer=peer, peer_at=at, halves=two, wards=(ward,) if self.authority else ())
+            aim = self._aim_at_two(aim, seat.node) if self.two_copies else aim
             errand = LaunchHere(
                 id=generation,
                 generation=generation,
@@ -186,6 +189,11 @@ class Fleet:
                 line=line,
             )
             self.nodes[seat.node].keeper.begin_launch(errand)
+
+    def _aim_at_two(self, aim: Aim, node: str) -> Aim:
+        peer, second = choose_keepers(self.seats, (), 2)[0][node]
+        peer_at, second_at = (self.nodes[one].keeper.address for one in (peer, second))
+        return msgspec.structs.replace(aim, peer=peer, peer_at=peer_at, second=second, second_at=second_at)
 
     def _at(self, half: Half) -> Half:
         return msgspec.structs.replace(half, keeper_at=self.nodes[half.keeper].keeper.address)

@@ -238,7 +238,7 @@ def peers(desk: Desk) -> dict[str, str]:
     """Who keeps whose copies; held against the bonds by which nodes are spared."""
     view, placed = desk.controller.view, desk.controller.aims.floor.peers
     bonds = copy_bonds(view.seats, view.mesh, parity=False)
-    assert all(keeper in bonds[owner] for owner, keeper in placed.items())
+    assert all(frozenset({keeper}) in bonds[owner] for owner, keeper in placed.items())
     return placed
 
 

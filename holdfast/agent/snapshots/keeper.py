@@ -208,6 +208,7 @@ class Keeper:
             beat,
             sealed=self.backing.newest_shared_step(),
             backed=self.backing.backed,
+            absent=self.backing.absent,
             backing_s=self.backing.took_s,
             kept=self.parity_step,
             stored=self.stored,
@@ -304,7 +305,7 @@ class Keeper:
             want = msgspec.structs.replace(want, slots=max(want.slots, FLOOR_SLOTS) + 1)
         slots = want.slots
         if self._budget:
-            self._budget.backed, self._budget.parity = bool(self.backing.aim.peer), bool(self.backing.aim.halves)
+            self._budget.on_aim(self.backing.aim)
             given = self._budget.grant_slots(want)
             if not given.slots:
                 raise ArenaError(given.why)

@@ -136,7 +136,8 @@ def render_status(status: dict[str, Any]) -> Group:
     if status.get("mesh"):
         lines.append(Text(f"parallel groups: {status['mesh']}", style="dim"))
     if status.get("floor", -1) >= 0:
-        lines.append(Text(f"step {status['floor']} is held by every rank and by its peer", style="dim"))
+        peers = "two peers" if status.get("copies", 1) > 1 else "its peer"
+        lines.append(Text(f"step {status['floor']} is held by every rank and by {peers}", style="dim"))
     if status.get("disk", -1) >= 0:
         lines.append(Text(f"step {status['disk']} lies on the disks of all nodes", style="dim"))
     if status.get("storage"):

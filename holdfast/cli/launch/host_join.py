@@ -23,6 +23,7 @@ from holdfast.cli.launch.enrolment_client import (
     NotControllerError,
     introduce_host,
 )
+from holdfast.cli.launch.job_request import make_job
 from holdfast.cli.launch.standby_choice import choose_standbys
 from holdfast.cli.launch.supervisor import STOP_SIGNALS, Supervisor, leave_terminal, raising_stops, watch_node
 from holdfast.cli.run_dirs import run_directory, run_selection
@@ -34,7 +35,7 @@ from holdfast.core.membership.host_blocking import BLOCKED_EXIT
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.linux import host_identity
 from holdfast.model.event import Begin
-from holdfast.model.job_and_seats import HostIdentity, Job
+from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import (
     certificate_authority,
     enrolment,
@@ -79,21 +80,8 @@ class HostJoin:
         self.nproc = args.ranks_per_node()
         self.run_dir = run_directory.make_run_dir(args.run_dir and f"{args.run_dir}/{place}", f"{self.run_id}-{place}")
         log_dir = run_directory.make_log_dir(args.log_dir, self.run_dir, f"{self.run_id}-{place}")
-        job = Job(
-            run_id=self.run_id,
-            min_nodes=args.min_nodes,
-            max_nodes=args.max_nodes,
-            standbys=args.standbys,
-            max_restarts=args.max_restarts,
-            mark=secrets.token_hex(4),
-            mesh=args.mesh,
-            parity=settings.backup.parity,
-            probes=settings.probe.allow,
-            checks=settings.probe.allow,
-            replays=settings.replay.allow,
-            can_acquire=False,
-            blocks=settings.block.age_s > 0,
-        )
+        job = make_job(args, self.run_id, settings)
+        job = msgspec.structs.replace(job, can_acquire=False, blocks=settings.block.age_s > 0)
         self.run = RunSpec(
             job=job,
             entry=entry,

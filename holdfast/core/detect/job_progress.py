@@ -204,6 +204,7 @@ class JobPace:
             skipped=max(b.skipped for b in beats),
             skipped_samples=sum(b.skipped_samples for b in beats),
             backed=all(b.backed >= 0 for b in beats),
+            lone=any(b.absent for b in beats),
             parted=parted,
             tokens=min(b.tokens for b in beats),
             flops=min(b.flops for b in beats),

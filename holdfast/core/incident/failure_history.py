@@ -40,11 +40,12 @@ class FailureHistory:
         self._evicted_at: deque[float] = deque()  # and all that were
         self.skippable = False  # the script asks which batches to leave out
         self.backed = False  # copies of all states are on peers
+        self._lone = False  # some of them on one peer, though two are to have them
         self._got_further = False  # since the fleet last took all nodes away
         self._fruitless_ends = 0  # in a row: the fleet took all nodes away, and the job had not got further
 
     def on_progress(self, event: Progress) -> None:
-        self.ever, self.skippable, self.backed = True, event.skippable, event.backed
+        self.ever, self.skippable, self.backed, self._lone = True, event.skippable, event.backed, event.lone
         told, self._told = self._told, event
         since = told.at if told and told.generation == event.generation else event.first_at
         took_s = max(0.0, event.at - since)
@@ -116,7 +117,7 @@ class FailureHistory:
             replaceable=nodes.can_do_without(cause.suspects),
             near=nodes.nodes_of_ranks(cause.ranks),
             lost=tuple(sorted(lost)),
-            bonds=nodes.copy_bonds() if several else {},
+            bonds=nodes.copy_bonds(lone=self._lone) if several else {},
             may_probe=self.job.probes,
             may_replay=self.job.replays,
             may_evict=self._evictions_left(now),

@@ -106,9 +106,10 @@ class JobNodes:
         """Return the seated nodes that run at least one of these ranks."""
         return tuple(seat.node for seat in self.seats if any(seat.has_rank(rank) for rank in ranks))
 
-    def copy_bonds(self) -> Bonds:
-        """Return, for each seated node, the nodes that must not leave together with it."""
-        return copy_bonds(self.seats, self.mesh, parity=self.job.parity)
+    def copy_bonds(self, *, lone: bool) -> Bonds:
+        """Return, for each seated node, the sets of nodes that must not all leave together with it. `lone` tells that
+        some second copies are not there."""
+        return copy_bonds(self.seats, self.mesh, parity=self.job.parity, copies=self.job.copies, lone=lone)
 
     def evict_nodes(
         self,

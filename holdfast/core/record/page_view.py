@@ -146,7 +146,7 @@ class PageHead(msgspec.Struct, frozen=True, kw_only=True):
     redone: int
     storage: StorageReport | None
     roles: dict[str, int]
-    said: dict[str, Any]  # of a live job: floor, disk, behind, held, asking, asks_until, waiting
+    said: dict[str, Any]  # of a live job: floor, copies, disk, behind, held, asking, asks_until, waiting
 
 
 class PageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,7 +276,7 @@ class PageFold:
         over = account.phase is Phase.DONE
         ended = f"ended with code {account.code}: {account.ending}" if over else absence
         opened = self.stories.tell_open(0) is not None
-        told = ("floor", "disk", "behind", "held", "asking", "asks_until", "waiting", "waiting_until", "queued")
+        told = "floor copies disk behind held asking asks_until waiting waiting_until queued".split()
         return PageHead(
             run_id=self._job.run_id if self._job else "",
             phase=account.phase,

@@ -1,4 +1,4 @@
-"""A node's part in the recovery floor, as a pure state machine: which snapshots to pin, and which to send to the peer.
+"""A node's part in the recovery floor, as a pure state machine: which snapshots to pin, and which to send to peers.
 
 All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Holding pins a
 snapshot's slot; the rank uses its other slots. The keeper lists, pins and sends snapshots, and reports the results.
@@ -11,6 +11,7 @@ from holdfast.model.state_copy import Address, Aim
 
 _LATE_S = 1.0  # a next floor that waits as long for a slot, because of checkpoints, or misses its step, is late
 _LENT_S = 60.0  # as long it may then leave the rank one free slot alone: storage that is slow or full stays so
+_ABSENT_S = 10.0  # a second peer that has taken nothing for so long is not waited for; it is asked again as often
 
 
 class OwnSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +80,10 @@ class ParcelArrived(msgspec.Struct, frozen=True):
     parcel: CopyParcel
 
 
+class ParcelFailed(msgspec.Struct, frozen=True):
+    parcel: CopyParcel
+
+
 class SendingEnded(msgspec.Struct, frozen=True): ...
 
 
@@ -91,6 +96,7 @@ FloorNews = (
     | SlotNeeded
     | SendingBegun
     | ParcelArrived
+    | ParcelFailed
     | SendingEnded
 )
 
@@ -116,6 +122,13 @@ class ReportBacked(msgspec.Struct, frozen=True):
 
 FloorDeed = UnpinSnapshot | PinSnapshot | MarkVerified | ReportBacked
 Held = dict[int, OwnSnapshot]  # by rank
+
+
+class _Trouble(msgspec.Struct, kw_only=True):
+    """A peer that could not be given a copy: since when, and when that was last tried."""
+
+    since: float
+    tried_at: float
 
 
 class CopyRun(msgspec.Struct, kw_only=True):
@@ -146,6 +159,8 @@ class NodeFloor:
         self._refused_at: float | None = None  # when the next floor was first refused a slot
         self._late_until = 0.0
         self._arrived: set[tuple[OwnSnapshot, str]] = set()  # snapshots, and the nodes that have them
+        self.absent = ""  # of two peers the one that does not have the step in `backed`
+        self._troubles: dict[str, _Trouble] = {}  # by peer
 
     def step(self, now: float, news: FloorNews) -> tuple[FloorDeed, ...]:
         if isinstance(news, PinRefused):
@@ -181,6 +196,10 @@ class NodeFloor:
                 self.sending = CopyRun(step=next(iter(self._next.values())).step, began_at=now)
             case ParcelArrived(parcel):
                 self._arrived.add((parcel.snapshot, parcel.to))
+                if all(parcel.to != other.to for other in self.open_parcels()):
+                    self._troubles.pop(parcel.to, None)
+            case ParcelFailed(parcel):
+                self._troubles.setdefault(parcel.to, _Trouble(since=now, tried_at=now)).tried_at = now
             case SendingEnded():
                 return self._end_sending(now)
             case AimReceived() | SendingBegun():
@@ -196,6 +215,8 @@ class NodeFloor:
     def _begin_generation(self, news: GenerationBegun) -> None:
         """Begin a generation. Snapshots held for the floor stay unless they are later than the step to resume from."""
         self.aim, self.backed, self.ranks = Aim(generation=news.generation), -1, news.ranks
+        self.absent = ""
+        self._troubles.clear()
         self._granted.clear()
         self._arrived.clear()
         self._refused_at = None
@@ -207,7 +228,7 @@ class NodeFloor:
     def _set_aim(self, aim: Aim, sealed: Sealed) -> tuple[FloorDeed, ...]:
         """Apply the controller's aim; the same aim again changes nothing."""
         before, self.aim = self.aim, aim
-        if aim.peer != before.peer or aim.halves != before.halves:
+        if (aim.peer, aim.second, aim.halves) != (before.peer, before.second, before.halves):
             self._arrived.clear()
             if aim.halves and self.backed >= aim.next >= 0:
                 self.backed = -1  # whoever keeps our half has started anew, and what is not sealed is lost with it
@@ -289,10 +310,36 @@ class NodeFloor:
         parcels = [parcel for one in self._next.values() for parcel in self._make_parcels(one)]
         return [parcel for parcel in parcels if (parcel.snapshot, parcel.to) not in self._arrived]
 
+    def next_parcels(self, now: float) -> list[CopyParcel]:
+        """Return the open parcels to send now. With two peers these are the parcels for one of them: the other one gets
+        its copies afterwards. A peer that took nothing when it was last asked comes last."""
+        parcels = self.awaited_parcels(now)
+        if not parcels or not self.aim.second:
+            return parcels
+        first = min((parcel.to for parcel in parcels), key=lambda to: self._tried_at(to))
+        return [parcel for parcel in parcels if parcel.to == first]
+
+    def awaited_parcels(self, now: float) -> list[CopyParcel]:
+        """Return the open parcels that the next floor waits for: all, but those for a second peer that has long taken
+        none and has just been asked again, once the other peer has its copies."""
+        parcels = self.open_parcels()
+        if self.aim.second and len({parcel.to for parcel in parcels}) == 1 and self._is_absent(now, parcels[0].to):
+            return []
+        return parcels
+
+    def _is_absent(self, now: float, peer: str) -> bool:
+        trouble = self._troubles.get(peer)
+        return trouble is not None and trouble.tried_at >= max(trouble.since + _ABSENT_S, now - _ABSENT_S)
+
+    def _tried_at(self, peer: str) -> float:
+        """Return when a peer was last asked in vain; -1 if it has taken what it was last sent."""
+        return self._troubles[peer].tried_at if peer in self._troubles else -1.0
+
     def _make_parcels(self, one: OwnSnapshot) -> list[CopyParcel]:
         aim = self.aim
         if not aim.halves:
-            return [CopyParcel(snapshot=one, to=aim.peer, at=aim.peer_at, floor=aim.floor)] if aim.peer else []
+            peers = ((aim.peer, aim.peer_at), (aim.second, aim.second_at))
+            return [CopyParcel(snapshot=one, to=peer, at=at, floor=aim.floor) for peer, at in peers if peer]
         parcels = []
         for number, half in enumerate(aim.halves):
             other = half.beside + one.rank - min(self._granted)
@@ -304,11 +351,12 @@ class NodeFloor:
 
     def _end_sending(self, now: float) -> tuple[FloorDeed, ...]:
         sent, self.sending = self.sending, None
-        if sent is None or sent.cancelled or self.open_parcels():
+        if sent is None or sent.cancelled or self.awaited_parcels(now):
             return ()
         if self._refused_at is not None and sent.step > self.aim.next >= 0:
             self._late_until = now + _LENT_S  # the other nodes have copied an earlier step
         self.backed, self.took_s, self._refused_at = sent.step, now - sent.began_at, None
+        self.absent = next((parcel.to for parcel in self.open_parcels()), "")
         return (ReportBacked(),)
 
     # --- what is reported --------------------------------------------------------------------------------------

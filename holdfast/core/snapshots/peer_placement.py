@@ -75,19 +75,21 @@ def place_copies(world: int, nproc: int, groups: Groups) -> PeerPlacement:
             partner=tuple(range(world)), exposed=("there is one node only: its loss loses every snapshot",)
         )
     shared = evicted_together(nodes, nproc, groups)
-    chosen = _regular_shift(nodes, shared) or _match_keepers(nodes, shared)
+    chosen = regular_shift(nodes, shared) or _match_keepers(nodes, shared)
     partner = tuple(chosen[rank // nproc] * nproc + rank % nproc for rank in range(world))
     return PeerPlacement(partner=partner, exposed=find_exposures(nodes, nproc, groups, chosen))
 
 
-def find_exposures(nodes: int, nproc: int, groups: Groups, chosen: tuple[int, ...]) -> tuple[str, ...]:
-    """Return a sentence for every group whose eviction would take a node and the keeper of its copies."""
-    found = []
+def find_exposures(nodes: int, nproc: int, groups: Groups, *chosen: tuple[int, ...]) -> tuple[str, ...]:
+    """Return a sentence for every group whose eviction would take a node and all keepers of its copies. Each of
+    `chosen` has one keeper of every node."""
+    found, copies = [], "copy" if len(chosen) == 1 else "copies"
     for name, members in groups:
         for number, ranks in enumerate(members):
             out = {rank // nproc for rank in ranks}
-            if len(out) < nodes and any(chosen[node] in out for node in out):
-                found.append(f"evicting {name} group {number} (nodes {sorted(out)}) would lose a snapshot and its copy")
+            if len(out) < nodes and any(all(keepers[node] in out for keepers in chosen) for node in out):
+                where = f"{name} group {number} (nodes {sorted(out)})"
+                found.append(f"evicting {where} would lose a snapshot and its {copies}")
     return tuple(found)
 
 
@@ -101,11 +103,11 @@ def evicted_together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[
     return tuple(frozenset(s) for s in shared)
 
 
-def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...] | None:
+def regular_shift(nodes: int, barred: Sequence[frozenset[int]]) -> tuple[int, ...] | None:
     """Return, by node, the keeper of the node's copies. All keepers are at the same distance, as near to half of all
-    nodes as is safe. Return None if no distance is safe."""
+    nodes as is allowed. Return None if every distance leads some node to a keeper that is barred for it."""
     for shift in sorted(range(1, nodes), key=lambda s: abs(2 * s - nodes)):
-        if all((node + shift) % nodes not in shared[node] for node in range(nodes)):
+        if all((node + shift) % nodes not in barred[node] for node in range(nodes)):
             return tuple((node + shift) % nodes for node in range(nodes))
     return None
 
