@@ -301,6 +301,7 @@ class Agent:
         else:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
             self.notes.write_stopped(generation)
+            self.keeper.end_training()
             self._send_beat()  # the last steps, before the ranks are gone
             if isinstance(errand, Leave) and self.life.is_alone:
                 self.notes.write_departure(self._make_departure(errand.reason))

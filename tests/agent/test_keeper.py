@@ -410,6 +410,20 @@ def test_checkpoints_that_are_not_written_are_told_again_ever_less_often() -> No
     assert [line.partition(";")[0] for line in said[4:]] == ["rank 0: step 10 failed"]
 
 
+def test_when_ranks_are_being_ended_nobody_is_told_that_training_goes_on() -> None:
+    said: list[str] = []
+    writer = CheckpointWriter(said.append, SystemClock())
+    outcome = WriteOutcome(step=60, ok=False, detail="step 60 was not written: the write was given up")
+    writer.end_training()
+    writer._report_outcome(0, "/s", outcome)
+    writer.begin_generation(Author(2, "r."))
+    writer._report_outcome(0, "/other", outcome)
+    assert said == [
+        f"rank 0: {outcome.detail}",
+        f"rank 0: {outcome.detail}; training goes on, snapshots stay in memory",
+    ]
+
+
 def test_storage_that_is_slow_on_and_off_is_said_to_be_slow_once() -> None:
     said: list[str] = []
     writer = CheckpointWriter(said.append, SystemClock())
