@@ -16,7 +16,7 @@ JOBS = {
 }
 # Of ByteRobust's classes: ours that are the same. Its first one has restarts in place in it.
 CLASSES: dict[str, tuple[Rung, ...]] = {
-    "eviction and restart": (Rung.EVICTION, Rung.EXAMINED, Rung.RESTART, Rung.SKIP),
+    "eviction and restart": (Rung.EVICTION, Rung.GUESS, Rung.EXAMINED, Rung.RESTART, Rung.SKIP),
     "hot update": (Rung.UPDATE,),
     "analyzer eviction": (Rung.HANG,),
     "rollback": (Rung.ROLLBACK,),

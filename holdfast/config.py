@@ -1,5 +1,6 @@
 """Settings as one frozen tree: built from defaults, a TOML file and --set, and checked for consistency."""
 
+import difflib
 import tomllib
 from collections.abc import Iterable
 from enum import StrEnum
@@ -148,19 +149,28 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
 def _check_known(section: str, fields: object) -> None:
     sections = {f.name: f.type for f in msgspec.structs.fields(Settings)}
     if section not in sections:
-        raise ConfigError(f"there is no section '{section}' of settings; there are {', '.join(sections)}")
+        near = _near_name(section, sections)
+        hint = f"; did you mean {near}?" if near else f"; there are {', '.join(sections)}"
+        raise ConfigError(f"there is no section '{section}' of settings{hint}")
     if not isinstance(fields, dict):
         raise ConfigError(f"'{section}' is a section of settings, not a value; write [{section}] and its fields below")
     types = {f.name: f.type for f in msgspec.structs.fields(sections[section])}
     for name, value in fields.items():
         if name not in types:
-            raise ConfigError(f"there is no setting '{section}.{name}'; {section} has {', '.join(types)}")
+            near = _near_name(name, types)
+            hint = f"; did you mean {section}.{near}?" if near else f"; {section} has {', '.join(types)}"
+            raise ConfigError(f"there is no setting '{section}.{name}'{hint}")
         try:
             msgspec.convert(value, types[name], strict=False)
         except (msgspec.ValidationError, UnicodeError) as e:  # words of a shell may be any bytes
             kind = _describe_type(types[name])
             why = f"must be {kind}, not {value!r:.80}" if kind else f"cannot be read: {e}"
             raise ConfigError(f"{section}.{name} {why}") from None
+
+
+def _near_name(name: str, names: Iterable[str]) -> str:
+    """Return the name that was probably meant; "" if none is near."""
+    return next(iter(difflib.get_close_matches(name, names, n=1)), "")
 
 
 def _describe_type(kind: Any) -> str:

@@ -162,6 +162,9 @@ class SnapshotKeeper(Protocol):
     async def use_run(self, run: str) -> None:
         """Set the run whose states on this host's disk may be restored, and list those states."""
 
+    def end_training(self) -> None:
+        """Take note that this node's ranks are being ended."""
+
     async def leave_job(self, errand: Leave) -> None:
         """Before the node leaves, write the final states if time allows, and remove unneeded states from its disk."""
 

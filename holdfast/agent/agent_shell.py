@@ -104,8 +104,7 @@ class Agent:
         settings = identity.settings
         self.losses = LossReports(self.node, settings.loss)
         self.life = AgentProtocol(self.node, settings.node, self.notes.mark_alone(self.clock.monotonic()))
-        self.life.on_bad_loss = settings.loss.stance
-        self.beat_s = settings.silence.beat_s
+        self.life.on_bad_loss, self.beat_s = settings.loss.stance, settings.silence.beat_s
         self._undated: list[HolderRank] = []  # ended before we knew the controller's time
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(_OUTBOX)
         self._tasks: asyncio.TaskGroup
@@ -306,6 +305,7 @@ class Agent:
         else:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
             self.notes.write_stopped(generation)
+            self.keeper.end_training()
             self._send_beat()  # the last steps, before the ranks are gone
             if isinstance(errand, Leave) and self.life.is_alone:
                 self.notes.write_departure(self._make_departure(errand.reason))

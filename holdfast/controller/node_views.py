@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.controller.control_loop import Controller
 from holdfast.core.detect.link_traffic import pick_job_links
-from holdfast.model.observation import LinkTraffic
+from holdfast.model.observation import Beat, LinkTraffic
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,6 +13,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     ranks: str = ""
     step: int = -1
     loss: float | None = None
+    loss_step: int = -1  # the step of that loss: what a script logs comes after the step is counted; -1: not known
     phase: str = ""
     reason: str = ""  # why the cluster has it wait, in its own words
     in_bytes_s: float | None = None  # over the links of its machine; None: not known, or another node there tells it
@@ -29,11 +30,18 @@ def view_nodes(controller: Controller, queued: dict[str, str]) -> tuple[NodeView
         beat, role = beats.get(seat.node), roles.pop(seat.node)
         current = beat if beat and beat.generation == view.generation else None
         ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
-        step, loss, phase = (number_step(current), current.loss, current.phase) if current else (-1, None, "")
-        share = current.tensor_share if current else None
-        shown = NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase, tensor_share=share)
+        shown = NodeView(node=seat.node, role=role, ranks=ranks)
+        if current:
+            shown = _add_progress(shown, current, number_step(current))
         views.append(_add_traffic(shown, traffic.get(seat.node, ())))
     return (*views, *(NodeView(node=node, role=role, reason=queued.get(node, "")) for node, role in roles.items()))
+
+
+def _add_progress(view: NodeView, beat: Beat, step: int) -> NodeView:
+    """Add what a beat tells of training; `step` is the beat's step in the job's numbering."""
+    loss_step = beat.loss_step + step - beat.step if beat.loss_step >= 0 and step >= 0 else -1
+    told = {"step": step, "loss": beat.loss, "loss_step": loss_step}
+    return msgspec.structs.replace(view, phase=beat.phase, tensor_share=beat.tensor_share, **told)
 
 
 def _add_traffic(view: NodeView, links: tuple[LinkTraffic, ...]) -> NodeView:

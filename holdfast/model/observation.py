@@ -96,7 +96,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     counted: bool = True  # steps counted by us since launch, not told by the script
     origin: Number = -1  # where counted: steps made before the first; -1: nobody knows
     made_up: bool = False  # optimizers have counted one more
-    loss: float | None = None
+    loss: float | None = None  # of that step if a rank tells it, else the newest of any of its ranks
+    loss_step: Number = -1  # the step that it belongs to, counted as `step` is; -1: none, or not known
     loss_source: Name = ""  # where losses are read from, if the script does not report them itself
     trackers: Name = ""  # those of W&B, MLflow and TensorBoard that the script uses and that get the job's figures
     phase: Name = ""

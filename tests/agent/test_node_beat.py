@@ -2,6 +2,7 @@
 
 import mmap
 import time
+from math import isnan
 
 import pytest
 
@@ -28,6 +29,33 @@ def test_the_slowest_rank_speaks_for_the_node() -> None:
     assert (beat.node, beat.generation, beat.step, beat.loss, beat.first_step) == ("n1", 3, 5, 5.0, 5)
     assert not beat.counted and 1000.0 < beat.at <= time.monotonic() + 1000.0
     assert (beat.grouped_at, beat.restored_at, beat.skippable, beat.skipped) == (0.0, 0.0, False, 0)
+
+
+def test_the_loss_of_any_rank_comes_with_its_own_step() -> None:
+    """What a script logs for a step comes after the step is counted, and often from one rank alone."""
+    node = Node()
+    node.slots[0].write_values(4, 0.4, None)
+    for slot, step in zip(node.slots, (5, 5), strict=True):
+        slot.step(step)
+    beat = make_beat("n1", node.readings(), 0.0)
+    assert (beat.step, beat.loss, beat.loss_step) == (5, 0.4, 4)
+    node.slots[1].write_values(5, 0.5, None)
+    node.slots[1].step(6)
+    beat = make_beat("n1", node.readings(), 0.0)
+    assert (beat.step, beat.loss, beat.loss_step) == (5, 0.5, 5)
+    node.slots[0].write_values(5, float("nan"), None)
+    node.slots[0].step(6)
+    bad = make_beat("n1", node.readings(), 0.0).loss
+    assert bad is not None and isnan(bad), "of losses of one step, what is wrong is not hidden"
+
+
+def test_a_loss_whose_step_is_counted_otherwise_has_none() -> None:
+    node = Node()
+    node.slots[0].write_values(3, 0.3, None)
+    node.slots[0].step(3)
+    node.slots[1].step(2, counted=True)
+    beat = make_beat("n1", node.readings(), 0.0)
+    assert (beat.counted, beat.loss, beat.loss_step) == (True, 0.3, -1)
 
 
 def test_groups_and_states_are_there_when_the_last_rank_has_them() -> None:

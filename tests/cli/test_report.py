@@ -335,6 +335,7 @@ def test_what_status_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     asks = held | {"asking": "rank 0 failed; nothing helps", "asks_until": 1090.0, "release": 1, "waiting": 2}
     screens = {
         "nodes and failures": trains | {"failures": 5},
+        "the loss of an earlier step": trains | {"nodes": [node | {"loss_step": 11}, node | {"loss_step": 12}]},
         "tensor cores": trains | {"nodes": [node | {"tensor_share": 0.427}, standby]},
         "ranks have run for less than a minute": starts | {"run_s": 40.0},
         "no step": starts | {"run_s": 60.0},

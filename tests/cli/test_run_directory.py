@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.commands import ls
 from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
@@ -73,6 +74,21 @@ def test_the_same_id_twice_and_ids_that_are_no_names(home: Path) -> None:
     logs = [run_directory.make_log_dir(str(home / "logs"), first, "a/b") for _ in range(2)]
     assert len(set(logs)) == 2 and all(log.parent == home / "logs" for log in logs)
     assert run_directory.make_log_dir(None, first, "a/b") == first / "logs"
+
+
+def test_a_log_directory_that_cannot_be_made_leaves_no_run_directory(home: Path, tmp_path: Path) -> None:
+    run_dir, named = run_directory.make_run_dir(None, "r"), run_directory.make_run_dir(str(tmp_path / "named"), "r")
+    for made in (run_dir, named):
+        with pytest.raises(UsageError, match="/proc/xyz"):
+            run_directory.make_log_dir("/proc/xyz", made, "r")
+    assert (run_dir.exists(), named.exists()) == (False, True), "a folder that a person named stays"
+
+
+def test_a_home_that_is_no_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", "/etc/passwd")
+    with pytest.raises(UsageError, match="/etc/passwd"):
+        run_directory.find_newest()
+    assert ls.main([]) == 2
 
 
 def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:

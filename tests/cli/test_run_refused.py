@@ -45,6 +45,8 @@ REFUSED = {
     "unknown flag": ("--nodes 3 ok.py", "there is no flag --nodes; did you mean --nnodes?"),
     "unknown fleet": ("--fleet cloud ok.py", "--fleet cloud: there is no such fleet"),
     "unknown setting": ("--set recovery.grace=3 ok.py", "there is no setting 'recovery.grace'"),
+    "misspelt setting": ("--set hang.stnace=act ok.py", "hang.stance"),
+    "misspelt section": ("--set hagn.stance=act ok.py", "mean hang"),
     "unknown section": ("--set retry.grace=3 ok.py", "there is no section 'retry'"),
     "a setting of the wrong kind": (
         "--set recovery.attempts=many ok.py",

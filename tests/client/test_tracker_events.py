@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.training.tracker_events import TrackerEvents, attempt
+from holdfast.client.training.tracker_events import TrackerEvents, add_to_board, attempt
+from tests.cli.driver import until
 from tests.client.played_trackers import METRICS, SENTENCE, Played, play_board, play_mlflow, play_wandb, write_figures
 
 NOTES = [{"number": 1, "text": SENTENCE}]
@@ -56,14 +57,39 @@ def test_a_row_that_wandb_leaves_out_carries_nothing(monkeypatch: pytest.MonkeyP
     assert [set(row) - {"loss"} for row, *_ in run.rows] == [set(), set(METRICS)]
 
 
-def test_incidents_of_earlier_generations_are_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_figures_of_an_earlier_generation_are_not_delivered(tmp_path: Path) -> None:
+    """The node's file is that of the ranks before until the controller has sent figures of this generation."""
     board = play_board()
-    Played(tmp_path, board)
+    played = Played(tmp_path, board)
     write_figures(tmp_path, 1, generation=1, notes=NOTES)
     writer = board.SummaryWriter()
     writer.add_scalar("loss", 2.0, 7)
-    assert writer.scalars == [("loss", 2.0, 7), *((name, value, 7) for name, value in METRICS.items())]
+    assert (writer.scalars, writer.texts) == ([("loss", 2.0, 7)], [])
+    write_figures(tmp_path, 2, generation=2)
+    played.now = 1.0
+    writer.add_scalar("loss", 1.9, 8)
+    assert writer.scalars[1:] == [("loss", 1.9, 8), *((name, value, 8) for name, value in METRICS.items())]
     assert writer.texts == []
+    write_figures(tmp_path, 3, generation=3, notes=NOTES)  # this process has survived a failure
+    played.now = 2.0
+    writer.add_scalar("loss", 1.8, 9)
+    assert [step for *_, step in writer.texts] == [9]
+
+
+@pytest.mark.parametrize("module", ["tensorboardX", "torch.utils.tensorboard"])
+@pytest.mark.filterwarnings("ignore")  # of others
+def test_what_a_real_writer_queues_is_on_disk_soon_after(module: str, tmp_path: Path) -> None:
+    pytest.importorskip(module.partition(".")[0])
+    pytest.importorskip("tensorboard")
+    writer = pytest.importorskip(module).SummaryWriter(str(tmp_path / "board"))
+    [file] = (tmp_path / "board").iterdir()
+    write_figures(tmp_path, 1, generation=2, notes=NOTES)
+    events = TrackerEvents(str(tmp_path))
+    writer.add_scalar("loss", 2.0, 7)
+    add_to_board(events, type(writer).add_scalar, writer, 7)
+    expected = (b"loss", b"holdfast/ettr", SENTENCE.encode())
+    until(lambda: all(part in file.read_bytes() for part in expected), "all of it in the file")
+    writer.close()
 
 
 def test_tensorboard_gets_scalars_and_text_in_the_first_writer(tmp_path: Path) -> None:
@@ -143,7 +169,7 @@ def test_nothing_is_raised_into_the_script(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_children_of_the_rank_log_no_figures(tmp_path: Path) -> None:
     events, writer = TrackerEvents(str(tmp_path)), play_board().SummaryWriter()
-    write_figures(tmp_path, 1)
+    write_figures(tmp_path, 1, generation=2)
     child = os.fork()
     if child == 0:
         os._exit(0 if events.find_due("TensorBoard", writer) is None else 1)

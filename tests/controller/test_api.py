@@ -190,6 +190,7 @@ async def test_the_pace_of_releases_in_metrics_and_status(desk_of: Open) -> None
         for step, at in ((11, 10.0), (31, 30.0)):
             beat = Beat(node="a", generation=1, step=step, at=at, first_step=1, first_at=1.0, counted=False)
             work = {"tokens": 500.0 * step, "flops": 3e12 * step, "peak_flops": 1e13, "tensor_share": 0.25}
+            work |= {"loss": 0.5, "loss_step": step - 1}
             await agent.ws.send_bytes(agent_messages.encode(msgspec.structs.replace(beat, **work)))
             alarm = Alarm(kind=Kind.SLOW, at=at, suspects=(), reason="", generation=1, stance=Stance.OBSERVE)
             await agent.post(alarm)  # which makes progress be told
@@ -205,6 +206,7 @@ async def test_the_pace_of_releases_in_metrics_and_status(desk_of: Open) -> None
         told = await (await desk.client.get("/api/v1/status", headers=HEADERS)).json()
         assert "500 tokens/s, MFU 30.0 %" in told["pace"][0] and told["hour_ettr"] is None
         assert [node["tensor_share"] for node in told["nodes"]] == [0.25]
+        assert [(node["step"], node["loss"], node["loss_step"]) for node in told["nodes"]] == [(31, 0.5, 30)]
 
 
 async def test_the_description_is_served_and_hangs_together(desk_of: Open) -> None:

@@ -15,6 +15,7 @@ from tests.core.transcript import Scenario, parse
     [
         ("probes_find_a_node", {"restart in place": 1, "eviction after probes": 1}),
         ("slow_node_is_replaced", {"eviction for a hang or slowness": 1}),
+        ("same_crash_same_node", {"restart in place": 1, "eviction without proof": 1}),
         ("mixed_restart_goes_back_first", {"eviction on proof": 1, "rollback": 1}),
         ("bad_batch_is_left_out", {"restart in place": 1, "batches left out": 1}),
         ("bad_release_is_rolled_back", {"rollback": 1, "update": 1}),

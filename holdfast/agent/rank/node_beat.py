@@ -1,6 +1,7 @@
 """Makes a node's beat from what its ranks have reported; the beat has the step of the slowest rank."""
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 
 import msgspec
 
@@ -22,6 +23,7 @@ def show_first_step(reading: SlotReading, *, ended: bool) -> SlotReading:
 def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat:
     """Return the beat of ranks that all have a step. `wall_s` converts the ranks' times to the controller's time."""
     slowest = min(readings, key=lambda r: (r.step, -r.at))
+    loss, loss_step = _pick_loss(readings, slowest)
     return Beat(
         node=node,
         generation=slowest.generation,
@@ -33,7 +35,8 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         counted=slowest.counted,
         origin=agreed_origin(r.origin if r.counted else -1 for r in readings),
         made_up=any(r.made_up for r in readings),
-        loss=slowest.loss,
+        loss=loss,
+        loss_step=loss_step,
         phase=slowest.phase,
         # One rank that does not ask would make the step that all the others leave out, and wait for them in it.
         skippable=all(r.skippable for r in readings),
@@ -52,6 +55,17 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         carries=all(r.carries for r in readings),
         replicated=all(r.replicated for r in readings),
     )
+
+
+def _pick_loss(readings: Sequence[SlotReading], slowest: SlotReading) -> tuple[float | None, int]:
+    """Return a loss of any rank, since often only one logs it, and its step: that of the slowest rank's step or, where
+    no rank tells it yet, the newest. Of losses of one step, one that is not finite comes first. The step is -1 if it is
+    not numbered as the slowest rank's step is."""
+    told = [(r.loss_step == slowest.step, r.loss_step, not isfinite(r.loss), r) for r in readings if r.loss is not None]
+    if not told:
+        return None, -1
+    *_, owner = max(told, key=lambda one: one[:3])
+    return owner.loss, owner.loss_step if owner.counted == slowest.counted else -1
 
 
 def _latest_instant(instants: list[float], wall_s: float) -> float:

@@ -55,12 +55,13 @@ class CheckpointWriter:
             str, tuple[int, int, int]
         ] = {}  # storage -> step that failed, how many must go well, misses
         self.wanted = -1  # this step is due as well
+        self._trains = True  # no rank of this generation has been told to end
         self.owned = storage_owner.OwnedStorages()
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
         """Begin a generation; drop requests of the previous generation. Step `wanted` becomes a checkpoint as well."""
         self.author, self.doubts, self.wanted = author, doubts, wanted
-        self.unmarked = bool(doubts)
+        self.unmarked, self._trains = bool(doubts), True
         for lane in self._lanes.values():
             lane.give_up()  # of a generation that is over: a part that is missing will not come
         self._wants.clear()
@@ -71,6 +72,10 @@ class CheckpointWriter:
         self._trouble = {url: (-1, more, missed) for url, (_, more, missed) in self._trouble.items()}
         self._listings.clear()  # rank 0 may be elsewhere from now on
         self.stored, self.missed_checkpoint = -1, None
+
+    def end_training(self) -> None:
+        """Record that the ranks are being ended; what is still written goes on."""
+        self._trains = False
 
     def note_request(self, want: ArenaRequest) -> None:
         """Remember a rank's request, which says where to write final states, for longer than the rank's generation."""
@@ -267,7 +272,8 @@ class CheckpointWriter:
             missed = 1 if begins else missed + again
             self._trouble[url] = (max(outcome.step, step), _WELL if outcome.behind else 1, missed)
             if begins:
-                self._say(f"rank {rank}: {outcome.detail}; training goes on, snapshots stay in memory")
+                goes_on = "; training goes on, snapshots stay in memory" if self._trains else ""
+                self._say(f"rank {rank}: {outcome.detail}{goes_on}")
             elif again and missed.bit_count() == 1:
                 self._say(f"rank {rank}: {outcome.detail}; {missed} checkpoints were not written since that began")
         elif outcome.url and more and outcome.step > step:  # what was left out meanwhile is no better for an older one

@@ -227,6 +227,10 @@ class Keeper:
         """Set the run whose states on this host's disk may be restored, and list those states."""
         await self.disk.use_run(run)
 
+    def end_training(self) -> None:
+        """Take note that this node's ranks are being ended."""
+        self._persisting.end_training()
+
     async def leave_job(self, errand: Leave) -> None:
         """Before the node leaves, write the final states if time allows, and remove unneeded states from its disk."""
         await self.parting.leave_job(errand, self._launch.ranks)

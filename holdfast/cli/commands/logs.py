@@ -74,7 +74,8 @@ def _attach_run(run_dir: Path, run: RunSpec) -> int:
         )
     console = _log_console(run, run_dir / "said.log", frozenset(), _STREAMS["both"])
     console.skip_to_end()
-    print(f"holdfast attach: following {run.job.run_id}; Ctrl-C leaves it running", file=sys.stderr)
+    earlier = f"earlier output: holdfast logs {run.job.run_id}"
+    print(f"holdfast attach: following {run.job.run_id}; Ctrl-C leaves it running; {earlier}", file=sys.stderr)
     if _follow_run(run_dir, console):
         return run_and_node_specs.read_json(run_dir / "exit.json", RunEnd).code
     print(f"holdfast attach: the run continues; holdfast stop {run_dir} ends it", file=sys.stderr)

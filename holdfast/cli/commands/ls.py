@@ -70,6 +70,7 @@ def _find_rows(args: argparse.Namespace) -> tuple[list[RunRow], int]:
 
 def _rows_here(every: bool) -> tuple[list[RunRow], int]:
     """Return the rows of the newest and the live runs (all runs if `every`), and how many runs this host knows."""
+    run_directory.require_home()
     known = run_selection.known_runs()
     shown = [path for path in known if every or path in known[-_NEWEST:] or run_directory.find_controller(path)]
     return [_make_row(path) for path in shown], len(known)

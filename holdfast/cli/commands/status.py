@@ -122,11 +122,10 @@ def render_status(status: dict[str, Any]) -> Group:
     for column in ("node", "role", "ranks", "step", "loss", "phase", *more):
         table.add_column(column, justify="right" if column in ("step", "loss", "tensor cores") else "left")
     for node in status["nodes"]:
-        loss = f"{node['loss']:.4f}" if node["loss"] is not None else ""
         step = str(node["step"]) if node["step"] >= 0 else ""
         told = (*((_traffic_text(node),) if carries else ()), *((_tensor_text(node),) if works else ()))
         phase = node["phase"] or node.get("reason", "")
-        table.add_row(node["node"], node["role"], node["ranks"], step, loss, phase, *told)
+        table.add_row(node["node"], node["role"], node["ranks"], step, _loss_text(node), phase, *told)
     lines: list[Text | Table] = [head, Text(f"now: {status['now']}", style="dim"), *_people_lines(status), table]
     if status.get("run_s", 0.0) >= START_S:  # `now` tells of younger ranks
         lines.append(Text(NO_STEP, style="dim"))
@@ -152,6 +151,14 @@ def render_status(status: dict[str, Any]) -> Group:
     if status.get("last_change"):
         lines.append(Text(f"last planned restart: {status['last_change']}"))
     return Group(*lines)
+
+
+def _loss_text(node: dict[str, Any]) -> str:
+    """Return the newest loss, and its step if that is not the one beside it."""
+    if node["loss"] is None:
+        return ""
+    step = node.get("loss_step", -1)
+    return f"{node['loss']:.4f}" + (f" (step {step})" if step not in (-1, node["step"]) else "")
 
 
 def _traffic_text(node: dict[str, Any]) -> str:

@@ -94,6 +94,9 @@ def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as e:
+        if run_dir.parent == holdfast_home() / "runs":  # nothing was started; a folder that a person named stays
+            with contextlib.suppress(OSError):
+                run_dir.rmdir()
         raise UsageError(f"cannot write to the log directory {log_dir}: {e.strerror}; give another --log-dir") from None
     return log_dir
 
@@ -177,8 +180,16 @@ def free_bytes(run_dir: Path) -> int:
     return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
+def require_home() -> None:
+    """Raise UsageError if something else is where the folder of this user's runs belongs."""
+    home = holdfast_home()
+    if home.exists() and not home.is_dir():
+        raise UsageError(f"{home} is no folder, so no runs can be there; set HOLDFAST_HOME to a folder, or unset it")
+
+
 def find_newest() -> Path:
     """Return the directory of the newest run. Raise UsageError if there is none."""
+    require_home()
     newest = holdfast_home() / "newest"
     if not newest.exists():
         raise UsageError(f"{NO_RUN}; start one with holdfast run, or name a run directory")

@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from holdfast.wire.progress_environment import FIGURES, TRACKERS
+from holdfast.wire.progress_environment import FIGURES, GENERATION, TRACKERS
 
 Found = TypeVar("Found")
 
 WANDB, MLFLOW, BOARD = "W&B", "MLflow", "TensorBoard"
 INCIDENT = "holdfast/incident"
 _LOOK_S, _REST_S = 1.0, 60.0
+_FLUSH_AFTER_S = 0.5  # writers queue what they are given
 _TITLE = "holdfast: incident {}"
 
 
@@ -66,7 +67,7 @@ class TrackerEvents:
         if (now := self._clock()) >= self._look_at:
             self._look_at = now + _LOOK_S
             self._read_file()
-        if not self._is_first(tracker, sink) or self._delivered.get(tracker, 0) == self._version:
+        if not self._is_first(tracker, sink) or self._delivered.get(tracker, 0) == self._version or self._is_stale:
             return None
         if now < self._rest_until.get(tracker, 0.0):
             return None
@@ -76,7 +77,7 @@ class TrackerEvents:
         return Figures(
             self._version,
             {name: float(value) for name, value in metrics.items() if value is not None},
-            {note["number"]: note["text"] for note in self._find_notes() if note["number"] not in known},
+            {note["number"]: note["text"] for note in told["notes"] if note["number"] not in known},
         )
 
     def mark_delivered(self, tracker: str, figures: Figures) -> None:
@@ -101,10 +102,11 @@ class TrackerEvents:
         self._thread = threading.Thread(target=run, name="holdfast-tracker", daemon=True)
         self._thread.start()
 
-    def _find_notes(self) -> list[dict[str, Any]]:
-        """Return the incidents that ended with the first step of this process's generation; it must log them."""
-        own = self._told["generation"] == int(os.environ.get("HOLDFAST_GENERATION", "0"))
-        return self._told["notes"] if own else []
+    @property
+    def _is_stale(self) -> bool:
+        """Return whether the figures were made for an earlier generation than this process is of."""
+        told: int = self._told["generation"]
+        return told < int(os.environ.get(GENERATION, "0"))
 
     def _is_first(self, tracker: str, sink: object) -> bool:
         first = self._sinks[tracker]() if tracker in self._sinks else None
@@ -184,3 +186,16 @@ def add_to_board(events: TrackerEvents, plain: Callable[..., Any], writer: Any, 
         plain(writer, name, value, step)
     for number, text in figures.incidents.items():
         writer.add_text(INCIDENT, f"incident {number}: {text}", step)
+    if hasattr(writer, "flush"):
+        _flush_later(weakref.ref(writer))
+
+
+def _flush_later(found: Callable[[], Any]) -> None:
+    """Have a thread flush the writer; else a rank that is killed within the writer's two minutes takes all with it."""
+
+    def run() -> None:
+        time.sleep(_FLUSH_AFTER_S)
+        if (writer := found()) is not None:
+            attempt(writer.flush, None)  # the script may have closed it
+
+    threading.Thread(target=run, name="holdfast-flush", daemon=True).start()

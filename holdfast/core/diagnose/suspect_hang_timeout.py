@@ -75,7 +75,9 @@ def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[T
         yield Term(0.0, 0.0, ENDLESS)
     cost_s = max(hang.restart_s, 2 * hang.tried_s)
     rent_s = affordable_wait_s(cost_s, hang.slept_s, min(SETTLED_S, act_s), act_s)
-    cost = f", and a restart costs at most {hang.restart_s:.0f} s" if hang.restart_s < act_s else ""
+    is_least = rent_s == min(SETTLED_S, act_s) > cost_s
+    cost = f"a restart costs at most {hang.restart_s:.0f} s" if hang.restart_s < act_s else ""
+    cost = f", the least to wait for a rank that may wake, and {cost}" if is_least else cost and f", and {cost}"
     if hang.deadlock:
         yield Term(hang.quiet_s, rent_s, f"without a move for {hang.quiet_s:.0f} s{cost}")
     yield Term(hang.asleep_s, rent_s, f"without a sign of life for {hang.asleep_s:.0f} s{cost}")

@@ -10,6 +10,7 @@ from holdfast.model.incident_record import HELD, Change, Record, Remedy
 
 class Rung(StrEnum):
     EVICTION = "eviction on proof"  # silence, a reading, last words
+    GUESS = "eviction without proof"  # mostly the same failure on the same node again
     HANG = "eviction for a hang or slowness"  # by stacks, mostly
     EXAMINED = "eviction after probes"  # or after a replay
     RESTART = "restart in place"
@@ -30,8 +31,10 @@ def rung_of(record: Record) -> Rung:
             return Rung.ROLLBACK
         case Remedy.EVICT if record.probed_s:
             return Rung.EXAMINED
+        case Remedy.EVICT if (record.last_kind or record.kind) in (Kind.HANG, Kind.SLOW):
+            return Rung.HANG
         case Remedy.EVICT:
-            return Rung.HANG if (record.last_kind or record.kind) in (Kind.HANG, Kind.SLOW) else Rung.EVICTION
+            return Rung.GUESS if record.verdict.guess else Rung.EVICTION
         case Remedy.SKIP if record.verdict.skips:
             return Rung.SKIP
     return Rung.RESTART  # whom a person evicts meanwhile says nothing about the failure

@@ -81,6 +81,20 @@ def test_a_sleeper_is_acted_on_when_that_has_cost_a_restart(sleeps_in: str) -> N
     assert re.findall(r" (\d+) s\b", alarm.reason)[-2:] == ["10", "8"], "and the restart"
 
 
+@pytest.mark.parametrize(
+    ("restart_s", "slept_s", "why"),
+    [
+        (1.0, 0.0, ", the least to wait for a rank that may wake, and a restart costs at most 1 s"),
+        (12.0, 0.0, ", and a restart costs at most 12 s"),
+        (1.0, 14.0, ", and a restart costs at most 1 s"),
+        (400.0, 0.0, ""),
+    ],
+)
+def test_a_wait_that_a_restart_does_not_explain_has_its_reason(restart_s: float, slept_s: float, why: str) -> None:
+    hang = NamedStandstill(stood_s=15.0, asleep_s=15.0, restart_s=restart_s, slept_s=slept_s)
+    assert next(hang_terms(hang, act_s=180.0, last_s=600.0)).reason == f"without a sign of life for 15 s{why}"
+
+
 @pytest.mark.parametrize(("steps", "saves", "least_s"), [(300, True, 10.0), (300, False, 60.0), (3000, False, 180.0)])
 def test_the_dearer_a_restart_the_longer_it_is_waited_for(steps: int, saves: bool, least_s: float) -> None:
     made = HangDetector(LIMITS)
