@@ -319,6 +319,7 @@ def on_progress(state: JobState, now: float, event: Progress) -> str:
         state.taken_over_at = 0.0
     state.failures.on_progress(event)
     state.releases.on_progress(event)
+    state.resume_point.doubts.on_progress(event)
     state.nodes.on_step()
     if state.phase is Phase.TRAINING:
         return ""
