@@ -95,6 +95,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     apart: str = ""  # without sources: which step is held for which rank, if none is held for all
     replicated: bool = False  # every rank's state is the whole: a rank takes one of its node, or another rank's
+    doubted: int = -1  # without sources: the newest state that may not be restored, as it is in doubt; -1: none is
 
     @property
     def is_held(self) -> bool:

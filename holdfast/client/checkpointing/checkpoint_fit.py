@@ -1,7 +1,8 @@
-"""Checks whether a checkpoint fits the state of a script, and names the first tensor that differs."""
+"""Checks whether a checkpoint fits the state of a script, and says why one may not be restored."""
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from holdfast.checkpoint.doubt_notes import DOUBTS
 from holdfast.checkpoint.image_layout import EXTRA
 
 _MODEL, _OPTIMIZER, _RANK = "model.", "optimizer.", "@"
@@ -41,3 +42,11 @@ def _tensor_shapes(metadata: Metadata) -> dict[str, str]:
     tensors = {key: one for key, one in found if isinstance(one, TensorStorageMetadata) and key != EXTRA}
     shapes = {key.partition(_RANK)[0]: "x".join(map(str, one.size)) or "a number" for key, one in tensors.items()}
     return dict(sorted(shapes.items()))
+
+
+def describe_doubted(newest: int, url: str) -> str:
+    """Return why nothing can be restored although there are states, and what a person can do. `url` has checkpoints in
+    doubt; "" if none were found."""
+    use = f", and remove {DOUBTS} from {url} first if its checkpoints are sound" if url else ""
+    choice = f"mend what spoilt the loss, then approve that, or end the job and start it again{use}"
+    return f"every state that is left is in doubt, the newest of step {newest}: going on means step 0; {choice}"

@@ -170,6 +170,8 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
         doubt = Doubt(generation=state.generation, not_after=incident.not_after, proved=proved)
         state.resume_point.doubts.doubt_after(doubt, state.progress, not_finite=not_finite)
         state.failures.discount_steps(incident.not_after)
+    elif incident.counted and incident.alarms[0].good_count is not None:
+        incident.doubt_steps(incident.alarms[0].good_count)
     case = state.failures.make_case(now, incident, state.releases, nodes=state.nodes, lost=lost)
     verdict = state.failures.judge_case(now, case)
     state.nodes.unstopped = set(event.failed)

@@ -19,6 +19,7 @@ class ResumePoint:
         self.skips: tuple[Skip, ...] = ()
         self.eases: tuple[Ease, ...] = ()
         self.anew = 0  # restarts after which the script began at step 0
+        self.from_zero = False  # a person wants it to, if all states are in doubt
 
     def apply_verdict(self, verdict: Verdict, not_after: int | None) -> None:
         """Add the steps to skip and the steps with a lowered learning rate that the verdict asks for. They stay in
@@ -39,6 +40,7 @@ class ResumePoint:
 
     def on_training(self) -> None:
         self.doubts.on_training()
+        self.from_zero = False
 
     def make_launch(
         self, id: int, generation: int, seats: tuple[Seat, ...], astray: tuple[str, ...], release: Release
@@ -54,4 +56,5 @@ class ResumePoint:
             release=release,
             skips=self.skips,
             eases=self.eases,
+            from_zero=self.from_zero,
         )
