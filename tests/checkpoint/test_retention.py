@@ -142,7 +142,7 @@ def test_what_is_in_doubt_is_marked_for_all_runs(tmp_path: Path, where: str) -> 
 def test_later_runs_may_use_a_state_from_which_sound_steps_were_made_twice(tmp_path: Path) -> None:
     base = str(tmp_path)
     for step in (50, 60):
-        save(base, step)
+        save(base, step, author=ME)
     doubts = (Doubt(generation=2, not_after=49, until=59),)
     told = apply_doubts(find_checkpoints(base), ME.run, doubts)
     assert [one.ok for one in told] == [False, False], "this run tries an older one"

@@ -31,7 +31,7 @@ from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_stat
 from holdfast.checkpoint.stored_checkpoints import apply_doubts, find_checkpoints
 from holdfast.checkpoint.writable_check import write_refusal
 from holdfast.client.checkpointing.agentless_writer import CheckpointTimer, LocalWriter
-from holdfast.client.checkpointing.checkpoint_fit import describe_doubted, describe_mismatch
+from holdfast.client.checkpointing.checkpoint_fit import describe_mismatch, refuse_fresh_start
 from holdfast.client.checkpointing.checkpointer_args import source_of, storage_of
 from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.model_state import ModelState
@@ -369,14 +369,8 @@ class Checkpointer:
             self._say_once(f"{one.url} is left out: {why}")
         if tried:
             raise StateError(f"none of the checkpoints at {url} can be restored")
-        if unvouched:  # a start from step 0 would write over them
-            raise StateError(unvouched[0].why)
-        in_doubt = max((one.step for one in found if one.doubted), default=-1)
-        if told.doubted > 0 and (in_doubt >= 0 or told.stored <= 0):
-            raise StateError(describe_doubted(max(told.doubted, in_doubt), url if in_doubt >= 0 else ""))
-        if told.stored > 0 and url:
-            what = f"there is no checkpoint at {url}, but step {told.stored} was written there"
-            raise StateError(f"{what}; see whether the storage is mounted")
+        if why := refuse_fresh_start(url, found, told):
+            raise StateError(why)
         if self._refused:  # nothing would be lost by an end here
             raise StateError(f"cannot write checkpoints: {self._refused}")
         if found:

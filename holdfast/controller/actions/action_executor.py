@@ -109,9 +109,7 @@ class ActionExecutor:
         self._has_stepped = False  # that generation
         self._noted: LaunchPlan | None = None  # the newest, as far as this controller has read or written it
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
-        self._stored_tried: set[int] = (
-            set()
-        )  # the same from storage, once: it may be away, and the script gives up then
+        self._stored_tried: set[int] = set()  # the same from storage, once: it may be away, and the script gives up
 
     async def carry_out(self, action: Action) -> Outcome | None:
         """Carry out one action and return its outcome, even a failed one; None for a Say, which has no outcome."""
@@ -332,8 +330,7 @@ class ActionExecutor:
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]
         line, left = _known_lines(launch, kept)
-        doubted = max(newest_doubted(launch, held, self.registry.stored), kept.restore.doubted if kept else -1)
-        doubted = -1 if launch.from_zero else doubted
+        doubted = newest_doubted(launch, held, self.registry.stored, kept.restore.doubted if kept else -1)
         held = leave_out_disks(held, (*left, *launch.doubts))
         most = 1 if any(tries >= _TRIES for tries in self._tries.values()) else _TRIES
         usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < most]

@@ -320,8 +320,7 @@ def _judge_redone(case: IncidentCase) -> Verdict:
     """Return the verdict on a step that was made again with another loss: make it once more, and blame nobody."""
     if case.is_capped:
         return _restarts_used_up(case)
-    reason = f"restarted in place, to see which result comes again{_describe_doubt(case)}"
-    return Verdict(remedy=Remedy.RESTART, reason=reason)
+    return Verdict(remedy=Remedy.RESTART, reason="restarted in place, to see which result comes again")
 
 
 def _judge_setting(case: IncidentCase) -> Verdict:
@@ -347,13 +346,9 @@ def _judge_loss(case: IncidentCase) -> Verdict:
     skips, eases = loss_remedy.apply_response(cause.response, case.step, cause.not_after)
     if eases or (skips and case.skippable):  # a rank that leaves none out would wait for the others for ever
         return Verdict(remedy=Remedy.SKIP, skips=skips, eases=eases, reason=loss_remedy.describe_remedy(skips, eases))
-    return Verdict(remedy=Remedy.RESTART, reason=f"restarted in place{_describe_doubt(case)}")
-
-
-def _describe_doubt(case: IncidentCase) -> str:
-    """Return which states a restart must not use. A script that restores its state by itself may use any."""
-    last = case.cause.not_after
-    return "" if last is None else f"; states after step {last} are in doubt"
+    # Nobody knows which state a script takes that restores its state by itself.
+    doubt = "" if cause.not_after is None else f"; states after step {cause.not_after} are in doubt"
+    return Verdict(remedy=Remedy.RESTART, reason=f"restarted in place{doubt}")
 
 
 def _wait_for_service(case: IncidentCase) -> Verdict:

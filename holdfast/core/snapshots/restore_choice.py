@@ -167,9 +167,12 @@ def leave_out_disks(copies: Iterable[Copy], left: Collection[Doubt]) -> list[Cop
     return [c for c in copies if not (c.disk and any(doubt.bans_state(c.generation, c.step) for doubt in left))]
 
 
-def newest_doubted(launch: Launch, copies: Iterable[Copy], stored: int) -> int:
+def newest_doubted(launch: Launch, copies: Iterable[Copy], stored: int, before: int) -> int:
     """Return the newest step of which there is a copy, or a checkpoint on storage, that this launch may not restore
-    because it is in doubt; -1 if there is none. `stored` is the newest checkpoint that nodes have reported."""
+    because it is in doubt; -1 if there is none or a person does not mind. `stored` is the newest checkpoint that nodes
+    have reported, and `before` is what this function returned for the launch before."""
+    if launch.from_zero:
+        return -1
     world, least = world_size(launch.seats), launch.not_after
     steps = [
         copy.step
@@ -181,7 +184,7 @@ def newest_doubted(launch: Launch, copies: Iterable[Copy], stored: int) -> int:
             or any(doubt.bans_state(copy.generation, copy.step) for doubt in launch.doubts)
         )
     ]
-    return max((*steps, stored if least is not None and stored > least else -1), default=-1)
+    return max((*steps, before, stored if least is not None and stored > least else -1))
 
 
 def steps_on_disks(seats: Collection[Seat], copies: Iterable[Copy], not_after: int) -> set[int]:

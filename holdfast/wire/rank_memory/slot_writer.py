@@ -73,10 +73,9 @@ class SlotWriter:
         self._failure, self._failed_at = b"", 0.0
         self._grouped_at = self._restoring_at = self._restored_at = self._set_up_at = 0.0
         self._skipped = self._skipped_samples = 0
-        self._origin = -1
+        self._origin = self._restored = -1
         self._parameters = 0
         self._skipped_updates = 0  # in a row, by a GradScaler
-        self._restored = -1  # the step that was restored; -1: none yet
         self._passed = -1  # first step that was left out, if no step came before it
         if heir and before:
             self._inherit_record(before)
@@ -219,8 +218,7 @@ class SlotWriter:
     def mark_restored(self, took_s: float, step: int = -1) -> None:
         """Record that the rank has restored the state of `step`, or found none (0), and how many seconds that took."""
         if self._is_ours():
-            self._restored = step
-            self._restored_at = monotonic()
+            self._restored, self._restored_at = step, monotonic()
             self._restoring_at = self._restored_at - took_s
             self._pack_cold_part()
             self._write_record()
