@@ -1,5 +1,7 @@
 """Which states are given up after a loss that is not finite."""
 
+import msgspec
+
 from holdfast.core.decide.distrusted_saved_states import DoubtfulStates
 from holdfast.model.event import Progress
 from holdfast.model.state_copy import Doubt
@@ -49,8 +51,8 @@ def test_where_the_script_restores_itself_nobody_knows_what_to_blame() -> None:
 
 
 def made(generation: int, first: int, last: int, *, loss: float | None = 1.0, counted: bool = False) -> Progress:
-    at = {"at": 0.0, "first_at": 0.0}
-    return Progress(generation=generation, step=last, first_step=first, loss=loss, counted=counted, **at)
+    made = Progress(generation=generation, step=last, at=0.0, first_step=first, first_at=0.0, counted=counted)
+    return msgspec.structs.replace(made, loss=loss)
 
 
 def fail(doubts: DoubtfulStates, generation: int, went_on_from: int, bad: int) -> tuple[int | None, bool]:
