@@ -121,6 +121,7 @@ def mark_doubts(base: str, run: str, doubts: Collection[Doubt]) -> tuple[int, ..
     only this run has checkpoints here. If other runs have some, the damaged note may have held their doubts; then raise
     UnknownDoubtsError and write nothing.
     """
+    doubts = tuple(doubt.for_later_runs for doubt in doubts)
     storage = open_storage(base)
     found = find_published(storage)
     there = {one.author.run for one in found} - {run}

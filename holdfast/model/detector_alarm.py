@@ -60,6 +60,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     hard: bool = False  # the evidence names its suspects beyond doubt
     policy: str = ""  # what the user wants done about a loss that stands out, as the text of a LossResponse
     not_after: Number | None = None  # the last step known good, where later states are not to be trusted
+    good_count: Number | None = None  # the same where steps have no numbers: how many since the launch were good
 
     @property
     def response(self) -> LossResponse | None:

@@ -88,6 +88,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     grouped_at: float = 0.0  # when the last rank of this generation had its process group; 0: nobody told
     restoring_at: float = 0.0  # when the last began to restore its state
     restored_at: float = 0.0  # and when the last had it
+    restored: int = -1  # the step of that state, by the Checkpointers of all ranks; -1: not known
     set_up_at: float = 0.0  # until when one was seen to set itself up, before its training loop; 0: nobody knows
     skippable: bool = False  # on every rank the script asks which batches to leave out
     skipped: int = 0  # batches that each rank has left out in this generation

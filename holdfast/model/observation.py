@@ -121,6 +121,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     grouped_at: Instant = 0.0  # when the last of its ranks had its process group; 0: nobody told
     restoring_at: Instant = 0.0  # when the last of them began to restore its state
     restored_at: Instant = 0.0  # and when the last had it
+    restored: Number = -1  # the step of that state, by their Checkpointers; -1: nobody told, or they differ
     set_up_at: Instant = 0.0  # until when one was seen to set itself up, before its training loop; 0: nobody knows
     skipped: Number = 0  # batches that each rank has left out in this generation
     skipped_samples: Number = 0  # in these, of all ranks of the node, as far as they could be counted

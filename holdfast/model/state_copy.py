@@ -53,6 +53,13 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     not_after: int
     proved: bool = False  # these states were wrong, as replicas differed; else they are only suspected
+    until: int | None = None  # sound steps were made again up to here: what is older is not doubted for later runs
+
+    @property
+    def for_later_runs(self) -> "Doubt":
+        """Return the doubt as later runs are to have it."""
+        until = self.until
+        return self if until is None else msgspec.structs.replace(self, not_after=until, until=None)
 
     def bans_state(self, generation: int, step: int) -> bool:
         return generation <= self.generation and step > self.not_after
@@ -88,6 +95,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     apart: str = ""  # without sources: which step is held for which rank, if none is held for all
     replicated: bool = False  # every rank's state is the whole: a rank takes one of its node, or another rank's
+    doubted: int = -1  # without sources: the newest state that may not be restored, as it is in doubt; -1: none is
 
     @property
     def is_held(self) -> bool:

@@ -66,6 +66,7 @@ class StateGrant(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     run: str = ""  # none: the run's id, and
     doubts: tuple[Doubt, ...] = ()  # what of its checkpoints is not to be taken
     stored: int = -1  # none: the step of a checkpoint that must be on storage; -1: there may be none
+    doubted: int = -1  # none: the newest state that is in doubt, of any place; -1: none is, or step 0 will do
     replicated: bool = False  # memory and replica: it is the whole state, perhaps laid out for another number of ranks
 
 

@@ -139,6 +139,17 @@ def test_what_is_in_doubt_is_marked_for_all_runs(tmp_path: Path, where: str) -> 
     assert [one.step for one in find_checkpoints(base) if one.ok] == [10]
 
 
+def test_later_runs_may_use_a_state_from_which_sound_steps_were_made_twice(tmp_path: Path) -> None:
+    base = str(tmp_path)
+    for step in (50, 60):
+        save(base, step, author=ME)
+    doubts = (Doubt(generation=2, not_after=49, until=59),)
+    told = apply_doubts(find_checkpoints(base), ME.run, doubts)
+    assert [one.ok for one in told] == [False, False], "this run tries an older one"
+    assert mark_doubts(base, ME.run, doubts) == (60,)
+    assert [one.step for one in find_checkpoints(base) if one.ok] == [50]
+
+
 def _flip_byte(file: Path, at: int) -> None:
     content = bytearray(file.read_bytes())
     content[at] ^= 1

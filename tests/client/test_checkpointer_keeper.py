@@ -160,3 +160,11 @@ def test_arena_of_another_layout_is_refused(keeper: FakeKeeper, monkeypatch: pyt
     with pytest.raises(StateError, match=r"/"):
         Checkpointer(model=nn.Linear(1, 1))
     assert isinstance(keeper.arena(), Arena)
+
+
+def test_where_every_state_is_in_doubt_no_step_is_begun_at(keeper: FakeKeeper, tmp_path: Path) -> None:
+    keeper.answer = rank_keeper_messages.StateGrant(source="none", run="run", doubted=375)
+    with pytest.raises(StateError, match=r"\b375\b"):
+        Job(1).ckpt.restore()
+    keeper.answer = rank_keeper_messages.StateGrant(source="none", run="run")
+    assert Job(2).ckpt.restore() == 0

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from holdfast.checkpoint.state_image import StateError
-from holdfast.checkpoint.stored_checkpoints import find_checkpoints
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints, mark_doubts
 from holdfast.client.checkpointing import rival_run
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.model.state_copy import Doubt
 from tests.client.conftest import Zygote
 from tests.client.job import OPTIMIZERS, Job, same
 
@@ -66,6 +67,20 @@ def test_no_checkpoint_whose_standing_is_unknown_is_restored(tmp_path: Path, cap
         Job(1, **asked).train(1, 1)
     (tmp_path / ".holdfast-doubts.json").unlink()
     assert Job(1, **asked).ckpt.restore() == 3
+
+
+def test_a_start_from_step_0_despite_checkpoints_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked: dict[str, Any] = {"path": tmp_path, "every": 1}
+    first = Job(0, **asked)
+    for step in (1, 2, 3):
+        first.train(step, step)
+        first.ckpt.close()
+    run = find_checkpoints(str(tmp_path))[0].author.run
+    mark_doubts(str(tmp_path), run, (Doubt(generation=sys.maxsize, not_after=0),))
+    capfd.readouterr()
+    assert Job(1, **asked).ckpt.restore() == 0
+    [told] = [line for line in capfd.readouterr().err.splitlines() if "from step 0" in line]
+    assert f"all 3 checkpoints in {tmp_path} " in told
 
 
 def _flip(path: Path) -> None:

@@ -317,3 +317,30 @@ async def test_the_last_node_of_a_host_leaves_nothing_on_its_disk(other: str, ov
     leaves = [errand for node, errand in bench.told if isinstance(errand, Leave)]
     assert [leave.disk_over for leave in leaves] == [False, False, over]
     assert leaves[-1] == Leave(id=4, code=EVICTED, grace_s=0.0, reason="evicted", disk_over=over)
+
+
+def test_states_that_are_all_in_doubt_are_told_of_until_a_person_wants_none() -> None:
+    job = Lives()
+    assert job.plan(launch(1)).doubted == -1, "there were none"
+    doubts = (Doubt(generation=1, not_after=30),)
+    plan = job.plan(launch(2, doubts=doubts), (1, 40), (1, 45), steps=False)
+    assert (plan.is_held, plan.doubted) == (False, 45)
+    assert job.plan(launch(3, doubts=doubts), steps=False).doubted == 45, "a launch makes keepers drop them"
+    allowed = msgspec.structs.replace(launch(4, doubts=doubts), from_zero=True)
+    assert job.plan(allowed).doubted == -1
+    assert job.plan(launch(5, doubts=doubts)).doubted == -1, "the job has begun anew"
+
+
+def test_where_a_sound_state_is_left_those_in_doubt_do_not_count() -> None:
+    job = Lives()
+    job.plan(launch(1))
+    plan = job.plan(launch(2, doubts=(Doubt(generation=1, not_after=30),)), (1, 30), (1, 45))
+    assert (plan.step, plan.is_held, plan.doubted) == (30, True, -1)
+
+
+def test_a_checkpoint_in_doubt_counts_as_well() -> None:
+    job = Lives()
+    bench = Bench(notes=job.notes)
+    bench.registry.record_beat(0.0, Beat(node="a", generation=0, step=50, at=0.0, stored=50))
+    doubtful = msgspec.structs.replace(launch(1, doubts=(Doubt(generation=0, not_after=49),)), not_after=49)
+    assert bench.executor._recall_or_plan(doubtful).doubted == 50

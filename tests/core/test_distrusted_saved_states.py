@@ -1,5 +1,7 @@
 """Which states are given up after a loss that is not finite."""
 
+import msgspec
+
 from holdfast.core.decide.distrusted_saved_states import DoubtfulStates
 from holdfast.model.event import Progress
 from holdfast.model.state_copy import Doubt
@@ -46,3 +48,67 @@ def test_where_the_script_restores_itself_nobody_knows_what_to_blame() -> None:
     doubts.doubt_after(Doubt(generation=1, not_after=119), went_on_from(0, counted=True))
     doubts.doubt_after(Doubt(generation=2, not_after=119), went_on_from(118, counted=True))
     assert doubts.not_after == 119
+
+
+def made(generation: int, first: int, last: int, *, loss: float | None = 1.0, counted: bool = False) -> Progress:
+    made = Progress(generation=generation, step=last, at=0.0, first_step=first, first_at=0.0, counted=counted)
+    return msgspec.structs.replace(made, loss=loss)
+
+
+def fail(doubts: DoubtfulStates, generation: int, went_on_from: int, bad: int) -> tuple[int | None, bool]:
+    """The generation makes sound steps from a state on, until a loss is not finite."""
+    progress = made(generation, went_on_from + 1, bad)
+    doubts.on_progress(made(generation, went_on_from + 1, bad, loss=None))
+    doubts.doubt_after(Doubt(generation=generation, not_after=bad - 1), progress, not_finite=True)
+    doubts.on_training()
+    last = doubts.all[-1]
+    return last.not_after, any(doubt.bans_state(1, went_on_from) for doubt in doubts.all)
+
+
+def test_no_state_is_given_up_for_a_step_that_was_sound_before() -> None:
+    doubts = DoubtfulStates()
+    assert fail(doubts, 1, 0, 376) == (375, False)
+    assert fail(doubts, 2, 375, 376) == (374, True), "step 376 never had a finite loss"
+    for generation in range(3, 12):
+        assert fail(doubts, generation, 350, 351) == (350, False), "step 351 had one, made from this state"
+    doubts.doubt_after(Doubt(generation=12, not_after=350), None, not_finite=True)
+    assert (doubts.not_after, doubts.verified) == (350, False)
+
+
+def test_a_state_made_by_another_generation_meanwhile_is_no_proof() -> None:
+    doubts = DoubtfulStates()
+    fail(doubts, 1, 0, 110)
+    doubts.on_progress(made(2, 96, 98))  # then a rank crashed
+    assert fail(doubts, 3, 97, 99) == (96, True), "generation 1 made another state of step 97, which was sound"
+    doubts.on_progress(made(4, 1, 3, counted=True))
+    assert fail(doubts, 5, 50, 52) == (49, True), "nobody knows which steps generation 4 made"
+
+
+def test_losses_that_differ_prove_no_state_sound() -> None:
+    doubts = DoubtfulStates()
+    fail(doubts, 1, 0, 110)
+    doubts.doubt_after(Doubt(generation=2, not_after=100), made(2, 101, 102))
+    assert (doubts.not_after, doubts.verified) == (99, True)
+
+
+def test_what_led_to_the_same_step_from_several_states_is_not_their_fault() -> None:
+    doubts = DoubtfulStates()
+    fail(doubts, 1, 0, 60)
+    assert fail(doubts, 2, 50, 60) == (49, True)
+    assert fail(doubts, 3, 40, 60) == (39, True)
+    doubts.doubt_after(Doubt(generation=4, not_after=59), made(4, 31, 60), not_finite=True)
+    assert doubts.not_after == 29
+    later = [doubt.for_later_runs for doubt in doubts.all]
+    assert not any(doubt.bans_state(1, 50) for doubt in later), "sound steps were made from it twice"
+    doubts.trust_redone()
+    assert (doubts.not_after, doubts.verified) == (59, False)
+    assert [doubt.not_after for doubt in doubts.all] == [59] * 4
+
+
+def test_a_state_that_leads_to_it_at_once_twice_stays_in_doubt() -> None:
+    doubts = DoubtfulStates()
+    fail(doubts, 1, 0, 376)
+    doubts.doubt_after(Doubt(generation=2, not_after=375), made(2, 376, 377), not_finite=True)
+    doubts.trust_redone()
+    assert doubts.not_after == 374
+    assert doubts.all[-1].for_later_runs.bans_state(1, 375)

@@ -47,6 +47,18 @@ def test_what_the_checkpointer_restored_is_known_though_the_script_told_no_step_
     assert pause.make_change(msgspec.structs.replace(told, restored_at=11.0), release=2).resumed_from == 440
 
 
+def test_what_the_checkpointer_restored_is_known_though_the_script_tells_no_step_since() -> None:
+    """It raises in its first step after the restore, before it tells of the step: that one was counted."""
+    pause = Pause.begin_pause(10.0, "release 2", 1, step(59, 10.0))
+    counted = msgspec.structs.replace(step(60, 12.0, first=60), numbered=True, restored_at=11.0, restored=59)
+    assert pause.make_change(counted, release=2).resumed_from == 59
+    for other in (58, -1):  # the script numbers its states otherwise, or holdfast restored none
+        unlike = msgspec.structs.replace(counted, restored=other)
+        assert pause.make_change(unlike, release=2).resumed_from is None
+    epochs = Pause.begin_pause(10.0, "release 2", 1, step(3, 10.0))
+    assert epochs.make_change(counted, release=2).resumed_from is None, "no state is newer than the last step"
+
+
 def test_steps_that_are_made_again_are_told_as_lost() -> None:
     pause = Pause.begin_pause(10.0, "release 2", 1, step(52, 10.0))
     pause.stopped_at, pause.launched_at = 10.1, 10.2

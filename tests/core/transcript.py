@@ -132,7 +132,8 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
         return departure_alarm(Departure(node=node, generation=generation, at=at, reason="why", ended=False))
     if kind == "loss":
         rank, step = int(words.after("rank", "0")), int(words.after("step", "0"))
-        told = Loss(node=node, generation=generation, rank=rank, step=step, loss=float("nan"), at=at)
+        counted, nan = words.has("counted"), float("nan")
+        told = Loss(node=node, generation=generation, rank=rank, step=step, loss=nan, at=at, numbered=not counted)
         return nonfinite_loss.alarm_of(told)
     if kind == "redone":
         return _redone_alarm(int(words.after("step", "0")), at, generation)
@@ -294,7 +295,8 @@ def show_action(action: Action) -> str:
             held = f" without what {' '.join(action.astray)} holds" if action.astray else ""
             out = "".join(f" leaving out {s.first}-{s.last}" for s in action.skips)
             eased = "".join(f" easing {e.first}-{e.last} to {e.factor:g}" for e in action.eases)
-            return f"Launch {id} generation {generation}{what} on {places}{until}{since}{held}{out}{eased}"
+            zero = " or from step 0" if action.from_zero else ""
+            return f"Launch {id} generation {generation}{what} on {places}{until}{zero}{since}{held}{out}{eased}"
         case Stage(id=id, release=release, nodes=nodes):
             return f"Stage {id} release {release.number} ({release.digest}) on {' '.join(nodes)}"
         case Stop(id=id, generation=generation, nodes=nodes, grace_s=grace_s):

@@ -75,11 +75,13 @@ def test_when_it_had_its_group_and_its_state_is_told(arena: mmap.mmap) -> None:
     slot.mark_grouped()
     grouped = read_slot(arena, 1)
     assert grouped and start.at <= grouped.grouped_at <= time.monotonic() and grouped.restored_at == 0.0
-    slot.mark_restored(0.0)
+    assert grouped.restored == -1
+    slot.mark_restored(0.0, 2)
     slot.mark_grouped()
     slot.step(3)
     now = read_slot(arena, 1)
-    assert now and now.grouped_at == grouped.grouped_at, "a second group is none that training waited for"
+    assert now and now.restored == 2
+    assert now.grouped_at == grouped.grouped_at, "a second group is none that training waited for"
     assert now.grouped_at <= now.restored_at <= now.first_at and now.step == 3
 
 

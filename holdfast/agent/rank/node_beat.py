@@ -43,6 +43,7 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
         grouped_at=_latest_instant([r.grouped_at for r in readings], wall_s),
         restoring_at=_latest_instant([r.restoring_at for r in readings], wall_s),
         restored_at=_latest_instant([r.restored_at for r in readings], wall_s),
+        restored=agreed_origin(r.restored for r in readings),
         set_up_at=_latest_instant([r.set_up_at for r in readings], wall_s),
         skipped=max(r.skipped for r in readings),
         skipped_samples=sum(r.skipped_samples for r in readings),

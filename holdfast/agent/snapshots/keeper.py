@@ -328,7 +328,8 @@ class Keeper:
             return await self._aside.find_replica(launch, asked.rank)
         if source is None:
             told = launch.restore
-            return StateGrant(source="none", run=launch.run, doubts=told.doubts, stored=told.stored)
+            doubted = told.doubted
+            return StateGrant(source="none", run=launch.run, doubts=told.doubts, stored=told.stored, doubted=doubted)
         if not source.own:
             return await self._fetch_state(source)
         if source.disk:

@@ -1,8 +1,13 @@
-"""Checks whether a checkpoint fits the state of a script, and names the first tensor that differs."""
+"""Checks whether a checkpoint fits the state of a script, and says why a job must not begin anew."""
+
+from collections.abc import Iterable
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from holdfast.checkpoint.doubt_notes import DOUBTS
 from holdfast.checkpoint.image_layout import EXTRA
+from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint
+from holdfast.wire.rank_keeper_messages import StateGrant
 
 _MODEL, _OPTIMIZER, _RANK = "model.", "optimizer.", "@"
 
@@ -41,3 +46,20 @@ def _tensor_shapes(metadata: Metadata) -> dict[str, str]:
     tensors = {key: one for key, one in found if isinstance(one, TensorStorageMetadata) and key != EXTRA}
     shapes = {key.partition(_RANK)[0]: "x".join(map(str, one.size)) or "a number" for key, one in tensors.items()}
     return dict(sorted(shapes.items()))
+
+
+def refuse_fresh_start(url: str, found: Iterable[StoredCheckpoint], told: StateGrant) -> str:
+    """Return why a job without a state to restore must not begin at step 0, and what a person can do; "" if it may.
+    `found` are the checkpoints at `url`, none of which can be restored."""
+    doubted = [one for one in found if one.doubted]
+    if unvouched := [one for one in doubted if one.unvouched]:  # a start from step 0 would write over them
+        return unvouched[0].why
+    if told.doubted > 0 and (doubted or told.stored <= 0):
+        newest = max((one.step for one in doubted), default=told.doubted)
+        use = f", and remove {DOUBTS} from {url} first if its checkpoints are sound" if doubted else ""
+        choice = f"mend what spoilt the loss, then approve that, or end the job and start it again{use}"
+        return f"every state that is left is in doubt, the newest of step {newest}: going on means step 0; {choice}"
+    if told.stored > 0 and url:
+        what = f"there is no checkpoint at {url}, but step {told.stored} was written there"
+        return f"{what}; see whether the storage is mounted"
+    return ""

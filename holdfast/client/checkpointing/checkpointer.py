@@ -31,7 +31,7 @@ from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_stat
 from holdfast.checkpoint.stored_checkpoints import apply_doubts, find_checkpoints
 from holdfast.checkpoint.writable_check import write_refusal
 from holdfast.client.checkpointing.agentless_writer import CheckpointTimer, LocalWriter
-from holdfast.client.checkpointing.checkpoint_fit import describe_mismatch
+from holdfast.client.checkpointing.checkpoint_fit import describe_mismatch, refuse_fresh_start
 from holdfast.client.checkpointing.checkpointer_args import source_of, storage_of
 from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.model_state import ModelState
@@ -369,13 +369,12 @@ class Checkpointer:
             self._say_once(f"{one.url} is left out: {why}")
         if tried:
             raise StateError(f"none of the checkpoints at {url} can be restored")
-        if unvouched:  # a start from step 0 would write over them
-            raise StateError(unvouched[0].why)
-        if told.stored > 0 and url:
-            what = f"there is no checkpoint at {url}, but step {told.stored} was written there"
-            raise StateError(f"{what}; see whether the storage is mounted")
+        if why := refuse_fresh_start(url, found, told):
+            raise StateError(why)
         if self._refused:  # nothing would be lost by an end here
             raise StateError(f"cannot write checkpoints: {self._refused}")
+        if found:
+            self._say_once(f"training starts from step 0: all {len(found)} checkpoints in {url} are left out")
         return 0
 
     def _load_checkpoint(self, restoring: StateRestore, url: str, step: int) -> str:

@@ -228,7 +228,7 @@ class RankProgress:
         unknown)."""
         self.numbers.on_restored(made)
         if (slot := self._slot or self.find_slot()) is not None:
-            slot.mark_restored(took_s)
+            slot.mark_restored(took_s, step)
         if self._easing is not None:
             self._easing.done = step
 

@@ -28,6 +28,7 @@ from holdfast.core.snapshots.restore_choice import (
     choose_replicated,
     count_disks,
     leave_out_disks,
+    newest_doubted,
     steps_on_disks,
 )
 from holdfast.model.action import (
@@ -108,9 +109,7 @@ class ActionExecutor:
         self._has_stepped = False  # that generation
         self._noted: LaunchPlan | None = None  # the newest, as far as this controller has read or written it
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
-        self._stored_tried: set[int] = (
-            set()
-        )  # the same from storage, once: it may be away, and the script gives up then
+        self._stored_tried: set[int] = set()  # the same from storage, once: it may be away, and the script gives up
 
     async def carry_out(self, action: Action) -> Outcome | None:
         """Carry out one action and return its outcome, even a failed one; None for a Say, which has no outcome."""
@@ -331,6 +330,7 @@ class ActionExecutor:
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]
         line, left = _known_lines(launch, kept)
+        doubted = newest_doubted(launch, held, self.registry.stored, kept.restore.doubted if kept else -1)
         held = leave_out_disks(held, (*left, *launch.doubts))
         most = 1 if any(tries >= _TRIES for tries in self._tries.values()) else _TRIES
         usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < most]
@@ -344,9 +344,9 @@ class ActionExecutor:
             stored = max(stored, kept.stored)
         if least >= stored > plan.step and not (plan.is_held and stored in self._stored_tried):
             reason = f"step {stored} on storage is newer than any step that memory or disks hold for every rank"
-            return Restore(doubts=launch.doubts, stored=stored, reason=reason, apart=plan.apart)
+            return Restore(doubts=launch.doubts, stored=stored, reason=reason, apart=plan.apart, doubted=doubted)
         self.registry.lower_stored(plan.step)
-        return plan
+        return plan if plan.is_held else msgspec.structs.replace(plan, doubted=doubted)
 
     def _count_try(self, plan: Restore) -> None:
         if plan.is_held:

@@ -138,6 +138,7 @@ def on_last_steps(state: JobState, event: Progress) -> str:
         return ""
     state.nodes.on_step()
     state.releases.on_progress(event)
+    state.resume_point.doubts.on_progress(event)
     match state.interruption:
         case Pause() as pause:
             state.progress = event
@@ -163,10 +164,14 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     incident.name_cause()
     if incident.not_after is not None:
         incident.doubt_steps(incident.not_after)
-        proved = any(alarm.kind is Kind.REPLICA and alarm.not_after is not None for alarm in incident.alarms)
+        telling = [alarm for alarm in incident.alarms if alarm.not_after is not None]
+        proved = any(alarm.kind is Kind.REPLICA for alarm in telling)
+        not_finite = all(alarm.kind is Kind.LOSS and alarm.response is None for alarm in telling)
         doubt = Doubt(generation=state.generation, not_after=incident.not_after, proved=proved)
-        state.resume_point.doubt_after(doubt, state.progress)
+        state.resume_point.doubts.doubt_after(doubt, state.progress, not_finite=not_finite)
         state.failures.discount_steps(incident.not_after)
+    elif incident.counted and incident.alarms[0].good_count is not None:
+        incident.doubt_steps(incident.alarms[0].good_count)
     case = state.failures.make_case(now, incident, state.releases, nodes=state.nodes, lost=lost)
     verdict = state.failures.judge_case(now, case)
     state.nodes.unstopped = set(event.failed)
@@ -187,6 +192,8 @@ def apply_verdict(
     incident = state.current_incident
     told = f"{incident.cause_text}; {verdict.reason}"
     if verdict.remedy is Remedy.GIVE_UP:
+        if incident.alarms[0].kind is Kind.LOSS:
+            state.resume_point.doubts.trust_redone()
         if state.limits.ask_s and verdict.code == GAVE_UP:
             state.verdict = verdict
             incident.absent = tuple(sorted(silent))

@@ -315,10 +315,10 @@ def on_progress(state: JobState, now: float, event: Progress) -> str:
         on_stall_over(state, state.standing, event)
     state.progress, state.untold, state.resizes, state.carries = event, False, event.resizes, event.carries
     state.whole_in = world_size(state.nodes.seats) if event.replicated else 0
-    if event.at > state.taken_over_at:
-        state.taken_over_at = 0.0
+    state.taken_over_at = 0.0 if event.at > state.taken_over_at else state.taken_over_at
     state.failures.on_progress(event)
     state.releases.on_progress(event)
+    state.resume_point.doubts.on_progress(event)
     state.nodes.on_step()
     if state.phase is Phase.TRAINING:
         return ""

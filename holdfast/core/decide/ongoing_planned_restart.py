@@ -103,6 +103,8 @@ def resumed_step(event: Progress, after: Interruption) -> int | None:
     """Return the step that a generation resumed from; None if it is unknown or steps are now numbered differently."""
     before = event.first_step - 1
     ours = after.numbered and event.restored_at > 0  # both count from what the Checkpointer restored
+    # The Checkpointer names this very step, so our count and the script's numbers are the same.
+    ours |= event.numbered and 0 <= event.restored == before <= after.good_step
     alike = after.good_step < 0 or after.counted or after.numbered == event.numbered or ours
     return before if not event.counted and (alike or before <= 0) else None
 

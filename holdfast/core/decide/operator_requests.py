@@ -2,6 +2,7 @@
 
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
+from holdfast.core.incident.incident_case import ALL_IN_DOUBT
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.model.action import Dismissal
 from holdfast.model.event import Order, Phase
@@ -61,6 +62,7 @@ def on_resume_order(state: JobState, now: float, order: Order) -> str:
             state.incident.forgiven, silent = state.incident.rounds, state.incident.silent
             launching.evict_nodes(state, now, silent, silent)
             state.incident.absent, state.nodes.back = (), {}
+            state.resume_point.from_zero |= state.incident.alarms[0].klass == ALL_IN_DOUBT
             reason = f"approved by {order.who}: restarted in place"
             state.verdict = Verdict(remedy=Remedy.RESTART, reason=reason)
     if state.phase is not Phase.HELD:

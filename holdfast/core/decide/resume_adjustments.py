@@ -4,11 +4,9 @@ from holdfast.core.decide.distrusted_saved_states import DoubtfulStates
 from holdfast.core.incident import incident_text
 from holdfast.model.action import Launch, Say
 from holdfast.model.code_release import Release
-from holdfast.model.event import Progress
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import Ease, Skip
-from holdfast.model.state_copy import Doubt
 
 _KEPT = 64  # skips, and eases
 
@@ -21,9 +19,7 @@ class ResumePoint:
         self.skips: tuple[Skip, ...] = ()
         self.eases: tuple[Ease, ...] = ()
         self.anew = 0  # restarts after which the script began at step 0
-
-    def doubt_after(self, doubt: Doubt, progress: Progress | None) -> None:
-        self.doubts.doubt_after(doubt, progress)
+        self.from_zero = False  # a person wants it to, if all states are in doubt
 
     def apply_verdict(self, verdict: Verdict, not_after: int | None) -> None:
         """Add the steps to skip and the steps with a lowered learning rate that the verdict asks for. They stay in
@@ -44,6 +40,7 @@ class ResumePoint:
 
     def on_training(self) -> None:
         self.doubts.on_training()
+        self.from_zero = False
 
     def make_launch(
         self, id: int, generation: int, seats: tuple[Seat, ...], astray: tuple[str, ...], release: Release
@@ -59,4 +56,5 @@ class ResumePoint:
             release=release,
             skips=self.skips,
             eases=self.eases,
+            from_zero=self.from_zero,
         )

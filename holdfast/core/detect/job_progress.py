@@ -199,6 +199,7 @@ class JobPace:
             grouped_at=max(b.grouped_at for b in beats),
             restoring_at=max(b.restoring_at for b in beats),
             restored_at=max(b.restored_at for b in beats),
+            restored=agreed_origin(b.restored for b in beats),
             set_up_at=max(b.set_up_at for b in beats),
             skippable=all(b.skippable for b in beats),
             skipped=max(b.skipped for b in beats),

@@ -17,7 +17,9 @@ SKIPPED_UPDATES = 30  # in a row: by so many a GradScaler has halved any scale t
 def alarm_of(told: Loss) -> Alarm:
     what = "had losses that were not finite" if isfinite(told.loss) else f"has a loss of {told.loss}"
     alarm = _loss_alarm(told, f"{what} since step {_step_text(told)}", "loss", BAD_LOSS)
-    return msgspec.structs.replace(alarm, not_after=told.step - 1 if told.numbered else None)
+    good = max(0, told.step - 1)
+    limits = {"not_after": told.step - 1, "good_count": None} if told.numbered else {"good_count": good}
+    return msgspec.structs.replace(alarm, **limits)
 
 
 def single_alarm_of(told: Loss) -> Alarm:

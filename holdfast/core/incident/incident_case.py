@@ -19,6 +19,7 @@ _SCARCE = frozenset({"host_oom_kill"})
 _UNREADABLE = frozenset(
     {"SyntaxError", "IndentationError", "TabError"}
 )  # what Python says of a script that it cannot read
+ALL_IN_DOUBT = "states_in_doubt"  # the class if no state is left that a restart may use
 _CHANCE = 0.05  # that failures which may come anywhere come twice on one node: below this it is the node
 _OFTEN = 10  # times `attempts`: so many failures where more time is lost than the job gets further in, or nobody knows
 _WORTH = 10  # a restart was in vain if the job did not get further for a tenth of the time that it took

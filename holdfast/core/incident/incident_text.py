@@ -254,7 +254,8 @@ def is_untold(record: Record | Change) -> bool:
 def describe_step(record: Record) -> str:
     """Return the step at which the failure happened, as a phrase that follows the cause."""
     if record.kind in (Kind.LOSS, Kind.REDONE):  # whose cause names the step itself
-        return f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
+        none = record.good_step < (1 if record.counted else 0)  # counts begin at 1
+        return " (no step was good)" if none else f" (last good step: {record.good_step})"
     if record.untold:
         seen = f"the last step seen is {record.good_step}" if record.good_step >= 0 else "no step was seen"
         return f" ({seen}; ranks may have made more without a controller)"

@@ -26,7 +26,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text, loss_remedy
 from holdfast.core.incident.first_cause import NOT_STARTED, is_echo
-from holdfast.core.incident.incident_case import EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
+from holdfast.core.incident.incident_case import ALL_IN_DOUBT, EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
 from holdfast.core.snapshots.node_eviction_bonds import may_leave
 from holdfast.model.detector_alarm import Kind
 from holdfast.model.incident_record import Remedy, Verdict
@@ -42,6 +42,8 @@ _SLOWER = 0.2  # part by which a machine must be slower than others for it to ex
 
 def find_verdict(case: IncidentCase) -> Verdict:
     """Return the verdict of the first rule that applies, within the limits on evictions and on code changes."""
+    if case.cause.klass == ALL_IN_DOUBT:
+        return _give_up("to go on would mean to start from step 0, which a person must want")
     verdict = _first_remedy(case)
     if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose and not case.together:
         return _give_up("more nodes were lost within the hour than the job has")
@@ -318,8 +320,7 @@ def _judge_redone(case: IncidentCase) -> Verdict:
     """Return the verdict on a step that was made again with another loss: make it once more, and blame nobody."""
     if case.is_capped:
         return _restarts_used_up(case)
-    reason = "restarted in place from a state before that, to see which result comes again"
-    return Verdict(remedy=Remedy.RESTART, reason=reason)
+    return Verdict(remedy=Remedy.RESTART, reason="restarted in place, to see which result comes again")
 
 
 def _judge_setting(case: IncidentCase) -> Verdict:
@@ -345,7 +346,8 @@ def _judge_loss(case: IncidentCase) -> Verdict:
     skips, eases = loss_remedy.apply_response(cause.response, case.step, cause.not_after)
     if eases or (skips and case.skippable):  # a rank that leaves none out would wait for the others for ever
         return Verdict(remedy=Remedy.SKIP, skips=skips, eases=eases, reason=loss_remedy.describe_remedy(skips, eases))
-    return Verdict(remedy=Remedy.RESTART, reason="restarted in place from a state before that")
+    doubt = "" if cause.not_after is None else f"; states after step {cause.not_after} are in doubt"
+    return Verdict(remedy=Remedy.RESTART, reason=f"restarted in place{doubt}")
 
 
 def _wait_for_service(case: IncidentCase) -> Verdict:

@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.snapshots.lineage import Line, find_maker, is_of_line, list_heads
+from holdfast.model.action import Launch
 from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.state_copy import KEPT_DIGITS, Copy, CopySummary, Doubt, Restore, Source
 
@@ -164,6 +165,26 @@ def _restore_reason(step: int, sources: tuple[Source, ...]) -> str:
 def leave_out_disks(copies: Iterable[Copy], left: Collection[Doubt]) -> list[Copy]:
     """Return the copies, except copies on disk that the doubts in `left` ban."""
     return [c for c in copies if not (c.disk and any(doubt.bans_state(c.generation, c.step) for doubt in left))]
+
+
+def newest_doubted(launch: Launch, copies: Iterable[Copy], stored: int, before: int) -> int:
+    """Return the newest step of which there is a copy, or a checkpoint on storage, that this launch may not restore
+    because it is in doubt; -1 if there is none or a person does not mind. `stored` is the newest checkpoint that nodes
+    have reported, and `before` is what this function returned for the launch before."""
+    if launch.from_zero:
+        return -1
+    world, least = world_size(launch.seats), launch.not_after
+    steps = [
+        copy.step
+        for copy in copies
+        if copy.world == world
+        and (
+            (least is not None and copy.step > least)
+            or (launch.verified and not copy.verified)
+            or any(doubt.bans_state(copy.generation, copy.step) for doubt in launch.doubts)
+        )
+    ]
+    return max((*steps, before, stored if least is not None and stored > least else -1))
 
 
 def steps_on_disks(seats: Collection[Seat], copies: Iterable[Copy], not_after: int) -> set[int]:

@@ -83,6 +83,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     flops: float = 0.0  # and floating-point operations
     parameters: int = 0  # that its optimizers train; 0: not known
     restoring_at: float = 0.0  # when it began to restore its state
+    restored: int = -1  # the step of that state, by its Checkpointer; -1: it has not told
     set_up_at: float = 0.0  # until when it was seen to set itself up, before its training loop; 0: not known
     skipped_updates: int = 0  # in a row, by torch's GradScaler
     lasting_bad_step: int = -1  # the first step whose loss was not finite and whose next one was not either
@@ -160,7 +161,7 @@ def _read_failure(stored: bytes) -> str:
 
 def _is_possible(reading: SlotReading) -> bool:
     bad = (reading.first_bad_step, reading.lasting_bad_step)
-    steps = (reading.step, reading.first_step, reading.loss_step, *bad, reading.origin)
+    steps = (reading.step, reading.first_step, reading.loss_step, *bad, reading.origin, reading.restored)
     counts = (reading.skipped, reading.skipped_samples, reading.parameters, reading.skipped_updates)
     launched = (reading.grouped_at, reading.restoring_at, reading.restored_at, reading.set_up_at)
     instants = (reading.at, reading.first_at, *launched)
@@ -171,7 +172,7 @@ def _parse_reading(body: bytes) -> SlotReading:
     seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops = HOT.unpack_from(body)
     generation, rank, pid, first_step, first_at, first_bad_step, *rest = COLD.unpack_from(body, HOT.size)
     phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples, *rest = rest
-    origin, parameters, lasting_bad_step, restoring_at, set_up_at, skipped_updates = rest
+    origin, parameters, lasting_bad_step, restoring_at, set_up_at, skipped_updates, restored = rest
     return SlotReading(
         seq=seq,
         generation=generation,
@@ -194,6 +195,7 @@ def _parse_reading(body: bytes) -> SlotReading:
         failure=_read_failure(failure),
         grouped_at=grouped_at,
         restored_at=restored_at,
+        restored=restored,
         restoring_at=restoring_at,
         set_up_at=set_up_at,
         skipped_updates=skipped_updates,

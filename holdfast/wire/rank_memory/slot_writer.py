@@ -16,14 +16,16 @@ from zlib import crc32
 
 from holdfast.wire.progress_environment import GENERATION, SLOT
 
-RECORD_BYTES = 352
+RECORD_BYTES = 360
 RING_AT = 2 * RECORD_BYTES
 RING, ENTRY_BYTES = 16, 64
 SLOT_BYTES = RING_AT + RING * ENTRY_BYTES
 
 SUM = struct.Struct("<I")
 HOT = struct.Struct("<QIqdqdddd")  # seq, flags, step, at, loss_step, loss, grad_norm, tokens, flops
-COLD = struct.Struct("<qiiqdqdd24s120sddQQqqqddQ")  # generation, rank, pid, first step and at, first bad step, the rest
+COLD = struct.Struct(
+    "<qiiqdqdd24s120sddQQqqqddQq"
+)  # generation, rank, pid, first step and at, first bad step, the rest
 BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
 PHASE_BYTES = 24
 _MOST = 1 << 62
@@ -71,7 +73,7 @@ class SlotWriter:
         self._failure, self._failed_at = b"", 0.0
         self._grouped_at = self._restoring_at = self._restored_at = self._set_up_at = 0.0
         self._skipped = self._skipped_samples = 0
-        self._origin = -1
+        self._origin = self._restored = -1
         self._parameters = 0
         self._skipped_updates = 0  # in a row, by a GradScaler
         self._passed = -1  # first step that was left out, if no step came before it
@@ -213,10 +215,10 @@ class SlotWriter:
             self._pack_cold_part()
             self._write_record()
 
-    def mark_restored(self, took_s: float) -> None:
-        """Record that the rank has restored its state, or found none, and how many seconds that took."""
+    def mark_restored(self, took_s: float, step: int = -1) -> None:
+        """Record that the rank has restored the state of `step`, or found none (0), and how many seconds that took."""
         if self._is_ours():
-            self._restored_at = monotonic()
+            self._restored, self._restored_at = step, monotonic()
             self._restoring_at = self._restored_at - took_s
             self._pack_cold_part()
             self._write_record()
@@ -291,7 +293,7 @@ class SlotWriter:
         self._phase, self._failure = phase.rstrip(b"\0"), failure.rstrip(b"\0")
         self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, *rest = rest
         self._origin, self._parameters, self._lasting_bad_step, *rest = rest
-        self._restoring_at, self._set_up_at, self._skipped_updates = rest
+        self._restoring_at, self._set_up_at, self._skipped_updates, self._restored = rest
         self._bad_step = self._loss_step if self.is_loss_bad else -1
 
     def note_skip(self, step: int, batches: int, samples: int) -> None:
@@ -305,7 +307,7 @@ class SlotWriter:
         first = (self._first_step, self._first_at, self._first_bad_step)
         rest = (self._phase_at, self._failed_at, self._phase, self._failure, self._grouped_at, self._restored_at)
         last = (self._skipped, self._skipped_samples, self._origin, self._parameters, self._lasting_bad_step)
-        ways = (self._restoring_at, self._set_up_at, self._skipped_updates)
+        ways = (self._restoring_at, self._set_up_at, self._skipped_updates, self._restored)
         self._cold = COLD.pack(*self._owner, *first, *rest, *last, *ways)
 
     def _write_record(self) -> None:
