@@ -196,5 +196,5 @@ log = lambda step: board.add_scalar("train/loss", 1 / step, step)
     [text] = read_texts()
     assert text.startswith("incident 1: ") and "killed by SIGKILL" in text
     restarts = [one.value for one in read_events().Scalars("holdfast/restarts")]
-    assert restarts[0] == 0.0 and restarts[-1] == 1.0
+    assert restarts[-1] == 1.0 and restarts == sorted(restarts), "the first rank may be killed before it has figures"
     assert len(list((tmp_path / "board").glob("events.*"))) == 2
