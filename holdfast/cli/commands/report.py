@@ -211,7 +211,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         (ettr_of(report.job_s, report.ettr, report.at_most), "bold green"),
         (hour_ettr_of(report.hour_ettr, report.at_most), "bold green"),
         f"{_since_start(report)}: ",
-        f"{incidents_text(len(report.incidents), count_failures(report.incidents))}{mttr}{planned}; ",
+        f"{_incidents_said(report)}{mttr}{planned}; ",
         f"{_step_text(report)}, generation {report.generation}; {_state_text(report)}",
     )
     bill = draw_bill(report)
@@ -240,10 +240,17 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     parts += [_releases_text(report)] if len(report.releases) > 1 else []
     parts += [Text(pace, style="dim") for pace in describe_paces(report.paces)]
     parts.append(Text(describe_rungs(report.rungs), style="dim"))
-    parts += [_incidents_table(report, bill)] if report.incidents else []
+    parts += [_incidents_table(report, bill)] if report.incidents or report.standing.incident else []
     parts += [Text(opinion) for opinion in report.opinions]
     parts += [_changes_table(report, bill)] if report.changes else []
     return Group(*(part for part in parts if part))
+
+
+def _incidents_said(report: Report) -> str:
+    """Return the number of incidents, an open one included, and of failures."""
+    opened = report.standing.incident
+    failures = count_failures(report.incidents) + (opened.failures if opened else 0)
+    return incidents_text(len(report.incidents) + bool(opened), failures)
 
 
 def _part_text(report: Report) -> str:
@@ -265,10 +272,18 @@ def _state_text(report: Report) -> str:
         return f"ended with code {report.code}: {report.ending}"
     if report.code is not None and not report.absence:
         return f"{report.phase}: {report.ending}"
+    standing = report.standing
     if not report.absence:
-        return report.phase
+        if standing.asks_only:
+            return f"asks a person: {standing.asking}; answer with holdfast approve or holdfast stop"
+        if report.phase == Phase.HELD and standing.held:
+            return f"held by {standing.held}: holdfast resume continues it"
+        is_said = standing.waits.startswith(report.phase)
+        return standing.waits if is_said else f"{report.phase}: {standing.waits}" if standing.waits else report.phase
     seen_at = clock_text(report.start_at + report.wall_s)
-    return f"{report.phase} at {seen_at}, when its journal ends; it {report.absence}"
+    stood = f"asks a person ({standing.asking})" if standing.asks_only else report.phase
+    stood = f"held by {standing.held}" if report.phase == Phase.HELD and standing.held else stood
+    return f"{stood} at {seen_at}, when its journal ends; it {report.absence}"
 
 
 def _since_start(report: Report) -> str:
@@ -395,6 +410,11 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
         lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
         happened = f"{record.cause}{describe_step(record)}{describe_again(record)}"
         table.add_row(str(record.number), clock_text(record.alarm_at), happened, why, lost)
+    if opened := report.standing.incident:
+        row = bill.incidents.get(opened.number, {})
+        lost = f"{sum(row.values()):.1f} s so far{f' ({_row_text(row)})' if row else ''}"
+        why = f"open{f': {opened.why}' if opened.why else ''}"
+        table.add_row(str(opened.number), clock_text(opened.alarm_at), opened.cause, why, lost)
     return table
 
 

@@ -117,8 +117,10 @@ def render_status(status: dict[str, Any]) -> Group:
         lines.append(Text(status["behind"], style="bold"))
     if status.get("slow"):
         lines.append(Text(f"slow: {status['slow']}"))
+    if now := status.get("incident_now"):
+        lines.append(Text(f"incident now: {now}", style="bold"))
     if status["last_incident"]:
-        lines.append(Text(f"last incident: {status['last_incident']}"))
+        lines.append(Text(f"{'the one before' if now else 'last incident'}: {status['last_incident']}"))
     if status.get("last_change"):
         lines.append(Text(f"last planned restart: {status['last_change']}"))
     return Group(*lines)

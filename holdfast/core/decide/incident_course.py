@@ -7,7 +7,7 @@ from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import can_survive, make_parking
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import is_echo, is_node_loss
+from holdfast.core.incident.first_cause import is_node_loss
 from holdfast.core.incident.incident_case import IncidentCase, machine_faults
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
 from holdfast.core.incident.open_incident import Incident, open_incident
@@ -88,9 +88,7 @@ def describe_round(incident: Incident) -> str:
     if incident.rounds:
         gone = f", {', '.join(incident.evicted)} evicted so far" if incident.evicted else ""
         cost = f", failure {incident.failures} without a step in between{gone}"
-    first = incident.alarms[0]
-    cause = incident_text.describe_echo(first) if is_echo(first) else incident_text.describe_cause(first)
-    return f"incident {incident.number}{cost}: {cause}"
+    return f"incident {incident.number}{cost}: {incident_text.describe_round(incident.alarms[0])}"
 
 
 def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:

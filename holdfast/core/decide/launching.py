@@ -386,7 +386,7 @@ def ask_person(state: JobState, now: float, question: str) -> str:
     state.requests.ask_question(question, now + state.limits.ask_s)
     wait = incident_text.describe_wait(state.limits.ask_s)
     state.emit(Say(text=f"waiting up to {wait} for holdfast approve: {question}"))
-    state.next_move = f"waiting for holdfast approve: {question}"
+    state.next_move = f"{incident_text.ASKS}{question}"
     return state.next_move
 
 

@@ -21,6 +21,7 @@ ADVICE = (
     "or let holdfast do both (holdfast.Checkpointer)"
 )
 WENT_ON = "while the others went on"  # of a rank that left, and whose cause names the step
+ASKS = "waiting for holdfast approve: "  # how the reason begins of a decision to ask a person
 FAILED_START = "ended by an incident before its first step"  # of a planned restart
 _BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "wait", "launch")
 _SET_UP_AGAIN = "set-up after the restore"  # booked as set-up
@@ -100,6 +101,11 @@ def describe_echo(alarm: Alarm) -> str:
     """Describe an alarm that only shows that another rank has failed, or that somebody stops the job."""
     who = msgspec.structs.replace(alarm, reason=ECHOES[alarm.klass])
     return f"{describe_cause(who)}: looking for the first cause"
+
+
+def describe_round(first: Alarm) -> str:
+    """Return in words what the first alarm of a round that is not judged yet says."""
+    return describe_echo(first) if first.klass in ECHOES else describe_cause(first)
 
 
 def cause_label(alarm: Alarm) -> str:
@@ -183,10 +189,15 @@ def _describe_recovery(record: Record) -> str:
 
 def describe_again(record: Record) -> str:
     """Return a clause on how often the job failed again before a step and why the last time; "" if it never did."""
-    if record.failures < 2:
+    return describe_failures(record.failures, record.last_cause)
+
+
+def describe_failures(count: int, last_cause: str) -> str:
+    """Return a clause on failures after the first one, and why the last one happened if for another reason."""
+    if count < 2:
         return ""
-    last = f", the last time because {record.last_cause}" if record.last_cause else ""
-    return f", then failed {_count_times(record.failures - 1)} more before the next step{last}"
+    last = f", the last time because {last_cause}" if last_cause else ""
+    return f", then failed {_count_times(count - 1)} more before the next step{last}"
 
 
 def describe_disks(count: int) -> str:
@@ -261,6 +272,12 @@ def describe_step(record: Record) -> str:
     at = f" {describe_place(record.good_step, counted=record.counted)}"
     is_named = WENT_ON in record.cause or f"{at} " in f"{record.cause} "  # a hang says where it stood
     return "" if is_named else at if record.good_step >= 0 else " before any step was seen"
+
+
+def strip_number(reason: str) -> str:
+    """Return a decision's reason without the "incident 3: " that it begins with."""
+    head, colon, rest = reason.partition(": ")
+    return rest if colon and head.removeprefix("incident ").isdigit() else reason
 
 
 def advice_clause(hint: str) -> str:

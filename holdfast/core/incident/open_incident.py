@@ -206,6 +206,17 @@ class Incident(msgspec.Struct, kw_only=True):
         killed = sorted(self.killed, key=lambda a: a.ranks)
         return incident_text.describe_causes([self.shared_cause, *killed], self.hosts)
 
+    def describe_so_far(self) -> str:
+        """Return the cause of an incident that is not over, as its record would have it if it ended now."""
+        alarm = self.alarms[0]
+        newest = self.cause_text if self.judged else incident_text.describe_round(alarm)
+        first = self.first_text or newest
+        at = incident_text.describe_place(self.good_step, counted=self.counted)
+        named = self.good_step < 0 or alarm.kind in (Kind.LOSS, Kind.REDONE) or f" {at} " in f"{first} "
+        place = "" if named else f" {at}"
+        again = incident_text.describe_failures(self.failures, newest if newest != first else "")
+        return f"{first}{place}{again}"
+
     def doubt_steps(self, not_after: int) -> None:
         """Record that all steps after `not_after` are in doubt, so that the last good step is `not_after` at most."""
         self.made_step, self.good_step = max(self.made_step, self.good_step), min(self.good_step, not_after)

@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.core.incident import incident_text
+from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice
 from holdfast.model.event import Phase, StorageReport
@@ -99,6 +100,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     redone: tuple[RedoneSteps, ...]
     unwatched: tuple[UnwatchedTime, ...]
     phase: Phase
+    standing: Standing = Standing()
     generation: int
     step: int
     step_at: float = 0.0  # when every rank had made it, as far as the journal tells; 0: no step was seen

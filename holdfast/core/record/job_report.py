@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.core.incident.incident_text import lost_steps, phases_s
 from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse, UnwatchedTime
+from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice
 from holdfast.core.record.solving_rungs import count_rungs
@@ -23,6 +24,7 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
+    standing: Standing = Standing()  # what it waits for, and the open incident
     code: int | None
     ending: str
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
@@ -58,6 +60,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def report_of(account: Account) -> Report:
     return Report(
         phase=account.phase,
+        standing=account.standing,
         code=account.code,
         ending=account.ending,
         storage=account.storage,

@@ -8,6 +8,7 @@ import msgspec
 from holdfast.core.incident import incident_text
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_ending import describe_end, read_storage
+from holdfast.core.record.open_trouble import StandingFold
 from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.core.record.report_only_alarms import AlarmNotices
@@ -44,6 +45,7 @@ class Ledger:
         self.changes: list[Change] = []
         self.opinions, self._lost_standbys = list[str](), list[str]()
         self._notices = AlarmNotices()
+        self._standing = StandingFold()
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self.storage: StorageReport | None = None  # None: no node has told of any
@@ -102,6 +104,7 @@ class Ledger:
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
         self._notices.add(entry)
+        self._standing.add(entry)
         if decision.changed:
             self.changes.append(decision.changed)
             self._on_recovery(decision.changed, RedoneSteps(change=len(self.changes)))
@@ -181,6 +184,7 @@ class Ledger:
             redone=tuple(self._owed.redone),
             unwatched=tuple(self._unwatched),
             phase=self.phase,
+            standing=self._standing.standing,
             generation=self.generation,
             step=self.step,
             step_at=self.newest.at if self.newest else 0.0,

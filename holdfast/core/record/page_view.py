@@ -14,6 +14,7 @@ from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
 from holdfast.core.record.node_history import NodeHistory, NodeStory, ProbeResult
+from holdfast.core.record.open_trouble import OpenIncident
 from holdfast.core.record.page_lateness import HeldLateness
 from holdfast.core.record.release_pace import ReleasePace, describe_paces
 from holdfast.core.sum_preserving_rounding import share_tenths
@@ -156,6 +157,7 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[PageSpan, ...]
     curve: tuple[PagePoint, ...]
     incidents: tuple[PageIncident, ...]
+    opened: OpenIncident | None  # that has no record yet
     changes: tuple[PageChange, ...]
     nodes: tuple[PageNode, ...]
     releases: tuple[PageRelease, ...]
@@ -241,6 +243,7 @@ class PageFold:
             spans=tuple(map(_show_span, account.spans)),
             curve=tuple(self._points if self._is_shown() else [*self._points, self._newest[-1]]),
             incidents=tuple(_show_incident(record, bill) for record in account.incidents),
+            opened=account.standing.incident,
             changes=tuple(_show_change(change, bill, number) for number, change in enumerate(account.changes, 1)),
             nodes=nodes,
             releases=tuple(self._show_releases(account, paces)),
@@ -275,7 +278,8 @@ class PageFold:
     ) -> PageHead:
         over = account.phase is Phase.DONE
         ended = f"ended with code {account.code}: {account.ending}" if over else absence
-        opened = self.stories.tell_open(0) is not None
+        opened, now_open = self.stories.tell_open(0) is not None, account.standing.incident
+        stands = {"held": account.standing.held, "asking": account.standing.asking} | status
         told = ("floor", "disk", "behind", "held", "asking", "asks_until", "waiting", "waiting_until", "queued")
         return PageHead(
             run_id=self._job.run_id if self._job else "",
@@ -299,7 +303,7 @@ class PageFold:
             mttr_s=account.mttr_s,
             lost_s=bill.lost_s,
             incidents=len(account.incidents) + opened,
-            failures=count_failures(account.incidents),
+            failures=count_failures(account.incidents) + (now_open.failures if now_open else 0),
             open_incident=len(account.incidents) + 1 if opened else 0,
             changes=len(account.changes),
             recent_steps_s=self._measure_pace(),
@@ -308,7 +312,7 @@ class PageFold:
             redone=sum(ran.redone for ran in account.ran),
             storage=account.storage,
             roles=_count_roles(nodes),
-            said={name: status[name] for name in told if status.get(name) not in (None, "", 0, -1, {})},
+            said={name: stands[name] for name in told if stands.get(name) not in (None, "", 0, -1, {})},
         )
 
     def _measure_pace(self) -> float | None:
