@@ -28,7 +28,6 @@ from holdfast.wire.run_and_node_specs import EntryPoint as What
 from tests.cli.console_transcript import assert_screens
 from tests.cli.driver import ROOT
 from tests.core.test_ledger import CHANGE, NEW, START, Book, account
-from tests.core.test_open_trouble import ASKS, TWO
 from tests.core.transcript import parse
 
 LINES = (
@@ -158,28 +157,7 @@ def test_what_is_shown(run_dir: Path) -> None:
     screens["steps that its journal has not been told yet"] = shown_report(run_dir, trains)
     grown = msgspec.structs.replace(trains.incidents[0], evicted=())
     screens["a node into an empty seat"] = shown_report(run_dir, msgspec.structs.replace(trains, incidents=(grown,)))
-    asking = {
-        "asks a person": ASKS,
-        "is held amid an incident": (*ASKS[:5], "3.05 order hold by ann", "3.1 outcome 2 ok"),
-    }
-    for what, lines in (asking | {"waits for a node": (*TWO, "3.1 outcome 2 ok", "9 tick")}).items():
-        (run_dir / "journal.db").unlink()
-        write(run_dir, *lines)
-        screens[f"a job that {what}, without a controller"] = shown_report(run_dir)
-        screens[f"a job that {what}"] = shown_report(
-            run_dir, msgspec.structs.replace(report.load_report(run_dir), absence="")
-        )
     assert_screens("report", screens)
-
-
-def test_an_open_incident_is_in_every_form(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(run_dir, *ASKS)
-    assert main(["report", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["standing"]
-    assert told["asking"] and (told["held"], told["incident"]["number"]) == ("", 2)
-    assert main(["report", "--html", str(tmp_path / "run.html")]) == 0
-    page = (tmp_path / "run.html").read_text()
-    assert f'"asking":{json.dumps(told["asking"])}' in page and json.dumps(told["incident"]["cause"]) in page
 
 
 def test_a_job_has_not_ended_while_its_state_goes_to_storage(run_dir: Path) -> None:

@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.cli.commands.report_standing import incidents_said, opened_said, state_said
 from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.since_flag import parse_since
@@ -23,7 +24,6 @@ from holdfast.cli.terminal.quantity_text import (
     duration_text,
     ettr_of,
     hour_ettr_of,
-    incidents_text,
     no_step_said,
     step_said,
     storage_said,
@@ -31,7 +31,6 @@ from holdfast.cli.terminal.quantity_text import (
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import (
     FAILED_START,
-    count_failures,
     describe_again,
     describe_kept,
     describe_new_release,
@@ -211,8 +210,8 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         (ettr_of(report.job_s, report.ettr, report.at_most), "bold green"),
         (hour_ettr_of(report.hour_ettr, report.at_most), "bold green"),
         f"{_since_start(report)}: ",
-        f"{_incidents_said(report)}{mttr}{planned}; ",
-        f"{_step_text(report)}, generation {report.generation}; {_state_text(report)}",
+        f"{incidents_said(report)}{mttr}{planned}; ",
+        f"{_step_text(report)}, generation {report.generation}; {state_said(report)}",
     )
     bill = draw_bill(report)
     parts: list[Text | Table] = [
@@ -246,13 +245,6 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     return Group(*(part for part in parts if part))
 
 
-def _incidents_said(report: Report) -> str:
-    """Return the number of incidents, an open one included, and of failures."""
-    opened = report.standing.incident
-    failures = count_failures(report.incidents) + (opened.failures if opened else 0)
-    return incidents_text(len(report.incidents) + bool(opened), failures)
-
-
 def _part_text(report: Report) -> str:
     if not report.is_part:
         return ""
@@ -265,25 +257,6 @@ def _step_text(report: Report) -> str:
     said = step_said(report.step, report.since)
     newer = report.step_at and report.phase == Phase.TRAINING and not report.absence
     return f"{said}, as of {clock_text(report.step_at)}" if newer else said
-
-
-def _state_text(report: Report) -> str:
-    if report.phase == Phase.DONE:
-        return f"ended with code {report.code}: {report.ending}"
-    if report.code is not None and not report.absence:
-        return f"{report.phase}: {report.ending}"
-    standing = report.standing
-    if not report.absence:
-        if standing.asks_only:
-            return f"asks a person: {standing.asking}; answer with holdfast approve or holdfast stop"
-        if report.phase == Phase.HELD and standing.held:
-            return f"held by {standing.held}: holdfast resume continues it"
-        is_said = standing.waits.startswith(report.phase)
-        return standing.waits if is_said else f"{report.phase}: {standing.waits}" if standing.waits else report.phase
-    seen_at = clock_text(report.start_at + report.wall_s)
-    stood = f"asks a person ({standing.asking})" if standing.asks_only else report.phase
-    stood = f"held by {standing.held}" if report.phase == Phase.HELD and standing.held else stood
-    return f"{stood} at {seen_at}, when its journal ends; it {report.absence}"
 
 
 def _since_start(report: Report) -> str:
@@ -413,8 +386,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
     if opened := report.standing.incident:
         row = bill.incidents.get(opened.number, {})
         lost = f"{sum(row.values()):.1f} s so far{f' ({_row_text(row)})' if row else ''}"
-        why = f"open{f': {opened.why}' if opened.why else ''}"
-        table.add_row(str(opened.number), clock_text(opened.alarm_at), opened.cause, why, lost)
+        table.add_row(str(opened.number), clock_text(opened.alarm_at), opened.cause, opened_said(opened), lost)
     return table
 
 

@@ -12,24 +12,13 @@ from holdfast.core.record.open_trouble import StandingFold
 from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.core.record.report_only_alarms import AlarmNotices
-from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, book_stall, find_first_cut, split_end
+from holdfast.core.record.span_cuts import ALONE, TRAINED, USES, OpenStandstill, book_stall, find_first_cut, split_end
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.code_release import Release
 from holdfast.model.detector_alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
 from holdfast.model.incident_record import Change, Record, is_given_up
 
-_USES = {
-    Phase.WAITING: TimeUse.WAIT,
-    Phase.LAUNCHING: TimeUse.LAUNCH,
-    Phase.STARTING: TimeUse.START_UP,  # imports, groups, state and first step: the ranks' own business
-    Phase.TRAINING: TimeUse.TRAIN,
-    Phase.STOPPING: TimeUse.STOP,
-    Phase.PROBING: TimeUse.PROBE,
-    Phase.PAUSING: TimeUse.PAUSE,
-    Phase.HELD: TimeUse.HOLD,
-    Phase.ENDING: TimeUse.STOP,
-}
 _OF_NONE = (TimeUse.END, *ALONE)  # uses that no incident or planned restart costs
 
 
@@ -165,7 +154,7 @@ class Ledger:
         end_at = self._last_at if self.phase is Phase.DONE or now is None else max(now, self._last_at)
         # The record of an incident says when it is closed what it cost; that a stand was no training is known before.
         spans = list(self._spans) if self._standstill.since is None else self._spans_cut_at(self._standstill.since)
-        if end_at > self._at and self.phase in _USES:
+        if end_at > self._at and self.phase in USES:
             spans += self._standstill.split_newest(self._current_spans(end_at))
         elif self._start_at is not None:
             end_at = self._at
@@ -231,7 +220,7 @@ class Ledger:
         if self._cut is not None:
             first = find_first_cut(self._spans, self._cut[0], self._good_at)
             spans[first : self._cut[0] + 1] = [spans[first].clip_end(self._good_at)]
-        if self.phase in _USES and self.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.PAUSING):
+        if self.phase in USES and self.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.PAUSING):
             until = self._good_at if self.phase is Phase.TRAINING else account.end_at
             spans.append(self._make_span(self._current_use(), self._at, max(self._at, until)))
         if not self._stepped_ever:
@@ -246,7 +235,7 @@ class Ledger:
         return FROM_START if newest is not None and newest.numbered and self._is_from_zero else ""
 
     def _current_use(self) -> TimeUse:
-        use = _USES[self.phase]
+        use = USES[self.phase]
         if use is not TimeUse.TRAIN:
             return use
         return TimeUse.END if self._parted else TimeUse.REDO if self._redo_to is not None else use
@@ -275,7 +264,7 @@ class Ledger:
     def _close_span(self, at: float) -> None:
         """Add the spans of what time is used for now (training, launching, ...), since the last one, up to `at`."""
         at = max(at, self._at)
-        if at > self._at and self.phase in _USES:
+        if at > self._at and self.phase in USES:
             self._spans += self._current_spans(at)
             self._at = at
 
