@@ -162,7 +162,9 @@ def _release_text(status: dict[str, Any]) -> str:
     text = f"release {status['release']}{source} {verb}"
     if not status.get("waiting"):
         return text
-    until = f", at the latest in {_time_left(status['waiting_until'])}" if status.get("waiting_until") else ""
+    stands = status.get("asking") or status.get("held")  # then only a person ends the wait
+    timed = status.get("waiting_until") and not stands
+    until = f", at the latest in {_time_left(status['waiting_until'])}" if timed else ""
     return f"{text}; release {status['waiting']} waits for a restart{until}"
 
 
