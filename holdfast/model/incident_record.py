@@ -56,6 +56,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     echoes: int = 0
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
+    ordered: dict[str, str] = {}  # of the evicted nodes, those that a person or the fleet wanted gone, and how
+    passed: tuple[str, ...] = ()  # of the admitted nodes, those that were evicted again before a step was made
     ranks: tuple[int, ...] = ()
     suspects: tuple[str, ...] = ()
     grouped_at: float = 0.0  # when ranks of the next generation had their process groups; 0: nobody told

@@ -41,6 +41,7 @@ from holdfast.core.incident.incident_text import (
     stop_phases_s,
     why_from_zero,
 )
+from holdfast.core.incident.seat_changes import describe_swap
 from holdfast.core.record.job_account import START_AND_END, TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
@@ -376,9 +377,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
     table = _new_table("#", "at", "what happened", "why and what was done", "lost")
     redone = {restart.incident: restart.redone for restart in report.restarts}
     for record in report.incidents:
-        came = "took its place" if record.evicted else "admitted"  # into a seat that had been left before
-        swapped = f"; {', '.join(record.admitted)} {came}" if record.admitted else ""
-        swapped += describe_kept(record) + (f"; {record.short}" if record.short else "")
+        swapped = describe_swap(record) + describe_kept(record) + (f"; {record.short}" if record.short else "")
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
         happened = f"{record.cause}{describe_step(record)}{describe_again(record)}"

@@ -1,6 +1,6 @@
 """The path from ready nodes to a training generation: which nodes get ranks, when to launch, and how a job ends."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -121,6 +121,7 @@ def evict_nodes(
     *,
     examine: bool = True,
     drained: Collection[str] = (),
+    ordered: Mapping[str, str] | None = None,
 ) -> str:
     leaving, actions = state.nodes.evict_nodes(nodes, silent, state.generation, examine=examine, drained=drained)
     state.emit(*actions)
@@ -129,7 +130,7 @@ def evict_nodes(
     state.requests.on_nodes_left(tuple(leaving))
     state.nodes.links.forget_nodes(leaving, kept=state.nodes.standbys.suspects.keys())
     if state.interruption:
-        state.interruption.evicted += tuple(leaving)
+        state.interruption.on_evicted(tuple(leaving), ordered or {})
     return f"evicted {', '.join(leaving)}"
 
 
@@ -229,7 +230,8 @@ def _launch_or_wait(state: JobState, now: float) -> str:
         spare = len(state.nodes.usable_pool) - len(state.nodes.out)  # seats that are empty come first
         leaving = state.requests.nodes_to_leave(state.nodes.active, spare)
         # Nothing is known to be wrong with them, so nobody looks. A person who evicts one has a reason.
-        evict_nodes(state, now, leaving, (), examine=False, drained=state.requests.drained_nodes(leaving))
+        drained, told = state.requests.drained_nodes(leaving), state.requests.tell_orders(leaving)
+        evict_nodes(state, now, leaving, (), examine=False, drained=drained, ordered=told)
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (state.last_call_at, state.wait_until))
     if seats := state.nodes.propose_seats(may_shrink=state.generation > 0 or called):

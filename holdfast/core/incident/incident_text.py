@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
+from holdfast.core.incident.seat_changes import describe_evicted, staying_nodes
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Action, Stop
@@ -354,8 +355,8 @@ def _describe_remedy(record: Record) -> str:
     if record.verdict.remedy is Remedy.GIVE_UP:
         return f"gave up: {record.verdict.reason}"
     if record.rolled_back:
-        evicted = f", {', '.join(record.evicted)} evicted" if record.evicted else ""
-        return f"release {record.rolled_back} was rolled back to release {record.verdict.to or 'before it'}{evicted}"
+        back = f"release {record.rolled_back} was rolled back to release {record.verdict.to or 'before it'}"
+        return ", ".join((back, *describe_evicted(record)))
     if record.skipped:
         left_out = ", ".join(_step_range(skip) for skip in record.skipped)
         return f"restarted in place, the batches of {left_out} left out,"
@@ -363,10 +364,11 @@ def _describe_remedy(record: Record) -> str:
     if not record.evicted:
         return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "") + kept
     went_on = "restarted" if is_fresh_start(record) or record.resumed_from is None else "resumed"
-    if record.admitted:
-        return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and {went_on}{kept}"
+    evicted = ", ".join(describe_evicted(record, first="evicted "))
+    if stayed := staying_nodes(record):
+        return f"{evicted}, admitted {', '.join(stayed)} and {went_on}{kept}"
     fewer = f"{record.short}{kept}" if record.short else "fewer nodes"
-    return f"evicted {', '.join(record.evicted)} and {went_on} on {fewer}"
+    return f"{evicted} and {went_on} on {fewer}"
 
 
 def _step_range(skip: Skip) -> str:

@@ -64,6 +64,8 @@ class Incident(msgspec.Struct, kw_only=True):
     apart: str = ""  # as in Record
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
+    ordered: dict[str, str] = {}  # as in Record
+    passed: tuple[str, ...] = ()
     rolled_back: int = 0  # the release that was given up
     brought_in: int = 0  # the release that came in with a restart of this incident
     skipped: tuple[Skip, ...] = ()
@@ -91,6 +93,15 @@ class Incident(msgspec.Struct, kw_only=True):
                 self.alarms[self.alarms.index(last)] = incident_text.join_alarms([last, least])
             else:
                 self.dropped += 1
+
+    def on_evicted(self, nodes: tuple[str, ...], ordered: Mapping[str, str]) -> None:
+        """Record nodes that leave. `ordered` says of some of them who wanted that, and how."""
+        seated = list(self.admitted)
+        for node in self.passed:
+            seated.remove(node)
+        self.passed += tuple(node for node in nodes if node in seated)
+        self.evicted += nodes
+        self.ordered = self.ordered | {node: ordered[node] for node in nodes if node in ordered}
 
     def on_late_step(self, event: Progress) -> bool:
         """Record a step made before the first alarm but reported later. Return whether it is the last good step."""
@@ -317,6 +328,8 @@ class Incident(msgspec.Struct, kw_only=True):
             echoes=self.echoes,
             evicted=self.evicted,
             admitted=self.admitted,
+            ordered=self.ordered,
+            passed=self.passed,
             ranks=named.ranks,
             suspects=named.suspects,
             grouped_at=self.grouped_at,

@@ -7,7 +7,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.incident.incident_text import count_failures, describe_kept, lost_steps, phases_s, record_label
+from holdfast.core.incident.incident_text import (
+    count_failures,
+    describe_evicted,
+    describe_kept,
+    lost_steps,
+    phases_s,
+    record_label,
+    staying_nodes,
+)
+from holdfast.core.incident.seat_changes import describe_evicted, staying_nodes
 from holdfast.core.record.incident_story import IncidentStory, StoryFold
 from holdfast.core.record.job_account import Account, Span, TimeUse
 from holdfast.core.record.job_report import report_of
@@ -60,7 +69,8 @@ class PageIncident(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]  # evicted, or suspected
     ranks: tuple[int, ...]
     evicted: tuple[str, ...]
-    admitted: tuple[str, ...]
+    admitted: tuple[str, ...]  # and not evicted again
+    left: tuple[str, ...]  # the evicted nodes in clauses, with who wanted them gone
     good_at: float
     alarm_at: float
     resumed_at: float
@@ -390,7 +400,8 @@ def _show_incident(record: Record, bill: Bill) -> PageIncident:
         nodes=record.evicted or record.suspects,
         ranks=record.ranks,
         evicted=record.evicted,
-        admitted=record.admitted,
+        admitted=staying_nodes(record),
+        left=describe_evicted(record, first="evicted "),
         good_at=record.good_at,
         alarm_at=record.alarm_at,
         resumed_at=record.resumed_at,

@@ -46,7 +46,7 @@ function changes(view) {
 }
 
 function remedyText(one) {
-  const swapped = [one.evicted.length ? `evicted ${someNames(one.evicted)}` : "", one.admitted.length ? `admitted ${someNames(one.admitted)}` : ""].filter(Boolean);
+  const swapped = [...one.left, one.admitted.length ? `admitted ${someNames(one.admitted)}` : ""].filter(Boolean);
   return capital([one.remedy === "evict" && swapped.length ? "" : one.remedy, ...swapped, wentOn(one)].filter(Boolean).join(", "));
 }
 
