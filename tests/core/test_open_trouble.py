@@ -21,7 +21,7 @@ def standing(*lines: str) -> Standing:
 def test_a_job_that_asks() -> None:
     stopping, asks = standing(*ASKS[:-1]), standing(*ASKS)
     assert not stopping.asking and stopping.incident and (stopping.incident.number, stopping.incident.why) == (2, "")
-    assert (asks.asking, asks.held, asks.asks_only) == (f"{CAUSE}; {AGAIN}", "", True)
+    assert (asks.asking, asks.held) == (f"{CAUSE}; {AGAIN}", "")
     assert asks.incident and (asks.incident.number, asks.incident.alarm_at) == (2, 5.0)
     assert (asks.incident.cause, asks.incident.why) == (f"{CAUSE} at step 10", f"{AGAIN}: a person is asked")
     approved = (*ASKS, "10 order approve by ann")

@@ -21,8 +21,9 @@ def state_said(report: Report) -> str:
     if report.code is not None and not report.absence:
         return f"{report.phase}: {report.ending}"
     standing = report.standing
+    asks = standing.asking and not standing.held
     if not report.absence:
-        if standing.asks_only:
+        if asks:
             return f"asks a person: {standing.asking}; answer with holdfast approve or holdfast stop"
         if report.phase == Phase.HELD and standing.held:
             return f"held by {standing.held}: holdfast resume continues it"
@@ -30,7 +31,7 @@ def state_said(report: Report) -> str:
             return standing.waits
         return f"{report.phase}: {standing.waits}" if standing.waits else report.phase
     seen_at = clock_text(report.start_at + report.wall_s)
-    stood = f"asks a person ({standing.asking})" if standing.asks_only else report.phase
+    stood = f"asks a person ({standing.asking})" if asks else report.phase
     stood = f"held by {standing.held}" if report.phase == Phase.HELD and standing.held else stood
     return f"{stood} at {seen_at}, when its journal ends; it {report.absence}"
 

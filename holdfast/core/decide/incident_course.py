@@ -189,7 +189,7 @@ def apply_verdict(
             state.verdict = verdict
             incident.absent = tuple(sorted(silent))
             asked = launching.ask_person(state, now, told)
-            state.enter(Phase.HELD)
+            launching.stand_still(state, now)
             return asked
         launching.close_incident(state, verdict, now)
         return launching.finish_job(state, now, verdict.code, told)

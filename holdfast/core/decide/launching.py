@@ -210,7 +210,7 @@ def on_block_outcome(state: JobState, now: float, event: Outcome) -> str:
 def _launch_or_wait(state: JobState, now: float) -> str:
     block_hosts(state)  # before the launch, as journals have it
     if state.requests.held:
-        state.enter(Phase.HELD)
+        stand_still(state, now)
         return f"held by {state.requests.held}"
     if now >= state.not_before:
         state.not_before = 0.0
@@ -382,6 +382,13 @@ def close_incident(state: JobState, verdict: Verdict, resumed_at: float, resumed
     state.closed, state.interruption, state.verdict = record, None, None
     state.failed_survivals = 0 if record.kept else state.failed_survivals
     return record.sentence
+
+
+def stand_still(state: JobState, now: float) -> None:
+    """Launch no rank until a person says so."""
+    if state.incident is not None:
+        state.incident.stood_at = now
+    state.enter(Phase.HELD)
 
 
 def ask_person(state: JobState, now: float, question: str) -> str:

@@ -23,7 +23,7 @@ def on_order(state: JobState, now: float, order: Order) -> str:
             state.requests.held = order.who
             if state.phase is Phase.WAITING:
                 state.wait_until = None
-                state.enter(Phase.HELD)
+                launching.stand_still(state, now)
             return f"held by {order.who}"
         case "resume" | "approve":
             return on_resume_order(state, now, order)
@@ -51,6 +51,8 @@ def on_leave_order(state: JobState, now: float, order: Order) -> str:
 
 
 def on_resume_order(state: JobState, now: float, order: Order) -> str:
+    if state.incident is not None and state.phase is Phase.HELD:
+        state.incident.on_answer(now, held=bool(state.requests.held))
     state.requests.held = ""
     if state.pause is not None:
         state.pause.released_at = now

@@ -24,9 +24,9 @@ ADVICE = (
 WENT_ON = "while the others went on"  # of a rank that left, and whose cause names the step
 ASKS = "waiting for holdfast approve: "  # how the reason begins of a decision to ask a person
 FAILED_START = "ended by an incident before its first step"  # of a planned restart
-_BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "wait", "launch")
+_BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "ask", "hold", "wait", "launch")
 _SET_UP_AGAIN = "set-up after the restore"  # booked as set-up
-_OPTIONAL = ("silence", "probe", "held", "wait", "last step", _SET_UP_AGAIN)  # told of only if they took time
+_OPTIONAL = ("silence", "probe", "ask", "hold", "wait", "last step", _SET_UP_AGAIN)  # told of only if they took time
 UNORDERED = "which first is not known"  # of ranks that were killed
 _NOTICED_S = 0.1  # exits of one host that were noticed within this may have been in another order
 SHOWN_S = 0.05  # which is more than nothing in tenths
@@ -175,17 +175,28 @@ def _describe_recovery(record: Record) -> str:
     text = f"{record.cause}{describe_step(record)}{describe_again(record)}; {_describe_remedy(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:
         return text
-    lost_s = record.resumed_at - record.good_at
+    lost_s = recovery_s(record)
+    held = f", held for {held_s:.1f} s" if (held_s := sum_held_s(record)) >= SHOWN_S else ""
     if is_fresh_start(record):
-        text = f"{text.rstrip(',')}, {describe_fresh_start(record)} and {lost_s:.1f} s"
+        text = f"{text.rstrip(',')}{held}, {describe_fresh_start(record)} and {lost_s:.1f} s"
     elif record.resumed_from is None:
-        text += f"{describe_unknown_resume(record)}, lost {lost_s:.1f} s"
+        text += f"{describe_unknown_resume(record)}{held}, lost {lost_s:.1f} s"
     else:
         made = lost_steps(record)
         lost = f"{count_steps(made)} and " if made is not None else ""
         where = f"{describe_disks(record.disks)}{_describe_apart(record)}"
-        text += f" from step {record.resumed_from}{where}, lost {lost}{lost_s:.1f} s"
+        text += f" from step {record.resumed_from}{where}{held}, lost {lost}{lost_s:.1f} s"
     return f"{text} ({describe_phases(record)})"
+
+
+def sum_held_s(record: Record) -> float:
+    """Return how long a person held the job during the incident."""
+    return record.held_s + record.earlier_s.get("hold", 0.0)
+
+
+def recovery_s(record: Record) -> float:
+    """Return the seconds that an incident cost, from the last good step to the next one, without a person's hold."""
+    return record.resumed_at - record.good_at - sum_held_s(record)
 
 
 def describe_again(record: Record) -> str:
@@ -301,12 +312,13 @@ def describe_phases(record: Record | Change) -> str:
     """Return the phases of a recovery with their seconds, in tenths that add up to the total. The sums for stop and
     start-up are rounded first and their phases after that, so that the sums agree with the report."""
     wholes: dict[str, dict[str, float]] = {}
-    for name, seconds in phases_s(record).items():
+    spent = {name: seconds for name, seconds in phases_s(record).items() if name != "hold"}  # which is told apart
+    for name, seconds in spent.items():
         whole = "stop" if name in ("silence", "stop") else name if name in _BEFORE_START_UP else "start-up"
         wholes.setdefault(whole, {})[name] = seconds
     rounded = share_tenths({whole: sum(parts.values()) for whole, parts in wholes.items()})
     shown = {n: s for whole, parts in wholes.items() for n, s in share_tenths(parts, rounded[whole]).items()}
-    return ", ".join(f"{name} {shown[name]:.1f}" for name in phases_s(record))
+    return ", ".join(f"{name} {shown[name]:.1f}" for name in spent)
 
 
 def start_up_s(record: Record | Change) -> dict[str, float]:
@@ -324,8 +336,10 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     if isinstance(record, Record):
         ends = {"detect": record.alarm_at, "silence": record.silent_at, "stop": record.stopped_at}
         ends["probe"] = record.stopped_at + record.probed_s
+        ends["ask"] = ends["probe"] + record.asked_s
+        ends["hold"] = ends["ask"] + record.held_s
     else:
-        ends = {"last step": record.asked_at, "stop": record.stopped_at, "held": record.stopped_at + record.held_s}
+        ends = {"last step": record.asked_at, "stop": record.stopped_at, "hold": record.stopped_at + record.held_s}
     set_up = "set-up" if record.grouped_at else "imports and set-up"
     restored = "restore" if record.grouped_at or record.restoring_at else "imports and restore"
     ends |= {"wait": record.ordered_at, "launch": record.launched_at}
@@ -338,7 +352,7 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     for name, end_at in ends.items():
         untold = name in ("imports and groups", set_up, restored, _SET_UP_AGAIN) and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
-        brief = name in ("silence", "probe", "wait", _SET_UP_AGAIN)
+        brief = name in ("silence", "probe", "ask", "hold", "wait", _SET_UP_AGAIN)
         least_s = SHOWN_S if brief else 0.0  # such as a replay that is refused
         if not untold and (end_at > at + least_s or name not in _OPTIONAL):
             booked = set_up if name == _SET_UP_AGAIN else name

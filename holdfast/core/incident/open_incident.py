@@ -50,6 +50,9 @@ class Incident(msgspec.Struct, kw_only=True):
     last_kind: str = ""  # as in Record
     stopped_at: float = 0.0
     probed_s: float = 0.0
+    stood_at: float = 0.0  # since when no rank may run until a person says so
+    asked_s: float = 0.0  # as in Record, of this round
+    held_s: float = 0.0
     lost: dict[str, Alarm] = {}  # nodes that fell silent or were found bad by others while nodes were tried
     absent: tuple[str, ...] = ()  # silent when a person was asked whether to go on; evicted with the answer
     found: dict[str, str] = {}  # machines that the probe or the replay of this round found bad
@@ -103,6 +106,11 @@ class Incident(msgspec.Struct, kw_only=True):
         self.evicted += nodes
         self.ordered = self.ordered | {node: ordered[node] for node in nodes if node in ordered}
 
+    def on_answer(self, now: float, *, held: bool) -> None:
+        """Record how long the job has stood because a person held it, or because one was asked."""
+        stood_s = now - self.stood_at
+        self.asked_s, self.held_s = self.asked_s + (0.0 if held else stood_s), self.held_s + (stood_s if held else 0.0)
+
     def on_late_step(self, event: Progress) -> bool:
         """Record a step made before the first alarm but reported later. Return whether it is the last good step."""
         if event.generation != self.generation:
@@ -131,7 +139,9 @@ class Incident(msgspec.Struct, kw_only=True):
     def next_round(self, now: float) -> None:
         """Start a new round, because the job failed again before it made a step."""
         probed = {"probe": self.stopped_at + self.probed_s} if self.probed_s > incident_text.SHOWN_S else {}
-        ends = {"silence": self.silent_at, "stop": self.stopped_at, **probed, "wait": self.ordered_at or now}
+        stood = {"ask": self.stopped_at + self.probed_s + self.asked_s} if self.asked_s else {}
+        stood |= {"hold": self.stopped_at + self.probed_s + self.asked_s + self.held_s} if self.held_s else {}
+        ends = {"silence": self.silent_at, "stop": self.stopped_at, **probed, **stood, "wait": self.ordered_at or now}
         ends |= {"launch": self.launched_at or now, "failed start": now}
         at = self.again_at or self.opened_at
         for name, end_at in ends.items():
@@ -140,6 +150,7 @@ class Incident(msgspec.Struct, kw_only=True):
                 self.earlier_s = self.earlier_s | {name: self.earlier_s.get(name, 0.0) + end_at - at}
                 at = end_at
         self.again_at, self.stopped_at, self.probed_s = now, now, 0.0
+        self.asked_s, self.held_s = 0.0, 0.0
         self.silent_at, self.ordered_at, self.launched_at = 0.0, 0.0, 0.0
         self.parked, self.kept, self.renewed = False, 0, 0
         self.dropped += len(self.alarms) - 1
@@ -322,6 +333,8 @@ class Incident(msgspec.Struct, kw_only=True):
             launched_at=max(self.launched_at, stopped_at),
             resumed_at=max(resumed_at, self.launched_at, stopped_at),
             probed_s=self.probed_s,
+            asked_s=self.asked_s,
+            held_s=self.held_s,
             resumed_from=resumed_from,
             untold=self.untold,
             failures=self.rounds,

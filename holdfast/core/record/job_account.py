@@ -15,6 +15,7 @@ NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend 
 START_AND_END = "start and end"  # the cause of time before the first step and after the last one
 PLANNED = "planned restarts"  # the cause of what they cost
 FROM_START = "the start of this run"  # from which steps are counted that the script does not tell
+HOLDS = "holds by people"  # the cause of time for which a person held the job amid an incident
 HOUR_S = 3600.0  # the window of the sliding ETTR
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
 
@@ -31,7 +32,8 @@ class TimeUse(StrEnum):
     START_UP = "start-up"
     WAIT = "wait"
     PAUSE = "pause"  # ranks are being ended on purpose, for a release, a person, or to grow
-    HOLD = "hold"
+    ASK = "ask"  # a person is asked whether to go on
+    HOLD = "hold"  # a person wants no rank to run
     STALL = "stall"  # it stood, and went on by itself or was ended by a person
     END = "end"  # after the last step ranks save, evaluate or clean up
     UNWATCHED = "unwatched"  # there was no controller, and ranks made no step
@@ -41,7 +43,11 @@ class TimeUse(StrEnum):
 
 
 NOT_LOST = (TimeUse.TRAIN, TimeUse.RUN, TimeUse.UNKNOWN, TimeUse.OVER)  # made new steps, or nobody knows, or was over
-CAUSES = {TimeUse.STALL: "stall", TimeUse.UNWATCHED: NO_CONTROLLER}  # of time that no incident or restart cost
+CAUSES = {
+    TimeUse.STALL: "stall",
+    TimeUse.UNWATCHED: NO_CONTROLLER,
+    TimeUse.HOLD: HOLDS,
+}  # of time that no incident or restart cost
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,8 +176,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mttr_s(self) -> float | None:
-        """Return the mean time of repaired incidents, from last good step to next; None if there are none."""
-        times = [r.resumed_at - r.good_at for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
+        """Return the mean time of repaired incidents, from last good step to next, without the time for which a person
+        held the job; None if there are none."""
+        times = [incident_text.recovery_s(r) for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
         return sum(times) / len(times) if times else None
 
     def lost_s(self) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.incident.incident_text import lost_steps, phases_s
+from holdfast.core.incident.incident_text import lost_steps, phases_s, recovery_s
 from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
@@ -13,7 +13,8 @@ from holdfast.model.incident_record import Change, Record, Remedy
 
 
 class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The time from the last good step to the next one, and how it divides into phases."""
+    """The time from the last good step to the next one, and how it divides into phases. For how long a person held the
+    job amid an incident is among the phases, but the incident did not lose it."""
 
     incident: int  # its number; 0: it was planned
     at: float  # when ranks were told to stop
@@ -104,7 +105,7 @@ def _restart_cost(record: Record | Change, at: float, incident: int, redone: int
     return RestartCost(
         incident=incident,
         at=at,
-        lost_s=record.resumed_at - record.good_at,
+        lost_s=recovery_s(record) if isinstance(record, Record) else record.resumed_at - record.good_at,
         phases_s=phases_s(record),
         redone=None if lost_steps(record) is None else redone,
     )

@@ -236,6 +236,8 @@ class Ledger:
 
     def _current_use(self) -> TimeUse:
         use = USES[self.phase]
+        if use is TimeUse.HOLD and self._standing.asks_only:
+            return TimeUse.ASK
         if use is not TimeUse.TRAIN:
             return use
         return TimeUse.END if self._parted else TimeUse.REDO if self._redo_to is not None else use
@@ -257,7 +259,9 @@ class Ledger:
         return found
 
     def _make_span(self, use: TimeUse, start_at: float, end_at: float) -> Span:
-        if use in _OF_NONE:  # even if ranks had not yet redone all that an incident lost
+        if use in _OF_NONE or (
+            use is TimeUse.HOLD and self._incident
+        ):  # even if ranks had not yet redone all that an incident lost
             return Span(use=use, start_at=start_at, end_at=end_at)
         return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
 

@@ -30,11 +30,6 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     waits: str = ""  # for what a job without ranks waits, if for no person
     incident: OpenIncident | None = None
 
-    @property
-    def asks_only(self) -> bool:
-        """Return whether the job stands because it asks, and not because a person holds it."""
-        return bool(self.asking) and not self.held
-
 
 class StandingFold:
     """Takes journal entries one by one; `standing` is how the job stands after the newest."""
@@ -51,6 +46,11 @@ class StandingFold:
     @property
     def standing(self) -> Standing:
         return Standing(asking=self._asking, held=self._held, waits=self._waits, incident=self._tell_incident())
+
+    @property
+    def asks_only(self) -> bool:
+        """Return whether the job stands because it asks, and not because a person holds it."""
+        return bool(self._asking) and not self._held
 
     def add(self, entry: Entry) -> None:
         event, decision = entry.event, entry.decision

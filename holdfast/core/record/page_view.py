@@ -9,12 +9,10 @@ import msgspec
 
 from holdfast.core.incident.incident_text import (
     count_failures,
-    describe_evicted,
     describe_kept,
     lost_steps,
     phases_s,
     record_label,
-    staying_nodes,
 )
 from holdfast.core.incident.seat_changes import describe_evicted, staying_nodes
 from holdfast.core.record.incident_story import IncidentStory, StoryFold
