@@ -1,6 +1,12 @@
 """What a job waits for and its open incident are told from the journal alone, at every moment of it."""
 
+import pytest
+
 from holdfast.core.decide.decider import Decider
+from holdfast.core.incident.incident_text import describe_phases, phases_s
+from holdfast.core.record.job_account import HOLDS, TimeUse
+from holdfast.core.record.job_report import report_of
+from holdfast.core.record.lost_time_bill import draw_bill
 from holdfast.core.record.open_trouble import Standing
 from tests.core.test_ledger import account, entries
 
@@ -54,3 +60,38 @@ def test_the_controller_tells_the_same() -> None:
         told = standing(*lines).incident
         assert told and (decider.view.open_incident, decider.view.open_cause) == (told.number, told.cause)
         assert decider.view.question == standing(*lines).asking
+
+
+def uses(*lines: str) -> dict[tuple[str, int], float]:
+    """The seconds of standing by use and incident."""
+    found = account(*lines).spans
+    stood = (TimeUse.ASK, TimeUse.HOLD, TimeUse.WAIT)
+    return {(span.use.value, span.incident): round(span.seconds, 3) for span in found if span.use in stood}
+
+
+def test_an_answer_is_waited_for_at_the_cost_of_the_failure() -> None:
+    lines = (*ASKS, "65.1 order approve by ann", "66 outcome 5 ok", "67 progress 10")
+    *_, record = account(*lines).incidents
+    assert (record.asked_s, record.held_s) == (pytest.approx(60.0), 0.0)
+    assert phases_s(record)["ask"] == pytest.approx(60.0) and "wait" not in phases_s(record)
+    assert uses(*lines) == {("wait", 0): 1.0, ("ask", 2): 60.0}
+    again = (*lines[:-1], f"67 {CRASH}", "67.1 outcome 6 ok", "68 outcome 7 ok", "70 progress 10")
+    *_, record = account(*again).incidents
+    assert record.failures == 2 and phases_s(record)["ask"] == pytest.approx(60.0)
+
+
+def test_a_hold_amid_an_incident_is_no_cost_of_the_failure() -> None:
+    holds = ("3.05 order hold by ann", "3.1 outcome 2 ok", "21.1 order resume by ann", "21.2 outcome 3 ok")
+    lines = (*ASKS[:5], *holds, "22 progress 10")
+    found = account(*lines)
+    [record] = found.incidents
+    assert (record.asked_s, record.held_s) == (0.0, pytest.approx(18.0))
+    assert uses(*lines) == {("wait", 0): 1.0, ("hold", 0): 18.0}
+    assert found.mttr_s == pytest.approx(record.resumed_at - record.good_at - 18.0)
+    assert found.lost_s()[HOLDS] == pytest.approx(18.0)
+    [cost] = report_of(found).restarts
+    assert sum(cost.phases_s.values()) - cost.phases_s["hold"] == pytest.approx(cost.lost_s)
+    bill = draw_bill(report_of(found))
+    assert bill.causes[HOLDS] == 18.0 and TimeUse.HOLD not in bill.incidents[1]
+    said = describe_phases(record)
+    assert f", held for 18.0 s, lost 1 step and {cost.lost_s:.1f} s ({said})" in record.sentence and "hold" not in said

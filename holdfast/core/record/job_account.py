@@ -43,11 +43,8 @@ class TimeUse(StrEnum):
 
 
 NOT_LOST = (TimeUse.TRAIN, TimeUse.RUN, TimeUse.UNKNOWN, TimeUse.OVER)  # made new steps, or nobody knows, or was over
-CAUSES = {
-    TimeUse.STALL: "stall",
-    TimeUse.UNWATCHED: NO_CONTROLLER,
-    TimeUse.HOLD: HOLDS,
-}  # of time that no incident or restart cost
+# Of time that no incident or restart cost.
+CAUSES = {TimeUse.STALL: "stall", TimeUse.UNWATCHED: NO_CONTROLLER, TimeUse.HOLD: HOLDS}
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

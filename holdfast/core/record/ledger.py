@@ -259,9 +259,8 @@ class Ledger:
         return found
 
     def _make_span(self, use: TimeUse, start_at: float, end_at: float) -> Span:
-        if use in _OF_NONE or (
-            use is TimeUse.HOLD and self._incident
-        ):  # even if ranks had not yet redone all that an incident lost
+        # Even if ranks had not yet redone all that an incident lost; and no failure costs a hold.
+        if use in _OF_NONE or (use is TimeUse.HOLD and self._incident):
             return Span(use=use, start_at=start_at, end_at=end_at)
         return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
 
