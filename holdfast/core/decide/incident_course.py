@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from holdfast.core.decide import launching
+from holdfast.core.decide import launching, waiting_for_people
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import can_survive, make_parking
@@ -188,8 +188,8 @@ def apply_verdict(
         if state.limits.ask_s and verdict.code == GAVE_UP:
             state.verdict = verdict
             incident.absent = tuple(sorted(silent))
-            asked = launching.ask_person(state, now, told)
-            launching.stand_still(state, now)
+            asked = waiting_for_people.ask_person(state, now, told)
+            waiting_for_people.stand_still(state, now)
             return asked
         launching.close_incident(state, verdict, now)
         return launching.finish_job(state, now, verdict.code, told)

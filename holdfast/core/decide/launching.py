@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from holdfast.core.decide import waiting_for_people
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause, resumed_step
 from holdfast.core.decide.surviving_ranks import describe_short, keeps_ranks
@@ -186,7 +187,7 @@ def on_wait_tick(state: JobState, now: float) -> str:
     told = f"not enough nodes: {short}{blocked}; start more nodes or lower --nnodes"
     if state.limits.ask_s and not state.requests.asking:
         state.wait_until = now + state.limits.ask_s
-        return ask_person(state, now, told)
+        return waiting_for_people.ask_person(state, now, told)
     return finish_job(state, now, GAVE_UP, told)
 
 
@@ -210,7 +211,7 @@ def on_block_outcome(state: JobState, now: float, event: Outcome) -> str:
 def _launch_or_wait(state: JobState, now: float) -> str:
     block_hosts(state)  # before the launch, as journals have it
     if state.requests.held:
-        stand_still(state, now)
+        waiting_for_people.stand_still(state, now)
         return f"held by {state.requests.held}"
     if now >= state.not_before:
         state.not_before = 0.0
@@ -382,21 +383,6 @@ def close_incident(state: JobState, verdict: Verdict, resumed_at: float, resumed
     state.closed, state.interruption, state.verdict = record, None, None
     state.failed_survivals = 0 if record.kept else state.failed_survivals
     return record.sentence
-
-
-def stand_still(state: JobState, now: float) -> None:
-    """Launch no rank until a person says so."""
-    if state.incident is not None:
-        state.incident.stood_at = now
-    state.enter(Phase.HELD)
-
-
-def ask_person(state: JobState, now: float, question: str) -> str:
-    state.requests.ask_question(question, now + state.limits.ask_s)
-    wait = incident_text.describe_wait(state.limits.ask_s)
-    state.emit(Say(text=f"waiting up to {wait} for holdfast approve: {question}"))
-    state.next_move = f"{incident_text.ASKS}{question}"
-    return state.next_move
 
 
 def finish_job(

@@ -1,6 +1,6 @@
 """Orders of people to a running job: hold or resume it, evict or drain nodes, update or roll back, approve."""
 
-from holdfast.core.decide import launching
+from holdfast.core.decide import launching, waiting_for_people
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.model.action import Dismissal
@@ -23,7 +23,7 @@ def on_order(state: JobState, now: float, order: Order) -> str:
             state.requests.held = order.who
             if state.phase is Phase.WAITING:
                 state.wait_until = None
-                launching.stand_still(state, now)
+                waiting_for_people.stand_still(state, now)
             return f"held by {order.who}"
         case "resume" | "approve":
             return on_resume_order(state, now, order)

@@ -286,12 +286,6 @@ def describe_step(record: Record) -> str:
     return "" if is_named else at if record.good_step >= 0 else " before any step was seen"
 
 
-def strip_number(reason: str) -> str:
-    """Return a decision's reason without the "incident 3: " that it begins with."""
-    head, colon, rest = reason.partition(": ")
-    return rest if colon and head.removeprefix("incident ").isdigit() else reason
-
-
 def advice_clause(hint: str) -> str:
     """Return advice as the end of a sentence: "; " and the hint, with a small first letter and no full stop. Return ""
     if there is no hint."""

@@ -333,16 +333,12 @@ class Incident(msgspec.Struct, kw_only=True):
             launched_at=max(self.launched_at, stopped_at),
             resumed_at=max(resumed_at, self.launched_at, stopped_at),
             probed_s=self.probed_s,
-            asked_s=self.asked_s,
-            held_s=self.held_s,
             resumed_from=resumed_from,
             untold=self.untold,
             failures=self.rounds,
             echoes=self.echoes,
             evicted=self.evicted,
             admitted=self.admitted,
-            ordered=self.ordered,
-            passed=self.passed,
             ranks=named.ranks,
             suspects=named.suspects,
             grouped_at=self.grouped_at,
@@ -365,6 +361,8 @@ class Incident(msgspec.Struct, kw_only=True):
             disks=self.disks,
             apart=self.apart,
         )
+        record = msgspec.structs.replace(record, asked_s=self.asked_s, held_s=self.held_s)
+        record = msgspec.structs.replace(record, ordered=self.ordered, passed=self.passed)
         return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
 
 

@@ -5,7 +5,8 @@ from collections import deque
 import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES
-from holdfast.core.incident.incident_text import count_ranks, describe_cause, list_some, strip_number
+from holdfast.core.incident.incident_text import count_ranks, describe_cause, list_some
+from holdfast.core.record.open_trouble import strip_number
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.event import Ended, Entry, Order, Outcome, Phase, Ready

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.incident.incident_text import ASKS, strip_number
+from holdfast.core.incident.incident_text import ASKS
 from holdfast.core.incident.open_incident import Incident, open_incident
 from holdfast.model.action import Launch
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
@@ -121,3 +121,9 @@ class StandingFold:
         return OpenIncident(
             number=incident.number, alarm_at=incident.opened_at, cause=cause, why=why, failures=incident.failures
         )
+
+
+def strip_number(reason: str) -> str:
+    """Return a decision's reason without the "incident 3: " that it begins with."""
+    head, colon, rest = reason.partition(": ")
+    return rest if colon and head.removeprefix("incident ").isdigit() else reason

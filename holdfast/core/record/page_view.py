@@ -284,8 +284,7 @@ class PageFold:
     def _make_head(
         self, account: Account, bill: Bill, nodes: tuple[PageNode, ...], status: dict[str, Any], absence: str
     ) -> PageHead:
-        over = account.phase is Phase.DONE
-        ended = f"ended with code {account.code}: {account.ending}" if over else absence
+        ended = f"ended with code {account.code}: {account.ending}" if account.phase is Phase.DONE else absence
         opened, now_open = self.stories.tell_open(0) is not None, account.standing.incident
         stands = {"held": account.standing.held, "asking": account.standing.asking} | status
         told = ("floor", "disk", "behind", "held", "asking", "asks_until", "waiting", "waiting_until", "queued")
@@ -295,7 +294,7 @@ class PageFold:
             now=str(status.get("now", "")) or ended or self._reason or "training",
             since=_stretch_start(account.spans, account.start_at),
             watched=bool(status),
-            over=over,
+            over=account.phase is Phase.DONE,
             code=account.code,
             start_at=account.start_at,
             end_at=account.end_at,
