@@ -78,8 +78,8 @@ PACKAGE = ROOT / "holdfast"
 # pipelines, and the simulator's jobs that go on in kept processes, 1,950; elastic pipelines: steps along routes, sums
 # that no placement changes, meetings after failures, snapshots and files of layers, and ranks that are kept with their
 # state, 1,750; losses of states that are proved wrong, and memory that is registered after a first step, 60;
-# docstrings with one idea in a sentence, 430; jobs that stand, and what for: open incidents in reports, who ordered what,
-# and waits by their names, 320.
+# docstrings with one idea in a sentence, 430; jobs that stand, and what for: open incidents in reports, who ordered
+# what, and waits by their names, 320.
 TOTAL_LINES = 93_060
 SETTINGS = 119  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 86  # structs in holdfast/model/; the last ones are routes through pipelines and what they are chosen from

@@ -206,10 +206,8 @@ def describe_again(record: Record) -> str:
 
 def describe_failures(count: int, last_cause: str) -> str:
     """Return a clause on failures after the first one, and why the last one happened if for another reason."""
-    if count < 2:
-        return ""
     last = f", the last time because {last_cause}" if last_cause else ""
-    return f", then failed {_count_times(count - 1)} more before the next step{last}"
+    return f", then failed {_count_times(count - 1)} more before the next step{last}" if count > 1 else ""
 
 
 def describe_disks(count: int) -> str:

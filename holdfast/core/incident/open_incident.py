@@ -361,6 +361,10 @@ class Incident(msgspec.Struct, kw_only=True):
             disks=self.disks,
             apart=self.apart,
         )
+        return self._complete_record(record)
+
+    def _complete_record(self, record: Record) -> Record:
+        """Return the record with what people did, and with its sentence."""
         record = msgspec.structs.replace(record, asked_s=self.asked_s, held_s=self.held_s)
         record = msgspec.structs.replace(record, ordered=self.ordered, passed=self.passed)
         return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
