@@ -64,7 +64,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     run_s: float = 0.0  # in which ranks ran, of a job in which no step was ever seen
     incidents: int  # one that is open included
-    last_incident: str
+    last_incident: str  # the newest that is over
+    incident_now: str = ""  # what has happened in the open one so far; "": none is open
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
     copies: int = 1  # of every state of that step on peers
     disk: int  # newest step that lies on the disks of all nodes; -1: none does
@@ -127,6 +128,7 @@ def status_of(controller: Controller) -> Status:
         incidents=view.incidents,
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
+        incident_now=view.open_cause,
         slow=account.describe_slow(view.generation),
         floor=floor.floor,
         copies=floor.copies,

@@ -52,10 +52,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     resumed_at: float  # first step of the next generation
     resumed_from: int | None  # None: it is not known what the script went on from
     probed_s: float = 0.0  # of the time between stop and launch
+    asked_s: float = 0.0  # after that a person was asked for so long
+    held_s: float = 0.0  # and for so long a person held the job, which the failure did not cost
     failures: int = 1  # until a step was made again
     echoes: int = 0
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
+    ordered: dict[str, str] = {}  # of the evicted nodes, those that a person or the fleet wanted gone, and how
+    passed: tuple[str, ...] = ()  # of the admitted nodes, those that were evicted again before a step was made
     ranks: tuple[int, ...] = ()
     suspects: tuple[str, ...] = ()
     grouped_at: float = 0.0  # when ranks of the next generation had their process groups; 0: nobody told

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from holdfast.cli import main
-from holdfast.cli.commands import job_orders
+from holdfast.cli.commands import job_orders, update
 from holdfast.cli.run_dirs import run_directory
 from holdfast.core.record.job_account import PLANNED
+from holdfast.core.record.release_history import ReleaseChapter
+from holdfast.model.code_release import Fate, Release
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_screens
@@ -80,6 +82,23 @@ def test_a_script_without_steps_goes_on_when_its_ranks_run(monkeypatch: pytest.M
     drained = job_orders._done_text(there, {"verb": "drain", "node": "n1"}, False)
     assert drained == f"{resumes}, once a standby can take its seat"
     assert_screens("orders", screens)
+
+
+def test_a_release_that_waits_for_a_person() -> None:
+    status = {"phase": "held", "held": "", "asking": "rank 0 failed"}
+    chapter = ReleaseChapter(release=Release(number=2), fate=Fate.WAITING, at=1.0)
+
+    def told(status: dict[str, Any], *, now: bool = False) -> tuple[str, int | None]:
+        return update._progress_line(chapter, now, False, update._awaited_text(status, now, 86400.0), 1.0)
+
+    comes = "release 2 is staged; it comes in with the next restart"
+    asks = f"{comes}: the job asks a person, and holdfast approve restarts it now"
+    assert (told(status), told(status, now=True)) == ((asks, 0), (asks, None))
+    held = status | {"held": "ann", "asking": ""}
+    assert told(held) == (f"{comes}: the job is held, and holdfast resume restarts it now", 0)
+    trains = held | {"phase": "training", "held": ""}
+    assert told(trains) == (f"{comes}, at the latest in 24 h 00 min", 0)
+    assert told(trains, now=True) == ("release 2 is staged; the job restarts with it", None)
 
 
 @e2e

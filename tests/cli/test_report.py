@@ -343,6 +343,7 @@ def test_what_status_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         "steps are counted": trains | {"since": "the last launch"},
         "held by a person": held | {"held": "ann (holdfast hold)", "release": 2, "source": "git 1a2b", "waiting": 0},
         "a question, and a release that waits": asks | {"waiting_until": 1060.0},
+        "a question amid an incident": asks | {"incident_now": "rank 0 on n1 was killed at step 12"},
         "the same for as long as it takes": asks | {"waiting_until": None, "asks_until": None},
     }
     assert_screens("status", {case: printed(status.render_status(one)) for case, one in screens.items()})

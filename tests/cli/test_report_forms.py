@@ -3,14 +3,17 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.cli import main
 from holdfast.cli.commands.report import load_report
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP
-from tests.cli.test_report import END, LINES, NO_STEPS, write
+from tests.cli.console_transcript import assert_screens
+from tests.cli.test_report import END, LINES, NO_STEPS, shown_report, write
 from tests.cli.test_report import run_dir as run_dir
+from tests.core.test_open_trouble import ASKS, TWO
 
 
 def test_two_runs_beside_each_other(
@@ -52,3 +55,29 @@ def test_a_page_to_mail_is_one_file(run_dir: Path, tmp_path: Path, capsys: pytes
     told = capsys.readouterr().err
     assert told.startswith(f"holdfast report: cannot write {tmp_path}/nowhere/run.html: No such file or directory\n")
     assert len(told.splitlines()) == 2
+
+
+def test_a_job_that_stands_is_shown_with_its_open_incident(run_dir: Path) -> None:
+    stands = {
+        "asks a person": ASKS,
+        "is held amid an incident": (*ASKS[:5], "3.05 order hold by ann", "3.1 outcome 2 ok"),
+        "waits for a node": (*TWO, "3.1 outcome 2 ok", "9 tick"),
+    }
+    screens = {}
+    for what, lines in stands.items():
+        (run_dir / "journal.db").unlink(missing_ok=True)
+        write(run_dir, *lines)
+        found = load_report(run_dir)
+        screens[what] = shown_report(run_dir, msgspec.structs.replace(found, absence=""))
+        screens[f"{what}, without a controller"] = shown_report(run_dir, found)
+    assert_screens("report_standing", screens)
+
+
+def test_an_open_incident_is_in_every_form(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run_dir, *ASKS)
+    assert main(["report", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["standing"]
+    assert told["asking"] and (told["held"], told["incident"]["number"]) == ("", 2)
+    assert main(["report", "--html", str(tmp_path / "run.html")]) == 0
+    page = (tmp_path / "run.html").read_text()
+    assert f'"asking":{json.dumps(told["asking"])}' in page and json.dumps(told["incident"]["cause"]) in page

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from holdfast.cli.launch import controller_main
 from holdfast.cli.terminal import quantity_text
+from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Finish
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Decision, Ended, Entry, Phase, Progress, Successor
 from tests.cli.console_transcript import assert_screens
+from tests.core.test_open_trouble import ASKS
+from tests.core.transcript import parse
 
 
 def told_by(folder: Path, *entries: Entry) -> str:
@@ -18,7 +21,7 @@ def told_by(folder: Path, *entries: Entry) -> str:
     teller = controller_main.ConsoleTeller(folder, console)
     taken_over = Successor(epoch=2, alone_since=50.0)
     for entry in (Entry(seq=1, at=100.0, event=taken_over, decision=Decision(phase=Phase.TRAINING)), *entries):
-        teller.on_entry(entry, "")
+        teller.on_entry(entry, Decider().view)
     console._file.close()
     return (folder / "said.log").read_text() if (folder / "said.log").exists() else ""
 
@@ -50,3 +53,29 @@ def test_a_resumed_console_says_that_the_script_had_ended(tmp_path: Path) -> Non
     assert_screens("resumed_end", screens)
     for screen, instants in zip(screens.values(), ((50.0, 100.0), (50.0, 100.0, 70.0)), strict=True):
         assert re.findall(r"\d\d:\d\d:\d\d", screen)[-len(instants) :] == [*map(quantity_text.clock_text, instants)]
+
+
+def told_of_takeover(folder: Path, *lines: str) -> str:
+    """Return what a controller says that takes over a job of this journal."""
+    folder.mkdir()
+    decider = Decider()
+    for line in lines:
+        at, text = line.split(" ", 1)
+        decider.step(float(at), parse(text, float(at), decider.view.generation))
+    console = controller_main.SaidLog(folder)
+    event = Successor(epoch=2, alone_since=0.0)
+    entry = Entry(seq=99, at=99.0, event=event, decision=decider.step(99.0, event))
+    controller_main.ConsoleTeller(folder, console).on_entry(entry, decider.view)
+    console._file.close()
+    return (folder / "said.log").read_text()
+
+
+def test_a_controller_that_takes_over_names_the_order_that_the_job_waits_for(tmp_path: Path) -> None:
+    held = (*ASKS[:5], "3.05 order hold by ann", "3.1 outcome 2 ok")
+    asks_too = (*ASKS[:9], "5.05 order hold by ann", "5.1 outcome 4 ok")
+    screens = {
+        "the job asks": told_of_takeover(tmp_path / "a", *ASKS),
+        "it is held": told_of_takeover(tmp_path / "b", *held),
+        "it is held, and asks when it is not": told_of_takeover(tmp_path / "c", *asks_too),
+    }
+    assert_screens("taken_over", screens)

@@ -170,7 +170,7 @@ async def test_hold_and_resume(desk_of: Open) -> None:
         assert report["spent_s"]["hold"] > 0 and report["spent_s"]["pause"] > 0
         assert sum(report["spent_s"].values()) == pytest.approx(report["wall_s"])
         [change] = report["changes"]
-        assert change["held_s"] > 0 and report["restarts"][0]["phases_s"]["held"] == pytest.approx(change["held_s"])
+        assert change["held_s"] > 0 and report["restarts"][0]["phases_s"]["hold"] == pytest.approx(change["held_s"])
         metrics = await (await desk.client.get("/metrics", headers=HEADERS)).text()
         assert "holdfast_planned_restarts_total 1.0" in metrics and "holdfast_held 0.0" in metrics
 

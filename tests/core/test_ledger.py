@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.core.decide.decider import Decider
-from holdfast.core.record.job_account import PLANNED, START_AND_END, UNSETTLED, Account, TimeUse
+from holdfast.core.record.job_account import HOLDS, PLANNED, START_AND_END, UNSETTLED, Account, TimeUse
 from holdfast.core.record.ledger import Ledger, fold_entries
 from holdfast.model.action import Launch
 from holdfast.model.code_release import Release
@@ -345,10 +345,10 @@ def test_a_release_that_fails_at_once_costs_an_incident_from_its_failure_on() ->
     assert found.lost_s() == {START_AND_END: 5.0, PLANNED: 5.0, "crash": 4.0}
 
 
-def test_an_incident_that_waits_for_a_person_is_held_and_belongs_to_the_incident() -> None:
+def test_a_hold_amid_an_incident_belongs_to_who_holds() -> None:
     book = Book().trains().add(26, Phase.STOPPING).add(27, Phase.HELD).add(40, Phase.ENDING).add(41, Phase.DONE)
     found = fold_entries(book.entries, 99.0)
-    assert ("hold", 27, 40, 1) in spans(found)
+    assert ("hold", 27, 40, 0) in spans(found)
     assert found.end_at == 41.0
 
 
@@ -368,12 +368,12 @@ def test_an_incident_goes_on_through_a_pause_that_a_person_wants_before_its_next
         ("launch", 27, 28, 1),
         ("start-up", 28, 29, 1),
         ("pause", 29, 30, 1),
-        ("hold", 30, 31, 1),
+        ("hold", 30, 31, 0),
         ("launch", 31, 32, 1),
         ("start-up", 32, 34, 1),
         ("train", 34, 40, 0),
     ]
-    assert found.lost_s() == {START_AND_END: 5.0, "crash": 9.0}
+    assert found.lost_s() == {START_AND_END: 5.0, "crash": 8.0, HOLDS: 1.0}
 
 
 def test_a_pause_amid_redone_work_is_not_the_incidents() -> None:

@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.cli.commands.report_standing import incidents_said, opened_said, state_said
 from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.since_flag import parse_since
@@ -23,7 +24,6 @@ from holdfast.cli.terminal.quantity_text import (
     duration_text,
     ettr_of,
     hour_ettr_of,
-    incidents_text,
     no_step_said,
     step_said,
     storage_said,
@@ -31,7 +31,6 @@ from holdfast.cli.terminal.quantity_text import (
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import (
     FAILED_START,
-    count_failures,
     describe_again,
     describe_kept,
     describe_new_release,
@@ -42,6 +41,7 @@ from holdfast.core.incident.incident_text import (
     stop_phases_s,
     why_from_zero,
 )
+from holdfast.core.incident.seat_changes import describe_swap
 from holdfast.core.record.job_account import START_AND_END, TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
@@ -74,6 +74,7 @@ _COLOURS = {
     TimeUse.PROBE: "bright_magenta",
     TimeUse.WAIT: "bright_black",
     TimeUse.PAUSE: "blue",
+    TimeUse.ASK: "bright_blue",
     TimeUse.HOLD: "white",
     TimeUse.STALL: "red",
     TimeUse.END: "bright_yellow",
@@ -93,6 +94,7 @@ _LETTERS = {
     TimeUse.PROBE: "P",
     TimeUse.WAIT: ".",
     TimeUse.PAUSE: "p",
+    TimeUse.ASK: "a",
     TimeUse.HOLD: "h",
     TimeUse.STALL: "!",
     TimeUse.END: "e",
@@ -211,8 +213,8 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         (ettr_of(report.job_s, report.ettr, report.at_most), "bold green"),
         (hour_ettr_of(report.hour_ettr, report.at_most), "bold green"),
         f"{_since_start(report)}: ",
-        f"{incidents_text(len(report.incidents), count_failures(report.incidents))}{mttr}{planned}; ",
-        f"{_step_text(report)}, generation {report.generation}; {_state_text(report)}",
+        f"{incidents_said(report)}{mttr}{planned}; ",
+        f"{_step_text(report)}, generation {report.generation}; {state_said(report)}",
     )
     bill = draw_bill(report)
     parts: list[Text | Table] = [
@@ -240,7 +242,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     parts += [_releases_text(report)] if len(report.releases) > 1 else []
     parts += [Text(pace, style="dim") for pace in describe_paces(report.paces)]
     parts.append(Text(describe_rungs(report.rungs), style="dim"))
-    parts += [_incidents_table(report, bill)] if report.incidents else []
+    parts += [_incidents_table(report, bill)] if report.incidents or report.standing.incident else []
     parts += [Text(opinion) for opinion in report.opinions]
     parts += [_changes_table(report, bill)] if report.changes else []
     return Group(*(part for part in parts if part))
@@ -258,17 +260,6 @@ def _step_text(report: Report) -> str:
     said = step_said(report.step, report.since)
     newer = report.step_at and report.phase == Phase.TRAINING and not report.absence
     return f"{said}, as of {clock_text(report.step_at)}" if newer else said
-
-
-def _state_text(report: Report) -> str:
-    if report.phase == Phase.DONE:
-        return f"ended with code {report.code}: {report.ending}"
-    if report.code is not None and not report.absence:
-        return f"{report.phase}: {report.ending}"
-    if not report.absence:
-        return report.phase
-    seen_at = clock_text(report.start_at + report.wall_s)
-    return f"{report.phase} at {seen_at}, when its journal ends; it {report.absence}"
 
 
 def _since_start(report: Report) -> str:
@@ -388,13 +379,15 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
     table = _new_table("#", "at", "what happened", "why and what was done", "lost")
     redone = {restart.incident: restart.redone for restart in report.restarts}
     for record in report.incidents:
-        came = "took its place" if record.evicted else "admitted"  # into a seat that had been left before
-        swapped = f"; {', '.join(record.admitted)} {came}" if record.admitted else ""
-        swapped += describe_kept(record) + (f"; {record.short}" if record.short else "")
+        swapped = describe_swap(record) + describe_kept(record) + (f"; {record.short}" if record.short else "")
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
         happened = f"{record.cause}{describe_step(record)}{describe_again(record)}"
         table.add_row(str(record.number), clock_text(record.alarm_at), happened, why, lost)
+    if opened := report.standing.incident:
+        row = bill.incidents.get(opened.number, {})
+        lost = f"{sum(row.values()):.1f} s so far{f' ({_row_text(row)})' if row else ''}"
+        table.add_row(str(opened.number), clock_text(opened.alarm_at), opened.cause, opened_said(opened), lost)
     return table
 
 

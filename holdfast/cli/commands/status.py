@@ -146,8 +146,10 @@ def render_status(status: dict[str, Any]) -> Group:
         lines.append(Text(status["behind"], style="bold"))
     if status.get("slow"):
         lines.append(Text(f"slow: {status['slow']}"))
+    if now := status.get("incident_now"):
+        lines.append(Text(f"incident now: {now}", style="bold"))
     if status["last_incident"]:
-        lines.append(Text(f"last incident: {status['last_incident']}"))
+        lines.append(Text(f"{'the one before' if now else 'last incident'}: {status['last_incident']}"))
     if status.get("last_change"):
         lines.append(Text(f"last planned restart: {status['last_change']}"))
     return Group(*lines)
@@ -197,7 +199,9 @@ def _release_text(status: dict[str, Any]) -> str:
     text = f"release {status['release']}{source} {verb}"
     if not status.get("waiting"):
         return text
-    until = f", at the latest in {_time_left(status['waiting_until'])}" if status.get("waiting_until") else ""
+    stands = status.get("asking") or status.get("held")  # then only a person ends the wait
+    timed = status.get("waiting_until") and not stands
+    until = f", at the latest in {_time_left(status['waiting_until'])}" if timed else ""
     return f"{text}; release {status['waiting']} waits for a restart{until}"
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from holdfast.cli.commands import releases
-from holdfast.cli.commands.job_orders import STEPLESS_S, exit_code_of, give_order
+from holdfast.cli.commands.job_orders import STEPLESS_S, ask_patiently, exit_code_of, give_order
 from holdfast.cli.launch import release_packing
 from holdfast.cli.launch.release_packing import PackedUpdate
 from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text
@@ -181,13 +182,28 @@ def _watch_release(
         if chapter is not None:
             for_s = time.time() - chapter.launched_at if chapter.launched_at else 0.0
             ran = chapter.steps + chapter.redone > 0 or (stepless and for_s >= STEPLESS_S)
-            line, code = _progress_line(chapter, now, ran, window_s, time.monotonic() - began)
+            awaited = ""
+            if chapter.fate is Fate.WAITING:
+                status = ask_patiently(run_dir, lambda: ask_controller(run_dir, "/api/v1/status"))
+                awaited = _awaited_text(status, now, window_s)
+            line, code = _progress_line(chapter, now, ran, awaited, time.monotonic() - began)
             if line != said:
                 print(f"holdfast update: {line}", file=sys.stderr if code else sys.stdout, flush=True)
             if code is not None:
                 return code
             said = line
         time.sleep(_LOOK_S)
+
+
+def _awaited_text(status: dict[str, Any], now: bool, window_s: float) -> str:
+    """Say with what a staged release comes in. While the job waits for a person, its window does not end."""
+    if status["held"] and status["phase"] == "held":
+        return "it comes in with the next restart: the job is held, and holdfast resume restarts it now"
+    if status["asking"]:
+        return "it comes in with the next restart: the job asks a person, and holdfast approve restarts it now"
+    if now:
+        return "the job restarts with it"
+    return f"it comes in with the next restart, at the latest in {duration_text(window_s)}"
 
 
 def _find_chapter(run_dir: Path, release: Release, before: int) -> ReleaseChapter | None:
@@ -198,17 +214,15 @@ def _find_chapter(run_dir: Path, release: Release, before: int) -> ReleaseChapte
 
 
 def _progress_line(
-    chapter: ReleaseChapter, now: bool, ran: bool, window_s: float, took_s: float
+    chapter: ReleaseChapter, now: bool, ran: bool, awaited: str, took_s: float
 ) -> tuple[str, int | None]:
     """Return the state of the release in words, and the exit code if this state is final."""
     name = f"release {chapter.release.number}"
     match chapter.fate:
         case Fate.STAGING:
             return f"{name} is being checked on one node and staged on all", None
-        case Fate.WAITING if now:
-            return f"{name} is staged; the job restarts with it", None
         case Fate.WAITING:
-            return f"{name} is staged; it comes in with the next restart, at the latest in {duration_text(window_s)}", 0
+            return f"{name} is staged; {awaited}", None if now else 0
         case Fate.RUNNING if ran or not now:
             return f"{name} runs; it took {took_s:.1f} s", 0
         case Fate.RUNNING:

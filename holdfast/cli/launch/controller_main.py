@@ -258,6 +258,14 @@ class NetworkPort:
         return self._runner.server()
 
 
+def _standing_text(view: JobView) -> str:
+    """Say for which order of a person a job without ranks keeps its nodes and state."""
+    if view.question and not view.held_by:
+        kept = "keeping nodes and state until holdfast approve or holdfast stop"
+        return f"{kept}, as it asks: {view.question}"
+    return "keeping nodes and state until holdfast resume"
+
+
 class EntryListeners:
     """Passes new journal entries to the console, to opinions, to traces and to hooks. Hooks also get old entries,
     because earlier controllers may have ended before they sent their notices."""
@@ -268,7 +276,7 @@ class EntryListeners:
         self._teller, self._hooks, self._opinions, self._traces = teller, hooks, opinions, traces
 
     def on_entry(self, entry: Entry, view: JobView) -> None:
-        self._teller.on_entry(entry, view.summary)
+        self._teller.on_entry(entry, view)
         self._opinions.on_entry(entry, view)
         self._traces.on_entry(entry)
         self.on_replayed(entry, view)
@@ -366,8 +374,8 @@ class ConsoleTeller:
     def set_phase(self, phase: Phase) -> None:
         self._phase = phase
 
-    def on_entry(self, entry: Entry, summary: str) -> None:
-        """Print a line if this entry changes the job's phase; `summary` says what the job does now."""
+    def on_entry(self, entry: Entry, view: JobView) -> None:
+        """Print a line if this entry changes the job's phase, which `view` already shows."""
         phase, self._phase = self._phase, entry.decision.phase
         if isinstance(entry.event, Begin):
             self._begun_at = entry.event.started_at or entry.at
@@ -383,9 +391,9 @@ class ConsoleTeller:
                 done = "stopping any ranks that are left" if self._unheard else done
                 self._say(f"{entry.decision.reason}; {done}")
             case Phase.PAUSING:
-                self._say(f"{summary}; ending all ranks")
+                self._say(f"{view.summary}; ending all ranks")
             case Phase.HELD if not any(isinstance(action, Say) for action in entry.decision.actions):
-                self._say(f"{entry.decision.reason}; keeping nodes and state until holdfast resume")
+                self._say(f"{entry.decision.reason}; {_standing_text(view)}")
             case Phase.ENDING if isinstance(entry.event, Ended) and self._unheard:
                 self._say(f"the script had ended by itself {self._unwatched_text(self._unheard)}")
             case Phase.ENDING:

@@ -196,7 +196,8 @@ def _describe_past(status: Mapping[str, Any]) -> Iterator[str]:
     if status["ettr"] is not None:
         yield ettr_said(status["ettr"], status.get("at_most", ""))
     if status["incidents"]:
-        last = f", last: {status['last_incident']}" if status["last_incident"] else ""
+        now, past = status.get("incident_now"), status["last_incident"]
+        last = f", now: {now}" if now else f", last: {past}" if past else ""
         yield f"{incidents_text(status['incidents'], status.get('failures', 0))}{last}"
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Collection
 
-from holdfast.core.decide import launching
+from holdfast.core.decide import launching, waiting_for_people
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import can_survive, make_parking
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import is_echo, is_node_loss
+from holdfast.core.incident.first_cause import is_node_loss
 from holdfast.core.incident.incident_case import IncidentCase, machine_faults
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
 from holdfast.core.incident.open_incident import Incident, open_incident
@@ -88,9 +88,7 @@ def describe_round(incident: Incident) -> str:
     if incident.rounds:
         gone = f", {', '.join(incident.evicted)} evicted so far" if incident.evicted else ""
         cost = f", failure {incident.failures} without a step in between{gone}"
-    first = incident.alarms[0]
-    cause = incident_text.describe_echo(first) if is_echo(first) else incident_text.describe_cause(first)
-    return f"incident {incident.number}{cost}: {cause}"
+    return f"incident {incident.number}{cost}: {incident_text.describe_round(incident.alarms[0])}"
 
 
 def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
@@ -197,8 +195,8 @@ def apply_verdict(
         if state.limits.ask_s and verdict.code == GAVE_UP:
             state.verdict = verdict
             incident.absent = tuple(sorted(silent))
-            asked = launching.ask_person(state, now, told)
-            state.enter(Phase.HELD)
+            asked = waiting_for_people.ask_person(state, now, told)
+            waiting_for_people.stand_still(state, now)
             return asked
         launching.close_incident(state, verdict, now)
         return launching.finish_job(state, now, verdict.code, told)

@@ -75,6 +75,12 @@ class JobView:
         return incident.number if incident else 0
 
     @property
+    def open_cause(self) -> str:
+        """What has happened in the open incident so far, in words; "" if none is open."""
+        incident = self._state.incident
+        return incident.describe_so_far() if incident else ""
+
+    @property
     def open_failures(self) -> int:
         """How many failures the open incident has; 0 if none is open."""
         incident = self._state.incident

@@ -1,9 +1,10 @@
 """The path from ready nodes to a training generation: which nodes get ranks, when to launch, and how a job ends."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from holdfast.core.decide import waiting_for_people
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause, resumed_step
 from holdfast.core.decide.surviving_ranks import describe_short, keeps_ranks
@@ -121,6 +122,7 @@ def evict_nodes(
     *,
     examine: bool = True,
     drained: Collection[str] = (),
+    ordered: Mapping[str, str] | None = None,
 ) -> str:
     leaving, actions = state.nodes.evict_nodes(nodes, silent, state.generation, examine=examine, drained=drained)
     state.emit(*actions)
@@ -129,7 +131,7 @@ def evict_nodes(
     state.requests.on_nodes_left(tuple(leaving))
     state.nodes.links.forget_nodes(leaving, kept=state.nodes.standbys.suspects.keys())
     if state.interruption:
-        state.interruption.evicted += tuple(leaving)
+        state.interruption.on_evicted(tuple(leaving), ordered or {})
     return f"evicted {', '.join(leaving)}"
 
 
@@ -185,7 +187,7 @@ def on_wait_tick(state: JobState, now: float) -> str:
     told = f"not enough nodes: {short}{blocked}; start more nodes or lower --nnodes"
     if state.limits.ask_s and not state.requests.asking:
         state.wait_until = now + state.limits.ask_s
-        return ask_person(state, now, told)
+        return waiting_for_people.ask_person(state, now, told)
     return finish_job(state, now, GAVE_UP, told)
 
 
@@ -209,7 +211,7 @@ def on_block_outcome(state: JobState, now: float, event: Outcome) -> str:
 def _launch_or_wait(state: JobState, now: float) -> str:
     block_hosts(state)  # before the launch, as journals have it
     if state.requests.held:
-        state.enter(Phase.HELD)
+        waiting_for_people.stand_still(state, now)
         return f"held by {state.requests.held}"
     if now >= state.not_before:
         state.not_before = 0.0
@@ -229,7 +231,8 @@ def _launch_or_wait(state: JobState, now: float) -> str:
         spare = len(state.nodes.usable_pool) - len(state.nodes.out)  # seats that are empty come first
         leaving = state.requests.nodes_to_leave(state.nodes.active, spare)
         # Nothing is known to be wrong with them, so nobody looks. A person who evicts one has a reason.
-        evict_nodes(state, now, leaving, (), examine=False, drained=state.requests.drained_nodes(leaving))
+        drained, told = state.requests.drained_nodes(leaving), state.requests.tell_orders(leaving)
+        evict_nodes(state, now, leaving, (), examine=False, drained=drained, ordered=told)
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (state.last_call_at, state.wait_until))
     if seats := state.nodes.propose_seats(may_shrink=state.generation > 0 or called):
@@ -380,14 +383,6 @@ def close_incident(state: JobState, verdict: Verdict, resumed_at: float, resumed
     state.closed, state.interruption, state.verdict = record, None, None
     state.failed_survivals = 0 if record.kept else state.failed_survivals
     return record.sentence
-
-
-def ask_person(state: JobState, now: float, question: str) -> str:
-    state.requests.ask_question(question, now + state.limits.ask_s)
-    wait = incident_text.describe_wait(state.limits.ask_s)
-    state.emit(Say(text=f"waiting up to {wait} for holdfast approve: {question}"))
-    state.next_move = f"waiting for holdfast approve: {question}"
-    return state.next_move
 
 
 def finish_job(

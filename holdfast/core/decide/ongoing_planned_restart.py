@@ -1,5 +1,7 @@
 """The planned restart that is under way, and its record. While it lasts, the job has no open incident."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from holdfast.core.incident import incident_text
@@ -51,6 +53,10 @@ class Pause(msgspec.Struct, kw_only=True):
         if event.step > self.good_step or self.good_step < 0:
             self.good_step, self.good_at = event.step, max(self.good_at, event.at)
             self.counted, self.numbered = event.counted, event.numbered
+
+    def on_evicted(self, nodes: tuple[str, ...], ordered: Mapping[str, str]) -> None:
+        """Record nodes that leave; why they do, the reason of the restart has told."""
+        self.evicted += nodes
 
     def take_over(self, before: "Pause") -> None:
         """Take the last step from `before`, the planned restart that this one replaces before any rank made a step."""

@@ -1,6 +1,6 @@
 """Orders of people to a running job: hold or resume it, evict or drain nodes, update or roll back, approve."""
 
-from holdfast.core.decide import launching
+from holdfast.core.decide import launching, waiting_for_people
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident.incident_case import ALL_IN_DOUBT
 from holdfast.core.incident.ladder import GAVE_UP
@@ -24,7 +24,7 @@ def on_order(state: JobState, now: float, order: Order) -> str:
             state.requests.held = order.who
             if state.phase is Phase.WAITING:
                 state.wait_until = None
-                state.enter(Phase.HELD)
+                waiting_for_people.stand_still(state, now)
             return f"held by {order.who}"
         case "resume" | "approve":
             return on_resume_order(state, now, order)
@@ -52,6 +52,8 @@ def on_leave_order(state: JobState, now: float, order: Order) -> str:
 
 
 def on_resume_order(state: JobState, now: float, order: Order) -> str:
+    if state.incident is not None and state.phase is Phase.HELD:
+        state.incident.on_answer(now, held=bool(state.requests.held))
     state.requests.held = ""
     if state.pause is not None:
         state.pause.released_at = now

@@ -37,6 +37,11 @@ class OpenRequests:
         """Return those of the nodes that are drained or taken away by the fleet, and not evicted by a person."""
         return {node for node in nodes if self.evicting.get(node, FLEET) == FLEET}
 
+    def tell_orders(self, nodes: Set[str]) -> dict[str, str]:
+        """Return by node who wants it evicted or drained, such as "evicted by ann"."""
+        told = {node: f"drained by {self.draining[node]}" for node in nodes if node in self.draining}
+        return told | {node: f"evicted by {self.evicting[node]}" for node in nodes if node in self.evicting}
+
     def who_wants_gone(self, node: str) -> str:
         """Return who wants this node evicted or drained: a person's name, or "the fleet"; "" if nobody does."""
         return self.evicting.get(node) or self.draining.get(node) or ""

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
+from holdfast.core.incident.seat_changes import describe_evicted, staying_nodes
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Action, Stop
@@ -21,10 +22,11 @@ ADVICE = (
     "or let holdfast do both (holdfast.Checkpointer)"
 )
 WENT_ON = "while the others went on"  # of a rank that left, and whose cause names the step
+ASKS = "waiting for holdfast approve: "  # how the reason begins of a decision to ask a person
 FAILED_START = "ended by an incident before its first step"  # of a planned restart
-_BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "held", "wait", "launch")
+_BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "ask", "hold", "wait", "launch")
 _SET_UP_AGAIN = "set-up after the restore"  # booked as set-up
-_OPTIONAL = ("silence", "probe", "held", "wait", "last step", _SET_UP_AGAIN)  # told of only if they took time
+_OPTIONAL = ("silence", "probe", "ask", "hold", "wait", "last step", _SET_UP_AGAIN)  # told of only if they took time
 UNORDERED = "which first is not known"  # of ranks that were killed
 _NOTICED_S = 0.1  # exits of one host that were noticed within this may have been in another order
 SHOWN_S = 0.05  # which is more than nothing in tenths
@@ -102,6 +104,11 @@ def describe_echo(alarm: Alarm) -> str:
     return f"{describe_cause(who)}: looking for the first cause"
 
 
+def describe_round(first: Alarm) -> str:
+    """Return in words what the first alarm of a round that is not judged yet says."""
+    return describe_echo(first) if first.klass in ECHOES else describe_cause(first)
+
+
 def cause_label(alarm: Alarm) -> str:
     """Return the short name of an alarm's cause. The report adds up the cost of incidents with one name. A SIGKILL
     without signs of memory shortage is "of unknown sender", though most come from the OOM killer."""
@@ -168,25 +175,39 @@ def _describe_recovery(record: Record) -> str:
     text = f"{record.cause}{describe_step(record)}{describe_again(record)}; {_describe_remedy(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:
         return text
-    lost_s = record.resumed_at - record.good_at
+    lost_s = recovery_s(record)
+    held = f", held for {held_s:.1f} s" if (held_s := sum_held_s(record)) >= SHOWN_S else ""
     if is_fresh_start(record):
-        text = f"{text.rstrip(',')}, {describe_fresh_start(record)} and {lost_s:.1f} s"
+        text = f"{text.rstrip(',')}{held}, {describe_fresh_start(record)} and {lost_s:.1f} s"
     elif record.resumed_from is None:
-        text += f"{describe_unknown_resume(record)}, lost {lost_s:.1f} s"
+        text += f"{describe_unknown_resume(record)}{held}, lost {lost_s:.1f} s"
     else:
         made = lost_steps(record)
         lost = f"{count_steps(made)} and " if made is not None else ""
         where = f"{describe_disks(record.disks)}{_describe_apart(record)}"
-        text += f" from step {record.resumed_from}{where}, lost {lost}{lost_s:.1f} s"
+        text += f" from step {record.resumed_from}{where}{held}, lost {lost}{lost_s:.1f} s"
     return f"{text} ({describe_phases(record)})"
+
+
+def sum_held_s(record: Record) -> float:
+    """Return how long a person held the job during the incident."""
+    return record.held_s + record.earlier_s.get("hold", 0.0)
+
+
+def recovery_s(record: Record) -> float:
+    """Return the seconds that an incident cost, from the last good step to the next one, without a person's hold."""
+    return record.resumed_at - record.good_at - sum_held_s(record)
 
 
 def describe_again(record: Record) -> str:
     """Return a clause on how often the job failed again before a step and why the last time; "" if it never did."""
-    if record.failures < 2:
-        return ""
-    last = f", the last time because {record.last_cause}" if record.last_cause else ""
-    return f", then failed {_count_times(record.failures - 1)} more before the next step{last}"
+    return describe_failures(record.failures, record.last_cause)
+
+
+def describe_failures(count: int, last_cause: str) -> str:
+    """Return a clause on failures after the first one, and why the last one happened if for another reason."""
+    last = f", the last time because {last_cause}" if last_cause else ""
+    return f", then failed {_count_times(count - 1)} more before the next step{last}" if count > 1 else ""
 
 
 def describe_disks(count: int) -> str:
@@ -284,12 +305,13 @@ def describe_phases(record: Record | Change) -> str:
     """Return the phases of a recovery with their seconds, in tenths that add up to the total. The sums for stop and
     start-up are rounded first and their phases after that, so that the sums agree with the report."""
     wholes: dict[str, dict[str, float]] = {}
-    for name, seconds in phases_s(record).items():
+    spent = {name: seconds for name, seconds in phases_s(record).items() if name != "hold"}  # which is told apart
+    for name, seconds in spent.items():
         whole = "stop" if name in ("silence", "stop") else name if name in _BEFORE_START_UP else "start-up"
         wholes.setdefault(whole, {})[name] = seconds
     rounded = share_tenths({whole: sum(parts.values()) for whole, parts in wholes.items()})
     shown = {n: s for whole, parts in wholes.items() for n, s in share_tenths(parts, rounded[whole]).items()}
-    return ", ".join(f"{name} {shown[name]:.1f}" for name in phases_s(record))
+    return ", ".join(f"{name} {shown[name]:.1f}" for name in spent)
 
 
 def start_up_s(record: Record | Change) -> dict[str, float]:
@@ -307,8 +329,10 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     if isinstance(record, Record):
         ends = {"detect": record.alarm_at, "silence": record.silent_at, "stop": record.stopped_at}
         ends["probe"] = record.stopped_at + record.probed_s
+        ends["ask"] = ends["probe"] + record.asked_s
+        ends["hold"] = ends["ask"] + record.held_s
     else:
-        ends = {"last step": record.asked_at, "stop": record.stopped_at, "held": record.stopped_at + record.held_s}
+        ends = {"last step": record.asked_at, "stop": record.stopped_at, "hold": record.stopped_at + record.held_s}
     set_up = "set-up" if record.grouped_at else "imports and set-up"
     restored = "restore" if record.grouped_at or record.restoring_at else "imports and restore"
     ends |= {"wait": record.ordered_at, "launch": record.launched_at}
@@ -321,7 +345,7 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     for name, end_at in ends.items():
         untold = name in ("imports and groups", set_up, restored, _SET_UP_AGAIN) and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
-        brief = name in ("silence", "probe", "wait", _SET_UP_AGAIN)
+        brief = name in ("silence", "probe", "ask", "hold", "wait", _SET_UP_AGAIN)
         least_s = SHOWN_S if brief else 0.0  # such as a replay that is refused
         if not untold and (end_at > at + least_s or name not in _OPTIONAL):
             booked = set_up if name == _SET_UP_AGAIN else name
@@ -338,8 +362,8 @@ def _describe_remedy(record: Record) -> str:
     if record.verdict.remedy is Remedy.GIVE_UP:
         return f"gave up: {record.verdict.reason}"
     if record.rolled_back:
-        evicted = f", {', '.join(record.evicted)} evicted" if record.evicted else ""
-        return f"release {record.rolled_back} was rolled back to release {record.verdict.to or 'before it'}{evicted}"
+        back = f"release {record.rolled_back} was rolled back to release {record.verdict.to or 'before it'}"
+        return ", ".join((back, *describe_evicted(record)))
     if record.skipped:
         left_out = ", ".join(_step_range(skip) for skip in record.skipped)
         return f"restarted in place, the batches of {left_out} left out,"
@@ -347,10 +371,11 @@ def _describe_remedy(record: Record) -> str:
     if not record.evicted:
         return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "") + kept
     went_on = "restarted" if is_fresh_start(record) or record.resumed_from is None else "resumed"
-    if record.admitted:
-        return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and {went_on}{kept}"
+    evicted = ", ".join(describe_evicted(record, first="evicted "))
+    if stayed := staying_nodes(record):
+        return f"{evicted}, admitted {', '.join(stayed)} and {went_on}{kept}"
     fewer = f"{record.short}{kept}" if record.short else "fewer nodes"
-    return f"evicted {', '.join(record.evicted)} and {went_on} on {fewer}"
+    return f"{evicted} and {went_on} on {fewer}"
 
 
 def _step_range(skip: Skip) -> str:

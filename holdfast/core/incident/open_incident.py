@@ -50,6 +50,9 @@ class Incident(msgspec.Struct, kw_only=True):
     last_kind: str = ""  # as in Record
     stopped_at: float = 0.0
     probed_s: float = 0.0
+    stood_at: float = 0.0  # since when no rank may run until a person says so
+    asked_s: float = 0.0  # as in Record, of this round
+    held_s: float = 0.0
     lost: dict[str, Alarm] = {}  # nodes that fell silent or were found bad by others while nodes were tried
     absent: tuple[str, ...] = ()  # silent when a person was asked whether to go on; evicted with the answer
     found: dict[str, str] = {}  # machines that the probe or the replay of this round found bad
@@ -64,6 +67,8 @@ class Incident(msgspec.Struct, kw_only=True):
     apart: str = ""  # as in Record
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
+    ordered: dict[str, str] = {}  # as in Record
+    passed: tuple[str, ...] = ()
     rolled_back: int = 0  # the release that was given up
     brought_in: int = 0  # the release that came in with a restart of this incident
     skipped: tuple[Skip, ...] = ()
@@ -91,6 +96,20 @@ class Incident(msgspec.Struct, kw_only=True):
                 self.alarms[self.alarms.index(last)] = incident_text.join_alarms([last, least])
             else:
                 self.dropped += 1
+
+    def on_evicted(self, nodes: tuple[str, ...], ordered: Mapping[str, str]) -> None:
+        """Record nodes that leave. `ordered` says of some of them who wanted that, and how."""
+        seated = list(self.admitted)
+        for node in self.passed:
+            seated.remove(node)
+        self.passed += tuple(node for node in nodes if node in seated)
+        self.evicted += nodes
+        self.ordered = self.ordered | {node: ordered[node] for node in nodes if node in ordered}
+
+    def on_answer(self, now: float, *, held: bool) -> None:
+        """Record how long the job has stood because a person held it, or because one was asked."""
+        stood_s = now - self.stood_at
+        self.asked_s, self.held_s = self.asked_s + (0.0 if held else stood_s), self.held_s + (stood_s if held else 0.0)
 
     def on_late_step(self, event: Progress) -> bool:
         """Record a step made before the first alarm but reported later. Return whether it is the last good step."""
@@ -120,7 +139,9 @@ class Incident(msgspec.Struct, kw_only=True):
     def next_round(self, now: float) -> None:
         """Start a new round, because the job failed again before it made a step."""
         probed = {"probe": self.stopped_at + self.probed_s} if self.probed_s > incident_text.SHOWN_S else {}
-        ends = {"silence": self.silent_at, "stop": self.stopped_at, **probed, "wait": self.ordered_at or now}
+        stood = {"ask": self.stopped_at + self.probed_s + self.asked_s} if self.asked_s else {}
+        stood |= {"hold": self.stopped_at + self.probed_s + self.asked_s + self.held_s} if self.held_s else {}
+        ends = {"silence": self.silent_at, "stop": self.stopped_at, **probed, **stood, "wait": self.ordered_at or now}
         ends |= {"launch": self.launched_at or now, "failed start": now}
         at = self.again_at or self.opened_at
         for name, end_at in ends.items():
@@ -129,6 +150,7 @@ class Incident(msgspec.Struct, kw_only=True):
                 self.earlier_s = self.earlier_s | {name: self.earlier_s.get(name, 0.0) + end_at - at}
                 at = end_at
         self.again_at, self.stopped_at, self.probed_s = now, now, 0.0
+        self.asked_s, self.held_s = 0.0, 0.0
         self.silent_at, self.ordered_at, self.launched_at = 0.0, 0.0, 0.0
         self.parked, self.kept, self.renewed = False, 0, 0
         self.dropped += len(self.alarms) - 1
@@ -205,6 +227,17 @@ class Incident(msgspec.Struct, kw_only=True):
         """Return the cause of a judged round as text, with all ranks that were killed."""
         killed = sorted(self.killed, key=lambda a: a.ranks)
         return incident_text.describe_causes([self.shared_cause, *killed], self.hosts)
+
+    def describe_so_far(self) -> str:
+        """Return the cause of an incident that is not over, as its record would have it if it ended now."""
+        alarm = self.alarms[0]
+        newest = self.cause_text if self.judged else incident_text.describe_round(alarm)
+        first = self.first_text or newest
+        at = incident_text.describe_place(self.good_step, counted=self.counted)
+        named = self.good_step < 0 or alarm.kind in (Kind.LOSS, Kind.REDONE) or f" {at} " in f"{first} "
+        place = "" if named else f" {at}"
+        again = incident_text.describe_failures(self.failures, newest if newest != first else "")
+        return f"{first}{place}{again}"
 
     def doubt_steps(self, not_after: int) -> None:
         """Record that all steps after `not_after` are in doubt, so that the last good step is `not_after` at most."""
@@ -328,6 +361,12 @@ class Incident(msgspec.Struct, kw_only=True):
             disks=self.disks,
             apart=self.apart,
         )
+        return self._complete_record(record)
+
+    def _complete_record(self, record: Record) -> Record:
+        """Return the record with what people did, and with its sentence."""
+        record = msgspec.structs.replace(record, asked_s=self.asked_s, held_s=self.held_s)
+        record = msgspec.structs.replace(record, ordered=self.ordered, passed=self.passed)
         return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
 
 

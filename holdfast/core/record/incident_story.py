@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES
 from holdfast.core.incident.incident_text import count_ranks, describe_cause, list_some
+from holdfast.core.record.open_trouble import strip_number
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.event import Ended, Entry, Order, Outcome, Phase, Ready
@@ -115,7 +116,7 @@ class StoryFold:
 
     def _tell_entry(self, entry: Entry, *, moved: bool) -> None:
         event, decision, at = entry.event, entry.decision, entry.at
-        reason = _strip_number(decision.reason)
+        reason = strip_number(decision.reason)
         told = ""
         match event:
             case Alarm():
@@ -155,12 +156,6 @@ class StoryFold:
 
 def _is_mended(record: Record | None) -> bool:
     return record is not None and record.verdict.remedy is not Remedy.GIVE_UP
-
-
-def _strip_number(reason: str) -> str:
-    """Return a decision's reason without the "incident 3: " that it begins with."""
-    head, colon, rest = reason.partition(": ")
-    return rest if colon and head.removeprefix("incident ").isdigit() else reason
 
 
 def _alarm_line(alarm: Alarm, at: float) -> StoryLine:

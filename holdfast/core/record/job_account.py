@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.core.incident import incident_text
+from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice
 from holdfast.model.event import Phase, StorageReport
@@ -14,6 +15,7 @@ NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend 
 START_AND_END = "start and end"  # the cause of time before the first step and after the last one
 PLANNED = "planned restarts"  # the cause of what they cost
 FROM_START = "the start of this run"  # from which steps are counted that the script does not tell
+HOLDS = "holds by people"  # the cause of time for which a person held the job amid an incident
 HOUR_S = 3600.0  # the window of the sliding ETTR
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
 
@@ -30,7 +32,8 @@ class TimeUse(StrEnum):
     START_UP = "start-up"
     WAIT = "wait"
     PAUSE = "pause"  # ranks are being ended on purpose, for a release, a person, or to grow
-    HOLD = "hold"
+    ASK = "ask"  # a person is asked whether to go on
+    HOLD = "hold"  # a person wants no rank to run
     STALL = "stall"  # it stood, and went on by itself or was ended by a person
     END = "end"  # after the last step ranks save, evaluate or clean up
     UNWATCHED = "unwatched"  # there was no controller, and ranks made no step
@@ -40,7 +43,8 @@ class TimeUse(StrEnum):
 
 
 NOT_LOST = (TimeUse.TRAIN, TimeUse.RUN, TimeUse.UNKNOWN, TimeUse.OVER)  # made new steps, or nobody knows, or was over
-CAUSES = {TimeUse.STALL: "stall", TimeUse.UNWATCHED: NO_CONTROLLER}  # of time that no incident or restart cost
+# Of time that no incident or restart cost.
+CAUSES = {TimeUse.STALL: "stall", TimeUse.UNWATCHED: NO_CONTROLLER, TimeUse.HOLD: HOLDS}
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +103,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     redone: tuple[RedoneSteps, ...]
     unwatched: tuple[UnwatchedTime, ...]
     phase: Phase
+    standing: Standing = Standing()
     generation: int
     step: int
     step_at: float = 0.0  # when every rank had made it, as far as the journal tells; 0: no step was seen
@@ -168,8 +173,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mttr_s(self) -> float | None:
-        """Return the mean time of repaired incidents, from last good step to next; None if there are none."""
-        times = [r.resumed_at - r.good_at for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
+        """Return the mean time of repaired incidents, from last good step to next, without the time for which a person
+        held the job; None if there are none."""
+        times = [incident_text.recovery_s(r) for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
         return sum(times) / len(times) if times else None
 
     def lost_s(self) -> dict[str, float]:

@@ -2,8 +2,9 @@
 
 import msgspec
 
-from holdfast.core.incident.incident_text import lost_steps, phases_s
+from holdfast.core.incident.incident_text import lost_steps, phases_s, recovery_s
 from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse, UnwatchedTime
+from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice
 from holdfast.core.record.solving_rungs import count_rungs
@@ -12,7 +13,8 @@ from holdfast.model.incident_record import Change, Record, Remedy
 
 
 class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The time from the last good step to the next one, and how it divides into phases."""
+    """The time from the last good step to the next one, and how it divides into phases. For how long a person held the
+    job amid an incident is among the phases, but the incident did not lose it."""
 
     incident: int  # its number; 0: it was planned
     at: float  # when ranks were told to stop
@@ -23,6 +25,7 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
+    standing: Standing = Standing()  # what it waits for, and the open incident
     code: int | None
     ending: str
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
@@ -58,6 +61,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def report_of(account: Account) -> Report:
     return Report(
         phase=account.phase,
+        standing=account.standing,
         code=account.code,
         ending=account.ending,
         storage=account.storage,
@@ -101,7 +105,7 @@ def _restart_cost(record: Record | Change, at: float, incident: int, redone: int
     return RestartCost(
         incident=incident,
         at=at,
-        lost_s=record.resumed_at - record.good_at,
+        lost_s=recovery_s(record) if isinstance(record, Record) else record.resumed_at - record.good_at,
         phases_s=phases_s(record),
         redone=None if lost_steps(record) is None else redone,
     )

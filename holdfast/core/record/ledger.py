@@ -8,27 +8,17 @@ import msgspec
 from holdfast.core.incident import incident_text
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_ending import describe_end, read_storage
+from holdfast.core.record.open_trouble import StandingFold
 from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
 from holdfast.core.record.report_only_alarms import AlarmNotices
-from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, book_stall, find_first_cut, split_end
+from holdfast.core.record.span_cuts import ALONE, TRAINED, USES, OpenStandstill, book_stall, find_first_cut, split_end
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.code_release import Release
 from holdfast.model.detector_alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
 from holdfast.model.incident_record import Change, Record, is_given_up
 
-_USES = {
-    Phase.WAITING: TimeUse.WAIT,
-    Phase.LAUNCHING: TimeUse.LAUNCH,
-    Phase.STARTING: TimeUse.START_UP,  # imports, groups, state and first step: the ranks' own business
-    Phase.TRAINING: TimeUse.TRAIN,
-    Phase.STOPPING: TimeUse.STOP,
-    Phase.PROBING: TimeUse.PROBE,
-    Phase.PAUSING: TimeUse.PAUSE,
-    Phase.HELD: TimeUse.HOLD,
-    Phase.ENDING: TimeUse.STOP,
-}
 _OF_NONE = (TimeUse.END, *ALONE)  # uses that no incident or planned restart costs
 
 
@@ -44,6 +34,7 @@ class Ledger:
         self.changes: list[Change] = []
         self.opinions, self._lost_standbys = list[str](), list[str]()
         self._notices = AlarmNotices()
+        self._standing = StandingFold()
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self.storage: StorageReport | None = None  # None: no node has told of any
@@ -102,6 +93,7 @@ class Ledger:
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
         self._notices.add(entry)
+        self._standing.add(entry)
         if decision.changed:
             self.changes.append(decision.changed)
             self._on_recovery(decision.changed, RedoneSteps(change=len(self.changes)))
@@ -162,7 +154,7 @@ class Ledger:
         end_at = self._last_at if self.phase is Phase.DONE or now is None else max(now, self._last_at)
         # The record of an incident says when it is closed what it cost; that a stand was no training is known before.
         spans = list(self._spans) if self._standstill.since is None else self._spans_cut_at(self._standstill.since)
-        if end_at > self._at and self.phase in _USES:
+        if end_at > self._at and self.phase in USES:
             spans += self._standstill.split_newest(self._current_spans(end_at))
         elif self._start_at is not None:
             end_at = self._at
@@ -181,6 +173,7 @@ class Ledger:
             redone=tuple(self._owed.redone),
             unwatched=tuple(self._unwatched),
             phase=self.phase,
+            standing=self._standing.standing,
             generation=self.generation,
             step=self.step,
             step_at=self.newest.at if self.newest else 0.0,
@@ -227,7 +220,7 @@ class Ledger:
         if self._cut is not None:
             first = find_first_cut(self._spans, self._cut[0], self._good_at)
             spans[first : self._cut[0] + 1] = [spans[first].clip_end(self._good_at)]
-        if self.phase in _USES and self.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.PAUSING):
+        if self.phase in USES and self.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.PAUSING):
             until = self._good_at if self.phase is Phase.TRAINING else account.end_at
             spans.append(self._make_span(self._current_use(), self._at, max(self._at, until)))
         if not self._stepped_ever:
@@ -242,7 +235,9 @@ class Ledger:
         return FROM_START if newest is not None and newest.numbered and self._is_from_zero else ""
 
     def _current_use(self) -> TimeUse:
-        use = _USES[self.phase]
+        use = USES[self.phase]
+        if use is TimeUse.HOLD and self._standing.asks_only:
+            return TimeUse.ASK
         if use is not TimeUse.TRAIN:
             return use
         return TimeUse.END if self._parted else TimeUse.REDO if self._redo_to is not None else use
@@ -264,14 +259,15 @@ class Ledger:
         return found
 
     def _make_span(self, use: TimeUse, start_at: float, end_at: float) -> Span:
-        if use in _OF_NONE:  # even if ranks had not yet redone all that an incident lost
+        # Even if ranks had not yet redone all that an incident lost; and no failure costs a hold.
+        if use in _OF_NONE or (use is TimeUse.HOLD and self._incident):
             return Span(use=use, start_at=start_at, end_at=end_at)
         return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
 
     def _close_span(self, at: float) -> None:
         """Add the spans of what time is used for now (training, launching, ...), since the last one, up to `at`."""
         at = max(at, self._at)
-        if at > self._at and self.phase in _USES:
+        if at > self._at and self.phase in USES:
             self._spans += self._current_spans(at)
             self._at = at
 

@@ -7,13 +7,21 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.incident.incident_text import count_failures, describe_kept, lost_steps, phases_s, record_label
+from holdfast.core.incident.incident_text import (
+    count_failures,
+    describe_kept,
+    lost_steps,
+    phases_s,
+    record_label,
+)
+from holdfast.core.incident.seat_changes import describe_evicted, staying_nodes
 from holdfast.core.record.incident_story import IncidentStory, StoryFold
 from holdfast.core.record.job_account import Account, Span, TimeUse
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
 from holdfast.core.record.node_history import NodeHistory, NodeStory, ProbeResult
+from holdfast.core.record.open_trouble import OpenIncident
 from holdfast.core.record.page_lateness import HeldLateness
 from holdfast.core.record.release_pace import ReleasePace, describe_paces
 from holdfast.core.sum_preserving_rounding import share_tenths
@@ -59,7 +67,8 @@ class PageIncident(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]  # evicted, or suspected
     ranks: tuple[int, ...]
     evicted: tuple[str, ...]
-    admitted: tuple[str, ...]
+    admitted: tuple[str, ...]  # and not evicted again
+    left: tuple[str, ...]  # the evicted nodes in clauses, with who wanted them gone
     good_at: float
     alarm_at: float
     resumed_at: float
@@ -156,6 +165,7 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[PageSpan, ...]
     curve: tuple[PagePoint, ...]
     incidents: tuple[PageIncident, ...]
+    opened: OpenIncident | None  # that has no record yet
     changes: tuple[PageChange, ...]
     nodes: tuple[PageNode, ...]
     releases: tuple[PageRelease, ...]
@@ -241,6 +251,7 @@ class PageFold:
             spans=tuple(map(_show_span, account.spans)),
             curve=tuple(self._points if self._is_shown() else [*self._points, self._newest[-1]]),
             incidents=tuple(_show_incident(record, bill) for record in account.incidents),
+            opened=account.standing.incident,
             changes=tuple(_show_change(change, bill, number) for number, change in enumerate(account.changes, 1)),
             nodes=nodes,
             releases=tuple(self._show_releases(account, paces)),
@@ -273,9 +284,9 @@ class PageFold:
     def _make_head(
         self, account: Account, bill: Bill, nodes: tuple[PageNode, ...], status: dict[str, Any], absence: str
     ) -> PageHead:
-        over = account.phase is Phase.DONE
-        ended = f"ended with code {account.code}: {account.ending}" if over else absence
-        opened = self.stories.tell_open(0) is not None
+        ended = f"ended with code {account.code}: {account.ending}" if account.phase is Phase.DONE else absence
+        opened, now_open = self.stories.tell_open(0) is not None, account.standing.incident
+        stands = {"held": account.standing.held, "asking": account.standing.asking} | status
         told = "floor copies disk behind held asking asks_until waiting waiting_until queued".split()
         return PageHead(
             run_id=self._job.run_id if self._job else "",
@@ -283,7 +294,7 @@ class PageFold:
             now=str(status.get("now", "")) or ended or self._reason or "training",
             since=_stretch_start(account.spans, account.start_at),
             watched=bool(status),
-            over=over,
+            over=account.phase is Phase.DONE,
             code=account.code,
             start_at=account.start_at,
             end_at=account.end_at,
@@ -299,7 +310,7 @@ class PageFold:
             mttr_s=account.mttr_s,
             lost_s=bill.lost_s,
             incidents=len(account.incidents) + opened,
-            failures=count_failures(account.incidents),
+            failures=count_failures(account.incidents) + (now_open.failures if now_open else 0),
             open_incident=len(account.incidents) + 1 if opened else 0,
             changes=len(account.changes),
             recent_steps_s=self._measure_pace(),
@@ -308,7 +319,7 @@ class PageFold:
             redone=sum(ran.redone for ran in account.ran),
             storage=account.storage,
             roles=_count_roles(nodes),
-            said={name: status[name] for name in told if status.get(name) not in (None, "", 0, -1, {})},
+            said={name: stands[name] for name in told if stands.get(name) not in (None, "", 0, -1, {})},
         )
 
     def _measure_pace(self) -> float | None:
@@ -386,7 +397,8 @@ def _show_incident(record: Record, bill: Bill) -> PageIncident:
         nodes=record.evicted or record.suspects,
         ranks=record.ranks,
         evicted=record.evicted,
-        admitted=record.admitted,
+        admitted=staying_nodes(record),
+        left=describe_evicted(record, first="evicted "),
         good_at=record.good_at,
         alarm_at=record.alarm_at,
         resumed_at=record.resumed_at,

@@ -6,8 +6,19 @@ import msgspec
 
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind
-from holdfast.model.event import Event, Progress
+from holdfast.model.event import Event, Phase, Progress
 
+USES = {
+    Phase.WAITING: TimeUse.WAIT,
+    Phase.LAUNCHING: TimeUse.LAUNCH,
+    Phase.STARTING: TimeUse.START_UP,  # imports, groups, state and first step: the ranks' own business
+    Phase.TRAINING: TimeUse.TRAIN,
+    Phase.STOPPING: TimeUse.STOP,
+    Phase.PROBING: TimeUse.PROBE,
+    Phase.PAUSING: TimeUse.PAUSE,
+    Phase.HELD: TimeUse.HOLD,
+    Phase.ENDING: TimeUse.STOP,
+}
 TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase
 ALONE = (TimeUse.UNWATCHED, TimeUse.UNKNOWN)  # uses of time without a controller
 

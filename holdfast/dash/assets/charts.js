@@ -143,7 +143,7 @@ export function timeLabel(at, range) {
   return range > 86400 ? `${date.getDate()}. ${said}` : said;
 }
 
-const PHASE_COLOURS = { detect: "detect", silence: "detect", "last step": "pause", stop: "stop", probe: "probe", held: "hold",
+const PHASE_COLOURS = { detect: "detect", silence: "detect", "last step": "pause", stop: "stop", probe: "probe", ask: "ask", hold: "hold",
   wait: "wait", launch: "launch", "failed start": "stall", "imports and groups": "start-up", "imports and restore": "start-up",
   restore: "pause", "first step": "run", redo: "redo" };
 

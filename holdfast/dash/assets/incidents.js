@@ -10,11 +10,12 @@ const SHOWN = 500;
 
 export function incidentsView(number) {
   if (number) return [storyPage(Number(number))];
-  return [block(["incidents"], list), block(["changes"], changes)];
+  return [block(["incidents", "opened"], list), block(["changes"], changes)];
 }
 
 function list(view) {
-  if (!view.incidents.length) return sheet("Incidents", "", h("p", { class: "soft" }, "There was none."));
+  const { opened } = view;
+  if (!view.incidents.length && !opened) return sheet("Incidents", "", h("p", { class: "soft" }, "There was none."));
   const shown = view.incidents.slice(-SHOWN).reverse();
   const side = shown.length < view.incidents.length ? `the newest ${SHOWN} of ${count(view.incidents.length)}` : `${view.incidents.length}, the newest first`;
   const long = view.head.end_at - view.head.start_at > 86400;
@@ -24,6 +25,11 @@ function list(view) {
     h("td", {}, capital(one.cause), h("div", { class: "soft small" }, one.label)),
     h("td", { "data-name": "Done:" }, remedyText(one)),
     h("td", { class: "num", "data-name": "Lost:" }, duration(one.lost_s))));
+  if (opened) rows.unshift(h("tr", {},
+    h("td", {}, h("a", { href: `#/incidents/${opened.number}`, "aria-label": `Incident ${opened.number}` }, String(opened.number))),
+    h("td", { class: "nowrap soft" }, clock(opened.alarm_at, long)),
+    h("td", {}, capital(opened.cause), h("div", { class: "soft small" }, "open")),
+    h("td", { "data-name": "Done:" }, capital(opened.why || "open")), h("td", { class: "num", "data-name": "Lost:" }, "")));
   return sheet("Incidents", side, h("div", { class: "scroll" }, h("table", { class: "cards" },
     h("thead", {}, h("tr", {}, ["#", "At", "What failed", "What was done"].map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col", class: "num" }, "Lost"))),
     h("tbody", {}, rows))));
@@ -40,7 +46,7 @@ function changes(view) {
 }
 
 function remedyText(one) {
-  const swapped = [one.evicted.length ? `evicted ${someNames(one.evicted)}` : "", one.admitted.length ? `admitted ${someNames(one.admitted)}` : ""].filter(Boolean);
+  const swapped = [...one.left, one.admitted.length ? `admitted ${someNames(one.admitted)}` : ""].filter(Boolean);
   return capital([one.remedy === "evict" && swapped.length ? "" : one.remedy, ...swapped, wentOn(one)].filter(Boolean).join(", "));
 }
 

@@ -1,0 +1,21 @@
+"""A job that stands until a person says how it goes on: it asks whether to go on, or somebody holds it."""
+
+from holdfast.core.decide.job_state import JobState
+from holdfast.core.incident import incident_text
+from holdfast.model.action import Say
+from holdfast.model.event import Phase
+
+
+def stand_still(state: JobState, now: float) -> None:
+    """Launch no rank until a person says so."""
+    if state.incident is not None:
+        state.incident.stood_at = now
+    state.enter(Phase.HELD)
+
+
+def ask_person(state: JobState, now: float, question: str) -> str:
+    state.requests.ask_question(question, now + state.limits.ask_s)
+    wait = incident_text.describe_wait(state.limits.ask_s)
+    state.emit(Say(text=f"waiting up to {wait} for holdfast approve: {question}"))
+    state.next_move = f"{incident_text.ASKS}{question}"
+    return state.next_move

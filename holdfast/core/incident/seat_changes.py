@@ -1,0 +1,34 @@
+"""Clauses on the nodes that an incident cost and on those that came: who left, who wanted that, and who stayed."""
+
+from holdfast.model.incident_record import Record
+
+
+def describe_evicted(record: Record, first: str = "") -> tuple[str, ...]:
+    """Return clauses on the evicted nodes: those that the fault cost, and then those that somebody wanted gone, with
+    who that was. The former is "n1 evicted" or, with `first`, "evicted n1"."""
+    own = ", ".join(dict.fromkeys(node for node in record.evicted if node not in record.ordered))
+    told = [f"{first}{own}" if first else f"{own} evicted"] if own else []
+    for how in dict.fromkeys(record.ordered.values()):
+        told.append(f"{', '.join(node for node in record.ordered if record.ordered[node] == how)} {how}")
+    return tuple(told)
+
+
+def staying_nodes(record: Record) -> tuple[str, ...]:
+    """Return the admitted nodes without those that were evicted again before a step was made."""
+    stayed = list(record.admitted)
+    for node in record.passed:
+        stayed.remove(node)
+    return tuple(stayed)
+
+
+def describe_swap(record: Record) -> str:
+    """Return, after a verdict's reason, which nodes left that the reason does not name, and which took their seats."""
+    own = {node for node in record.evicted if node not in record.ordered}
+    told = describe_evicted(record)
+    told = told[1:] if own and own == set(record.verdict.nodes) else told
+    stayed, left = staying_nodes(record), len(record.evicted) - len(record.passed)
+    if stayed:
+        named = "its place" if not record.passed else "the seat"
+        seats = named if left == 1 else "their places" if len(stayed) > 1 else "one of their places"
+        told += (f"{', '.join(stayed)} {f'took {seats}' if left else 'admitted'}",)  # into one left before
+    return "".join(f"; {clause}" for clause in told)
