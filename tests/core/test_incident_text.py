@@ -229,7 +229,7 @@ CHANGE = Change(
 
 def test_phases_of_a_planned_restart_add_up() -> None:
     assert incident_text.describe_phases(CHANGE) == (
-        "last step 0.1, stop 0.3, held 10.0, launch 0.1, imports and groups 0.1, restore 0.2, first step 0.2"
+        "last step 0.1, stop 0.3, hold 10.0, launch 0.1, imports and groups 0.1, restore 0.2, first step 0.2"
     )
     assert sum(incident_text.phases_s(CHANGE).values()) == pytest.approx(11.0)
     asked_before = msgspec.structs.replace(CHANGE, asked_at=99.0, held_s=0.0, launched_at=100.5)

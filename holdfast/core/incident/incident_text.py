@@ -190,7 +190,7 @@ def _describe_recovery(record: Record) -> str:
 
 
 def sum_held_s(record: Record) -> float:
-    """Return how long a person held the job during the incident."""
+    """Return how long a person held the job."""
     return record.held_s + record.earlier_s.get("hold", 0.0)
 
 
@@ -304,8 +304,9 @@ def count_failures(records: Iterable[Record]) -> int:
 def describe_phases(record: Record | Change) -> str:
     """Return the phases of a recovery with their seconds, in tenths that add up to the total. The sums for stop and
     start-up are rounded first and their phases after that, so that the sums agree with the report."""
+    aside = "hold" if isinstance(record, Record) else ""  # told apart, as no part of what was lost
+    spent = {name: seconds for name, seconds in phases_s(record).items() if name != aside}
     wholes: dict[str, dict[str, float]] = {}
-    spent = {name: seconds for name, seconds in phases_s(record).items() if name != "hold"}  # which is told apart
     for name, seconds in spent.items():
         whole = "stop" if name in ("silence", "stop") else name if name in _BEFORE_START_UP else "start-up"
         wholes.setdefault(whole, {})[name] = seconds
