@@ -66,7 +66,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     keep: bool = False  # ranks that are parked go on in their processes, and only the other seats get new ones
     resizes: bool = False  # the whole state is on every rank: one of another number of ranks will do
     carries: bool = False  # ranks that are kept bring the state to the others: they are kept with none to restore
-    from_zero: bool = False  # a person wants the job to begin at step 0 if all states are in doubt
+    from_zero: bool = False  # it may begin at step 0 if all states are in doubt
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):

@@ -19,13 +19,14 @@ class ResumePoint:
         self.skips: tuple[Skip, ...] = ()
         self.eases: tuple[Ease, ...] = ()
         self.anew = 0  # restarts after which the script began at step 0
-        self.from_zero = False  # a person wants it to, if all states are in doubt
+        self.from_zero = False  # if all states are in doubt: a person wants it, or the release that spoilt them is gone
 
     def apply_verdict(self, verdict: Verdict, not_after: int | None) -> None:
         """Add the steps to skip and the steps with a lowered learning rate that the verdict asks for. They stay in
         force however often these steps are made again."""
         if verdict.remedy is Remedy.SKIP and not_after is not None:
             self.doubts.clear_after(not_after)
+        self.from_zero |= verdict.remedy is Remedy.ROLLBACK and not_after is not None
         self.skips = (*self.skips, *verdict.skips)[-_KEPT:]
         self.eases = (*self.eases, *verdict.eases)[-_KEPT:]
 
