@@ -1,0 +1,258 @@
+"""Reads a checkpoint that DeepSpeed has written with ZeRO: what the data parallel ranks held, as whole parameters."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.checkpoint.trainer_export.flat_values import Pieces, cut_group, cut_shares, undo_turns
+from holdfast.checkpoint.trainer_export.kept_pickle import KeptObject, NotUnderstoodError, load_kept
+
+WEIGHTS = "fp32"  # as DeepSpeed names master weights among the kinds of values that a parameter has
+STATES = "optimizer_state_dict"
+FLAT, FLAT_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
+_OPTIMIZER = re.compile(r"((?:bf16_)?)zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_UNKNOWN = (
+    ("*expert*_states.pt", "experts that are split over ranks are not understood"),
+    ("expp_rank_*", "experts that are split over ranks are not understood"),
+    ("layer_*-model_*", "stages of a pipeline are not understood"),
+    ("offloaded_tensors", "states that were offloaded to a disk are not understood"),
+)
+
+
+class ParameterGroup(NamedTuple):
+    """The parameters of one group of the optimizer, and what it keeps of them."""
+
+    shapes: dict[str, tuple[int, ...]]  # in the optimizer's order
+    values: dict[str, Pieces]  # by their kind: the master weights, and the optimizer's averages
+    shared: dict[str, Any]  # of the optimizer's state: what is one for all of them, such as the count of steps
+    options: dict[str, Any]  # the learning rate, and the like
+
+
+class ZeroSlice(NamedTuple):
+    """What the data parallel ranks held together; ranks of tensor parallel groups hold slices of the model."""
+
+    groups: list[ParameterGroup]
+    models: list[dict[str, Any]]  # what the files of the model hold: one, or with ZeRO 3 one for each rank
+    optimizer: dict[str, Any]  # what the first rank's file of the optimizer holds
+
+
+class ZeroCheckpoint(NamedTuple):
+    """A checkpoint of ZeRO."""
+
+    stage: int
+    ranks: int  # data parallel ones
+    prefix: str  # of the optimizer's files
+    slices: list[ZeroSlice]
+
+
+def read_zero(folder: Path) -> ZeroCheckpoint:
+    """Read a folder with the files that DeepSpeed's engine writes; NotUnderstoodError if it holds something else."""
+    refuse_unknown(folder)
+    found = {path.name: named for path in folder.iterdir() if (named := _OPTIMIZER.fullmatch(path.name))}
+    if not found:
+        raise NotUnderstoodError(f"{folder.name} holds no parts of ZeRO: any number of ranks can load it as it is")
+    prefixes = {named[1] for named in found.values()}
+    if len(prefixes) > 1:
+        raise NotUnderstoodError(f"{folder.name} holds parts of two checkpoints: {min(found)} and {max(found)}")
+    prefix = prefixes.pop()
+    ranks, slices = (1 + max(int(named[part]) for named in found.values()) for part in (2, 3))
+    if ranks * slices != len(found):
+        raise NotUnderstoodError(f"{folder.name} has {len(found)} parts of the optimizer, not {ranks} x {slices}")
+    optimizers = [
+        [read_states(folder / f"{prefix}zero_pp_rank_{rank}_mp_rank_{part:02d}_optim_states.pt") for rank in range(ranks)]
+        for part in range(slices)
+    ]
+    stage = stage_of(optimizers[0][0])
+    read_slice = _read_slice_3 if stage == 3 else _read_slice
+    return ZeroCheckpoint(
+        stage, ranks, prefix, [read_slice(folder, part, told) for part, told in enumerate(optimizers)]
+    )
+
+
+def refuse_unknown(folder: Path) -> None:
+    for pattern, why in _UNKNOWN:
+        if name := min((path.name for path in folder.glob(pattern)), default=""):
+            raise NotUnderstoodError(f"{name}: {why}")
+
+
+def read_states(path: Path) -> dict[str, Any]:
+    """Read a file of the optimizer; what DeepSpeed keeps is under `STATES`."""
+    told = load_kept(path)
+    if not (isinstance(told, dict) and isinstance(told.get(STATES), dict)):
+        raise NotUnderstoodError(f"{path.name} holds no state of an optimizer of ZeRO")
+    if "ds_zero_partition_groups" in told[STATES]:
+        raise NotUnderstoodError(f"{path.name}: experts that are split over ranks are not understood")
+    return told
+
+
+def read_model(path: Path) -> dict[str, Any]:
+    """Read a file of the model."""
+    told = load_kept(path)
+    if not (isinstance(told, dict) and isinstance(told.get("module"), dict)):
+        raise NotUnderstoodError(f"{path.name} holds no state of a model")
+    if not isinstance(shapes := told.get("param_shapes"), list) or not all(isinstance(one, dict) for one in shapes):
+        raise NotUnderstoodError(f"{path.name} does not tell what the parameters are, under `param_shapes`")
+    return told
+
+
+def stage_of(told: Mapping[str, Any]) -> int:
+    """Return the stage of ZeRO, which DeepSpeed's BF16_Optimizer does not tell, as it is always the first."""
+    stage = plain_number(told[STATES].get("zero_stage", 1))
+    if stage not in (1, 2, 3):
+        raise NotUnderstoodError(f"ZeRO has no stage {told[STATES].get('zero_stage')!r}")
+    return stage
+
+
+def plain_number(value: object) -> object:
+    """Return a member of an enumeration as its number."""
+    return value.made_of[0] if isinstance(value, KeptObject) and value.made_of else value
+
+
+def config_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of DeepSpeed's configuration under `zero_optimization`."""
+    config = model.get("ds_config")
+    found = config.get("zero_optimization") if isinstance(config, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def shapes_of(model: Mapping[str, Any]) -> list[dict[str, tuple[int, ...]]]:
+    """Return the parameters of each group (with ZeRO 3, of each part of a group) in the order of their values."""
+    return [{str(name): tuple(map(int, shape)) for name, shape in group.items()} for group in model["param_shapes"]]
+
+
+# --- ZeRO 1 and 2 --------------------------------------------------------------------------------------------------
+
+
+def _read_slice(folder: Path, part: int, optimizers: Sequence[dict[str, Any]]) -> ZeroSlice:
+    model = read_model(folder / f"mp_rank_{part:02d}_model_states.pt")
+    told = [one[STATES] for one in optimizers]
+    kept = [one.get("base_optimizer_state") for one in told]
+    if not all(isinstance(one, dict) and isinstance(one.get("state"), dict) for one in kept):
+        raise NotUnderstoodError(f"{folder.name}: an optimizer's state under `elastic_checkpoint` is not understood")
+    groups = []
+    for n, shapes in enumerate(shapes_of(model)):
+        cut = _cutter(cut_group, shapes, f"group {n}")
+        values = {WEIGHTS: cut([_tensor_at(one, FLAT, n) for one in told], WEIGHTS)}
+        more, shared = _cut_states([one["state"].get(n, {}) for one in kept], cut)
+        groups.append(ParameterGroup(shapes, values | more, shared, _options_of(kept[0], [n], n)))
+    if config_of(model).get("round_robin_gradients"):
+        groups = [_put_in_order(group, len(optimizers)) for group in groups]
+    return ZeroSlice(groups, [model], optimizers[0])
+
+
+def _put_in_order(group: ParameterGroup, ranks: int) -> ParameterGroup:
+    return group._replace(shapes={name: group.shapes[name] for name in undo_turns([*group.shapes], ranks)})
+
+
+def _cutter(
+    cut: Callable[[Sequence[torch.Tensor], dict[str, tuple[int, ...]], str], Pieces],
+    shapes: dict[str, tuple[int, ...]],
+    where: str,
+) -> Callable[[Sequence[torch.Tensor], str], Pieces]:
+    return lambda parts, kind: cut(parts, shapes, f"{kind} of {where}")
+
+
+def _tensor_at(told: Mapping[str, Any], name: str, place: int) -> torch.Tensor:
+    found = told.get(name)
+    if not isinstance(found, list) or place >= len(found) or not isinstance(found[place], torch.Tensor):
+        raise NotUnderstoodError(f"there are no weights under `{name}`, or not of group {place}")
+    return found[place]
+
+
+def _cut_states(
+    states: Sequence[dict[str, Any]], cut: Callable[[Sequence[torch.Tensor], str], Pieces]
+) -> tuple[dict[str, Pieces], dict[str, Any]]:
+    """Return what the optimizer keeps of each parameter, and what it keeps once; all ranks must agree on the latter."""
+    values, shared = {}, {}
+    for kind, first in states[0].items():
+        found = [state.get(kind) for state in states]
+        if isinstance(first, torch.Tensor) and first.dim():
+            if not all(isinstance(one, torch.Tensor) for one in found):
+                raise NotUnderstoodError(f"not every rank has {kind}")
+            values[kind] = cut([one for one in found if isinstance(one, torch.Tensor)], kind)
+        elif all(_is_same(one, first) for one in found):
+            shared[kind] = first
+        else:
+            raise NotUnderstoodError(f"ranks do not agree on {kind}, which the optimizer keeps once")
+    if any(state.keys() != states[0].keys() for state in states):
+        raise NotUnderstoodError("ranks do not agree on what the optimizer keeps")
+    return values, shared
+
+
+def _is_same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return bool(torch.equal(one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def _options_of(kept: Mapping[str, Any], ids: Sequence[int], n: int) -> dict[str, Any]:
+    found = kept.get("param_groups")
+    if not isinstance(found, list) or n >= len(found) or not isinstance(found[n], dict):
+        raise NotUnderstoodError(f"the optimizer's state does not tell of group {n}")
+    if found[n].get("params") != ids:
+        raise NotUnderstoodError(f"group {n} of the optimizer's state is not made of the parts {ids}")
+    if found[n].get("moe"):
+        raise NotUnderstoodError(f"group {n}: experts that are split over ranks are not understood")
+    return {key: value for key, value in found[n].items() if key != "params"}
+
+
+# --- ZeRO 3 --------------------------------------------------------------------------------------------------------
+
+
+def _read_slice_3(folder: Path, part: int, optimizers: Sequence[dict[str, Any]]) -> ZeroSlice:
+    name = "zero_pp_rank_{}_mp_rank_{:02d}_model_states.pt"
+    models = [read_model(folder / name.format(rank, part)) for rank in range(len(optimizers))]
+    told = [one[STATES] for one in optimizers]
+    kept = [one.get(STATES) for one in told]
+    if not all(isinstance(one, dict) and isinstance(one.get("state"), dict) for one in kept):
+        raise NotUnderstoodError(f"{folder.name}: there is no state of the optimizer under `{STATES}`")
+    pieces = []
+    for n, shapes in enumerate(shapes_of(models[0])):
+        cut = _cutter(cut_shares, shapes, f"part {n} of a group")
+        values = {WEIGHTS: cut([_tensor_at(one, FLAT_3, n) for one in told], WEIGHTS)}
+        more, shared = _cut_states([one["state"].get(n, {}) for one in kept], cut)
+        pieces.append(ParameterGroup(shapes, values | more, shared, {}))
+    return ZeroSlice(_join_groups(kept[0], pieces), models, optimizers[0])
+
+
+def _join_groups(kept: Mapping[str, Any], pieces: Sequence[ParameterGroup]) -> list[ParameterGroup]:
+    """ZeRO 3 divides a group of many values; here are the groups as the optimizer was given them."""
+    groups = []
+    at = 0
+    for n, told in enumerate(kept.get("param_groups") or ()):
+        ids = told.get("params") if isinstance(told, dict) else None
+        if not isinstance(ids, list) or not ids or ids != [*range(at, at + len(ids))] or at + len(ids) > len(pieces):
+            raise NotUnderstoodError(f"group {n} of the optimizer's state is not made of parts in their order")
+        parts = pieces[at : at + len(ids)]
+        if any(not _has_same_shared(one, parts[0]) for one in parts):
+            raise NotUnderstoodError(f"the optimizer keeps different values for parts of group {n}")
+        shapes = {name: shape for one in parts for name, shape in one.shapes.items()}
+        values = {
+            kind: {name: found for one in parts for name, found in one.values[kind].items()} for kind in parts[0].values
+        }
+        groups.append(ParameterGroup(shapes, values, parts[0].shared, _options_of(kept, ids, n)))
+        at += len(ids)
+    if at != len(pieces):
+        raise NotUnderstoodError(f"the optimizer's state tells of {at} parts of groups, and there are {len(pieces)}")
+    return groups
+
+
+def _has_same_shared(one: ParameterGroup, other: ParameterGroup) -> bool:
+    keys = one.shared.keys() == other.shared.keys() and one.values.keys() == other.values.keys()
+    return keys and all(_is_same(value, other.shared[key]) for key, value in one.shared.items())
+
+
+# --- the model -----------------------------------------------------------------------------------------------------
+
+
+def whole_model(slice_: ZeroSlice) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return what makes each tensor of the model: master weights where there are any, else as the model has it."""
+    raise NotImplementedError
+
+
+def numel(shape: Sequence[int]) -> int:
+    return math.prod(shape)
