@@ -1,6 +1,5 @@
 """Reads a checkpoint that DeepSpeed has written with ZeRO: what the data parallel ranks held, as whole parameters."""
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.checkpoint.trainer_export.flat_values import Pieces, cut_group, cut_shares, undo_turns
+from holdfast.checkpoint.trainer_export.flat_values import Pieces, Shapes, cut_group, cut_shares, undo_turns
 from holdfast.checkpoint.trainer_export.kept_pickle import KeptObject, NotUnderstoodError, load_kept
 
 WEIGHTS = "fp32"  # as DeepSpeed names master weights among the kinds of values that a parameter has
@@ -38,6 +37,7 @@ class ZeroSlice(NamedTuple):
     groups: list[ParameterGroup]
     models: list[dict[str, Any]]  # what the files of the model hold: one, or with ZeRO 3 one for each rank
     optimizer: dict[str, Any]  # what the first rank's file of the optimizer holds
+    is_in_turns: bool = False  # as `round_robin_gradients` puts the parameters
 
 
 class ZeroCheckpoint(NamedTuple):
@@ -63,7 +63,10 @@ def read_zero(folder: Path) -> ZeroCheckpoint:
     if ranks * slices != len(found):
         raise NotUnderstoodError(f"{folder.name} has {len(found)} parts of the optimizer, not {ranks} x {slices}")
     optimizers = [
-        [read_states(folder / f"{prefix}zero_pp_rank_{rank}_mp_rank_{part:02d}_optim_states.pt") for rank in range(ranks)]
+        [
+            read_states(folder / f"{prefix}zero_pp_rank_{rank}_mp_rank_{part:02d}_optim_states.pt")
+            for rank in range(ranks)
+        ]
         for part in range(slices)
     ]
     stage = stage_of(optimizers[0][0])
@@ -139,19 +142,37 @@ def _read_slice(folder: Path, part: int, optimizers: Sequence[dict[str, Any]]) -
         values = {WEIGHTS: cut([_tensor_at(one, FLAT, n) for one in told], WEIGHTS)}
         more, shared = _cut_states([one["state"].get(n, {}) for one in kept], cut)
         groups.append(ParameterGroup(shapes, values | more, shared, _options_of(kept[0], [n], n)))
-    if config_of(model).get("round_robin_gradients"):
-        groups = [_put_in_order(group, len(optimizers)) for group in groups]
-    return ZeroSlice(groups, [model], optimizers[0])
+    orders = [_optimizer_order(group.shapes, told, n, model) for n, group in enumerate(groups)]
+    is_in_turns = _tells_of_turns(model, told[0]) or any(
+        order != [*group.shapes] for order, group in zip(orders, groups, strict=True)
+    )
+    groups = [
+        group._replace(shapes={name: group.shapes[name] for name in order})
+        for order, group in zip(orders, groups, strict=True)
+    ]
+    return ZeroSlice(groups, [model], optimizers[0], is_in_turns)
 
 
-def _put_in_order(group: ParameterGroup, ranks: int) -> ParameterGroup:
-    return group._replace(shapes={name: group.shapes[name] for name in undo_turns([*group.shapes], ranks)})
+def _tells_of_turns(model: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+    return "zero_stage" in told and bool(config_of(model).get("round_robin_gradients"))
+
+
+def _optimizer_order(shapes: Shapes, told: Sequence[Mapping[str, Any]], n: int, model: Mapping[str, Any]) -> list[str]:
+    """Return a group's parameters as the optimizer was given them, which the ranks' maps of their parts show."""
+    as_saved = [*shapes]
+    undone = undo_turns(as_saved, len(told))
+    maps = [one["param_slice_mappings"][n] for one in told if len(one.get("param_slice_mappings") or ()) > n]
+    mapped = [*dict.fromkeys(name for one in maps for name in one)]
+    if not mapped:
+        return undone if _tells_of_turns(model, told[0]) else as_saved
+    for order in (as_saved, undone):
+        if [name for name in order if 0 not in shapes[name]] == mapped:
+            return order
+    raise NotUnderstoodError(f"group {n}: the order of its parameters is not understood")
 
 
 def _cutter(
-    cut: Callable[[Sequence[torch.Tensor], dict[str, tuple[int, ...]], str], Pieces],
-    shapes: dict[str, tuple[int, ...]],
-    where: str,
+    cut: Callable[[Sequence[torch.Tensor], Shapes, str], Pieces], shapes: Shapes, where: str
 ) -> Callable[[Sequence[torch.Tensor], str], Pieces]:
     return lambda parts, kind: cut(parts, shapes, f"{kind} of {where}")
 
@@ -244,15 +265,3 @@ def _join_groups(kept: Mapping[str, Any], pieces: Sequence[ParameterGroup]) -> l
 def _has_same_shared(one: ParameterGroup, other: ParameterGroup) -> bool:
     keys = one.shared.keys() == other.shared.keys() and one.values.keys() == other.values.keys()
     return keys and all(_is_same(value, other.shared[key]) for key, value in one.shared.items())
-
-
-# --- the model -----------------------------------------------------------------------------------------------------
-
-
-def whole_model(slice_: ZeroSlice) -> dict[str, Callable[[], torch.Tensor]]:
-    """Return what makes each tensor of the model: master weights where there are any, else as the model has it."""
-    raise NotImplementedError
-
-
-def numel(shape: Sequence[int]) -> int:
-    return math.prod(shape)
