@@ -44,7 +44,7 @@ def cut_group(parts: Sequence[torch.Tensor], shapes: Shapes, where: str) -> Piec
         owned = owned_values(total, share, rank)
         if part.dim() != 1 or len(part) not in (owned, share):
             raise NotUnderstoodError(
-                f"{where} of rank {rank} has the shape {tuple(part.shape)}, where {owned} or {share} values are expected"
+                f"{where} of rank {rank} has the shape {tuple(part.shape)}, where there should be {owned} or {share} values"
             )
         left.append(part[:owned])
     pieces: Pieces = {}

@@ -141,7 +141,7 @@ def _read_slice(folder: Path, part: int, optimizers: Sequence[dict[str, Any]]) -
         cut = _cutter(cut_group, shapes, f"group {n}")
         values = {WEIGHTS: cut([_tensor_at(one, FLAT, n) for one in told], WEIGHTS)}
         more, shared = _cut_states([one["state"].get(n, {}) for one in kept], cut)
-        groups.append(ParameterGroup(shapes, values | more, shared, _options_of(kept[0], [n], n)))
+        groups.append(ParameterGroup(shapes, values | more, shared, options_of(kept[0], [n], n)))
     orders = [_optimizer_order(group.shapes, told, n, model) for n, group in enumerate(groups)]
     is_in_turns = _tells_of_turns(model, told[0]) or any(
         order != [*group.shapes] for order, group in zip(orders, groups, strict=True)
@@ -210,7 +210,7 @@ def _is_same(one: object, other: object) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _options_of(kept: Mapping[str, Any], ids: Sequence[int], n: int) -> dict[str, Any]:
+def options_of(kept: Mapping[str, Any], ids: Sequence[int], n: int) -> dict[str, Any]:
     found = kept.get("param_groups")
     if not isinstance(found, list) or n >= len(found) or not isinstance(found[n], dict):
         raise NotUnderstoodError(f"the optimizer's state does not tell of group {n}")
@@ -237,10 +237,10 @@ def _read_slice_3(folder: Path, part: int, optimizers: Sequence[dict[str, Any]])
         values = {WEIGHTS: cut([_tensor_at(one, FLAT_3, n) for one in told], WEIGHTS)}
         more, shared = _cut_states([one["state"].get(n, {}) for one in kept], cut)
         pieces.append(ParameterGroup(shapes, values | more, shared, {}))
-    return ZeroSlice(_join_groups(kept[0], pieces), models, optimizers[0])
+    return ZeroSlice(join_groups(kept[0], pieces), models, optimizers[0])
 
 
-def _join_groups(kept: Mapping[str, Any], pieces: Sequence[ParameterGroup]) -> list[ParameterGroup]:
+def join_groups(kept: Mapping[str, Any], pieces: Sequence[ParameterGroup]) -> list[ParameterGroup]:
     """ZeRO 3 divides a group of many values; here are the groups as the optimizer was given them."""
     groups = []
     at = 0
@@ -255,7 +255,7 @@ def _join_groups(kept: Mapping[str, Any], pieces: Sequence[ParameterGroup]) -> l
         values = {
             kind: {name: found for one in parts for name, found in one.values[kind].items()} for kind in parts[0].values
         }
-        groups.append(ParameterGroup(shapes, values, parts[0].shared, _options_of(kept, ids, n)))
+        groups.append(ParameterGroup(shapes, values, parts[0].shared, options_of(kept, ids, n)))
         at += len(ids)
     if at != len(pieces):
         raise NotUnderstoodError(f"the optimizer's state tells of {at} parts of groups, and there are {len(pieces)}")

@@ -10,7 +10,6 @@ import torch
 from holdfast.checkpoint.trainer_export.flat_values import (
     Shapes,
     count_values,
-    cut_shares,
     group_share,
     in_turns,
     join_share,
@@ -18,6 +17,7 @@ from holdfast.checkpoint.trainer_export.flat_values import (
     parameter_share,
 )
 from holdfast.checkpoint.trainer_export.kept_pickle import KeptObject, save_kept, stand_for
+from holdfast.checkpoint.trainer_export.whole_tensors import frozen_pieces
 from holdfast.checkpoint.trainer_export.zero_reader import (
     FLAT,
     FLAT_3,
@@ -136,7 +136,7 @@ def _files_of_stage_3(one: ZeroSlice, ranks: int, part: int, prefix: str) -> Ite
     divided = [_divide_group(group.shapes, ranks, _most_values(one)) for group in one.groups]
     for rank in range(ranks):
         yield _optimizer_name(prefix, rank, part), one.optimizer | {STATES: _states_of_3(one, divided, rank, ranks)}
-    frozen = _frozen_pieces(one)
+    frozen = frozen_pieces(one)
     shapes = [
         OrderedDict((name, torch.Size(group.shapes[name])) for name in names)
         for group, parts in zip(one.groups, divided, strict=True)
@@ -195,14 +195,3 @@ def _share_of_part(group: ParameterGroup, kind: str, names: Sequence[str], rank:
 def _share_of_one(pieces: Sequence[torch.Tensor], shape: Sequence[int], rank: int, ranks: int) -> torch.Tensor:
     share = parameter_share(shape, ranks)
     return join_share(pieces, rank * share, share)
-
-
-def _frozen_pieces(one: ZeroSlice) -> dict[str, list[torch.Tensor]]:
-    """Return weights that are not trained, of which each rank has a share as well."""
-    shapes = one.models[0].get("frozen_param_shapes") or {}
-    fragments = [model.get("frozen_param_fragments") or {} for model in one.models]
-    return {
-        name: cut_shares([found[name].flatten() for found in fragments], {name: tuple(shape)}, name)[name]
-        for name, shape in shapes.items()
-        if all(name in found for found in fragments)
-    }
