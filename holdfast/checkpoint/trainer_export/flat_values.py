@@ -44,7 +44,7 @@ def cut_group(parts: Sequence[torch.Tensor], shapes: Shapes, where: str) -> Piec
         owned = owned_values(total, share, rank)
         if part.dim() != 1 or len(part) not in (owned, share):
             raise NotUnderstoodError(
-                f"{where} of rank {rank} has the shape {tuple(part.shape)}, where there should be {owned} or {share} values"
+                f"{where} of rank {rank} has the shape {tuple(part.shape)}, and should have {owned} or {share} values"
             )
         left.append(part[:owned])
     pieces: Pieces = {}
@@ -62,8 +62,7 @@ def cut_shares(parts: Sequence[torch.Tensor], shapes: Shapes, where: str) -> Pie
     for rank, part in enumerate(parts):
         if part.dim() != 1 or len(part) != sum(shares.values()):
             raise NotUnderstoodError(
-                f"{where} of rank {rank} has the shape {tuple(part.shape)}, "
-                f"where {sum(shares.values())} values are expected"
+                f"{where} of rank {rank} has the shape {tuple(part.shape)}, and should have {sum(shares.values())} values"
             )
     pieces: Pieces = {}
     at = 0

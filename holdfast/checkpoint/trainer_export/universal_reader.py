@@ -1,4 +1,4 @@
-"""Reads a Universal Checkpoint of DeepSpeed, as its `ds_to_universal` writes it: each parameter whole, in its own files.
+"""Reads a Universal Checkpoint, as DeepSpeed's `ds_to_universal` writes it: each parameter whole, in its own files.
 
 It has no count of ranks. To be written for a number of them, it is read into the form that `zero_reader` returns.
 """
@@ -100,7 +100,7 @@ def _read_stage_2(folder: Path, models: list[dict[str, Any]], told: dict[str, An
         group = _read_group(folder, {name: shapes[name] for name in names})
         groups.append(group._replace(options=options_of(told, [n], n)))
     kept = {
-        "state": {n: {kind: None for kind in (*group.shared, *_KINDS[1:])} for n, group in enumerate(groups)},
+        "state": {n: dict.fromkeys((*group.shared, *_KINDS[1:])) for n, group in enumerate(groups)},
         "param_groups": told["param_groups"],
     }
     states = {key: value for key, value in told.items() if key != "param_groups"}

@@ -1,0 +1,105 @@
+"""Exports a checkpoint that a trainer has written: as safetensors, for torch.distributed.checkpoint, or as the trainer's
+own for another number of ranks.
+
+Its files are read in a process of its own with limited memory, since strangers may have written them.
+"""
+
+import warnings
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint.dcp.safetensors_export import write_safetensors
+from holdfast.checkpoint.local_storage import LocalStorage
+from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.private_folder import move_out, private_folder
+from holdfast.checkpoint.trainer_export.dcp_files import write_dcp
+from holdfast.checkpoint.trainer_export.dcp_reader import is_dcp, read_dcp
+from holdfast.checkpoint.trainer_export.universal_reader import is_universal, read_universal
+from holdfast.checkpoint.trainer_export.whole_tensors import WholeState, make_whole
+from holdfast.checkpoint.trainer_export.zero_reader import ZeroCheckpoint, read_zero
+from holdfast.checkpoint.trainer_export.zero_writer import write_zero
+from holdfast.core.decoding import from_json
+from holdfast.core.terminal_sanitizer import plain_line
+from holdfast.linux.limited_child import ChildEndedError, call_in_child
+
+_MEMORY_BYTES, _COPIES = 8 << 30, 3  # a reader may take: files are mapped, and what is written is made from them
+_LATEST = "latest"  # names the checkpoint that DeepSpeed loads if it is told of none
+
+
+class ExportForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint is made into: safetensors, unless one of the others is chosen."""
+
+    is_dcp: bool = False  # weights and the optimizer's state, for torch.distributed.checkpoint
+    ranks: int = 0  # the trainer's own form, for so many data parallel ranks
+    prefix: str = ""  # of the names of tensors in safetensors
+    most_bytes: int = 5 * 10**9  # of a file of safetensors
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it."""
+
+    files: tuple[str, ...] = ()  # or folders
+    left_out: tuple[str, ...] = ()
+    fault: str = ""
+
+
+def export_trainer_checkpoint(url: str, folder: Path, form: ExportForm) -> Exported:
+    """Write what is chosen of a trainer's checkpoint to a folder, with nothing there that is not whole; StorageError
+    with one sentence if that cannot be."""
+    source = Path(url)
+    storage = LocalStorage(str(folder))
+    storage.make_folder()
+    size = sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+    with private_folder(folder) as private:
+        try:
+            told = call_in_child(
+                lambda: msgspec.json.encode(_write_told(source, private, form)), _MEMORY_BYTES + _COPIES * size
+            )
+        except ChildEndedError as e:
+            raise StorageError(f"{url} cannot be read: whoever read it {e}") from None
+        made = from_json(told, Exported)
+        if made.fault:
+            raise StorageError(f"{url} cannot be exported: {made.fault}")
+        files = move_out(private, folder, made.files)
+    if form.ranks and storage.read(_LATEST) is None:
+        storage.put_file(_LATEST, made.files[0].encode())
+    return Exported(files=tuple(map(str, files)), left_out=made.left_out)
+
+
+def _write_told(source: Path, private: str, form: ExportForm) -> Exported:
+    warnings.simplefilter("ignore")  # torch's, to whom runs it: it is not asked to be a process group
+    try:
+        return _write(source, private, form)
+    except (StorageError, OSError) as e:
+        return Exported(fault=plain_line(str(e)))
+
+
+def _write(source: Path, private: str, form: ExportForm) -> Exported:
+    if form.ranks:
+        name = source.resolve().name
+        Path(private, name).mkdir()
+        write_zero(_read_deepspeed(source), form.ranks, f"{private}/{name}")
+        return Exported(files=(name,))
+    whole = read_dcp(source) if is_dcp(source) else make_whole(_read_deepspeed(source))
+    left_out = tuple(map(plain_line, whole.left_out))
+    if form.is_dcp:
+        return Exported(files=write_dcp(whole, private), left_out=left_out)
+    return Exported(files=_write_weights(whole, private, form), left_out=left_out)
+
+
+def _read_deepspeed(source: Path) -> ZeroCheckpoint:
+    return read_universal(source) if is_universal(source) else read_zero(source)
+
+
+def _write_weights(whole: WholeState, private: str, form: ExportForm) -> tuple[str, ...]:
+    tensors = whole.tensors()
+    return write_safetensors(
+        private,
+        {name: tensor.bytes for name, tensor in tensors.items()},
+        # Tensors that are one in the model are two in a file, which safetensors asks for.
+        lambda names: {name: tensors[name].make().contiguous().clone() for name in names},
+        step=whole.step,
+        prefix=form.prefix,
+        most_bytes=form.most_bytes,
+    )
