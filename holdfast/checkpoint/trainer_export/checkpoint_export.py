@@ -1,5 +1,4 @@
-"""Exports a checkpoint that a trainer has written: as safetensors, for torch.distributed.checkpoint, or as the trainer's
-own for another number of ranks.
+"""Exports a checkpoint that a trainer has written: as safetensors, for torch.distributed.checkpoint, or for other ranks.
 
 Its files are read in a process of its own with limited memory, since strangers may have written them.
 """
@@ -15,6 +14,7 @@ from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.private_folder import move_out, private_folder
 from holdfast.checkpoint.trainer_export.dcp_files import write_dcp
 from holdfast.checkpoint.trainer_export.dcp_reader import is_dcp, read_dcp
+from holdfast.checkpoint.trainer_export.kept_pickle import NotUnderstoodError
 from holdfast.checkpoint.trainer_export.universal_reader import is_universal, read_universal
 from holdfast.checkpoint.trainer_export.whole_tensors import WholeState, make_whole
 from holdfast.checkpoint.trainer_export.zero_reader import ZeroCheckpoint, read_zero
@@ -24,6 +24,7 @@ from holdfast.core.terminal_sanitizer import plain_line
 from holdfast.linux.limited_child import ChildEndedError, call_in_child
 
 _MEMORY_BYTES, _COPIES = 8 << 30, 3  # a reader may take: files are mapped, and what is written is made from them
+_DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError)  # values of any kind
 _LATEST = "latest"  # names the checkpoint that DeepSpeed loads if it is told of none
 
 
@@ -32,6 +33,7 @@ class ExportForm(msgspec.Struct, frozen=True, kw_only=True):
 
     is_dcp: bool = False  # weights and the optimizer's state, for torch.distributed.checkpoint
     ranks: int = 0  # the trainer's own form, for so many data parallel ranks
+    step: int = 0  # if the checkpoint's files do not tell it
     prefix: str = ""  # of the names of tensors in safetensors
     most_bytes: int = 5 * 10**9  # of a file of safetensors
 
@@ -73,17 +75,24 @@ def _write_told(source: Path, private: str, form: ExportForm) -> Exported:
         return _write(source, private, form)
     except (StorageError, OSError) as e:
         return Exported(fault=plain_line(str(e)))
+    except _DAMAGE as e:
+        return Exported(fault=plain_line(f"what it holds is not understood ({type(e).__name__}: {e})"))
 
 
 def _write(source: Path, private: str, form: ExportForm) -> Exported:
     if form.ranks:
+        if is_dcp(source):
+            raise NotUnderstoodError("it is not DeepSpeed's; any number of ranks can load it as it is")
         name = source.resolve().name
         Path(private, name).mkdir()
         write_zero(_read_deepspeed(source), form.ranks, f"{private}/{name}")
         return Exported(files=(name,))
     whole = read_dcp(source) if is_dcp(source) else make_whole(_read_deepspeed(source))
+    whole = whole._replace(step=whole.step or form.step)
     left_out = tuple(map(plain_line, whole.left_out))
     if form.is_dcp:
+        if whole.unclear:
+            raise NotUnderstoodError(whole.unclear)
         return Exported(files=write_dcp(whole, private), left_out=left_out)
     return Exported(files=_write_weights(whole, private, form), left_out=left_out)
 

@@ -60,9 +60,9 @@ def cut_shares(parts: Sequence[torch.Tensor], shapes: Shapes, where: str) -> Pie
     ranks = len(parts)
     shares = {name: parameter_share(shape, ranks) for name, shape in shapes.items()}
     for rank, part in enumerate(parts):
-        if part.dim() != 1 or len(part) != sum(shares.values()):
+        if part.dim() != 1 or len(part) != (values := sum(shares.values())):
             raise NotUnderstoodError(
-                f"{where} of rank {rank} has the shape {tuple(part.shape)}, and should have {sum(shares.values())} values"
+                f"{where} of rank {rank} has the shape {tuple(part.shape)}, and should have {values} values"
             )
     pieces: Pieces = {}
     at = 0

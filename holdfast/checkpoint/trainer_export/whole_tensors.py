@@ -33,6 +33,7 @@ class WholeState(NamedTuple):
     kept: dict[str, dict[str, LaterTensor]]  # by the optimizer, of each parameter
     groups: list[dict[str, Any]]  # of the optimizer: names of parameters, learning rates and the like
     left_out: list[str]
+    unclear: str = ""  # why what the optimizer keeps cannot be told by parameter
 
     def tensors(self) -> dict[str, LaterTensor]:
         """Return all tensors by the names that torch.distributed.checkpoint gives them."""
