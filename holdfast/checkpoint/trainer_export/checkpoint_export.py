@@ -1,4 +1,4 @@
-"""Exports a checkpoint that a trainer has written: as safetensors, for torch.distributed.checkpoint, or for other ranks.
+"""Exports a trainer's own checkpoint: as safetensors, for torch.distributed.checkpoint, or for other ranks.
 
 Its files are read in a process of its own with limited memory, since strangers may have written them.
 """

@@ -34,7 +34,7 @@ def write_dcp(whole: WholeState, folder: str) -> tuple[str, ...]:
             for name, kinds in whole.kept.items()
             if kinds
         }
-        state[OPTIMIZER] = {"state": kept, "param_groups": whole.groups}
+        state[OPTIMIZER] = {"state": kept} | ({"param_groups": whole.groups} if whole.groups else {})
     state["step"] = whole.step
     save_distributed(
         state,

@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -44,11 +43,9 @@ def read_dcp(folder: Path) -> WholeState:
     model = {name.removeprefix(f"{MODEL}."): tensor for name, tensor in tensors.items() if not _STATE.match(name)}
     kept, unclear = _sort_states({name: tensor for name, tensor in tensors.items() if _STATE.match(name)}, model)
     weights = {name: kinds.pop(kind) for name, kinds in kept.items() for kind in _MASTERS if kind in kinds}
-    groups, count = _read_common(folder / _COMMON)
-    for name, kinds in kept.items():
-        if count is not None and kinds:
-            kinds["step"] = count
-    return WholeState(0, model | weights, kept, groups, left_out, unclear)
+    if kept and (count := _count_steps(folder / _COMMON)):
+        kept = {name: {"step": count} | kinds for name, kinds in kept.items()}
+    return WholeState(0, model | weights, kept, [], left_out, unclear)
 
 
 def _later(folder: Path, metadata: Metadata, name: str, known: TensorStorageMetadata) -> LaterTensor:
@@ -101,17 +98,16 @@ def _sort_states(
     return kept, ""
 
 
-def _read_common(path: Path) -> tuple[list[dict[str, Any]], LaterTensor | None]:
-    """Return the optimizer's groups without the names of their parameters, and how many steps it has made, as far as
-    Megatron tells them."""
+def _count_steps(path: Path) -> LaterTensor | None:
+    """Return how many steps Megatron's optimizer has made, if its groups agree on it."""
     if not path.exists():
-        return [], None
+        return None
     told = load_kept(path)
-    told = told.get(OPTIMIZER) if isinstance(told, dict) else None
-    told = told.get(OPTIMIZER) if isinstance(told, dict) else None
-    groups = told.get("param_groups") if isinstance(told, dict) else None
-    steps = {float(one["step"]) for one in groups or () if isinstance(one.get("step"), int | float | torch.Tensor)}
+    for name in (OPTIMIZER, OPTIMIZER, "param_groups"):
+        told = told.get(name) if isinstance(told, dict) else None
+    found = [one.get("step") for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    steps = {float(step) for step in found if isinstance(step, int | float | torch.Tensor)}
     if len(steps) != 1:
-        return [], None
+        return None
     count = torch.tensor(steps.pop())
-    return [], LaterTensor((), count.dtype, lambda: count)
+    return LaterTensor((), count.dtype, lambda: count)
