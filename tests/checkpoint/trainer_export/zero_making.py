@@ -22,14 +22,12 @@ GROUPS = [["embed.weight", "scale", "1.weight"], ["0.bias", "head.bias"]]
 KINDS = ("fp32", "exp_avg", "exp_avg_sq")
 
 
+@dataclasses.dataclass
 class LossScaler:
     """A plain object of DeepSpeed, with what it remembers."""
 
-    def __init__(self, scale: float) -> None:
-        self.cur_scale, self.dynamic = scale, False
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, LossScaler) and vars(self) == vars(other)
+    cur_scale: float
+    dynamic: bool = False
 
 
 class ZeroStageEnum(int, enum.Enum):
@@ -39,7 +37,7 @@ class ZeroStageEnum(int, enum.Enum):
 
 
 @dataclasses.dataclass
-class fragment_address:  # noqa: N801
+class fragment_address:
     numel: int
     start: int
 
