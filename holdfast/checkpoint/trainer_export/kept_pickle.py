@@ -29,6 +29,9 @@ _REAL: dict[tuple[str, str], Any] = {
 }
 
 
+_make: Any = copyreg.__newobj__  # type: ignore[attr-defined]  # what pickle makes an object by that has no arguments
+
+
 class NotUnderstoodError(StorageError):
     """Says in one sentence, with a file's name, what of a trainer's checkpoint cannot be read."""
 
@@ -41,6 +44,7 @@ class KeptObject:
     def __new__(cls, *made_of: object) -> "KeptObject":
         self = super().__new__(cls)
         self.made_of, self.is_called = made_of, False
+        self.made_by: Any = cls
         self.state: Any = None
         self.values: list[object] = []
         self.pairs: list[tuple[object, object]] = []
@@ -48,6 +52,12 @@ class KeptObject:
 
     def __init__(self, *made_of: object) -> None:
         self.is_called = True  # and not made by `__new__` alone
+
+    def __call__(self, *made_of: object) -> "KeptObject":
+        """Stand for what a method returns, or whatever else the object may be."""
+        made = type(self)(*made_of)
+        made.made_by = self
+        return made
 
     def __setstate__(self, state: object) -> None:
         self.state = state
@@ -62,8 +72,7 @@ class KeptObject:
         self.values.extend(values)
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        cls = type(self)
-        made = (cls, self.made_of) if self.is_called else (copyreg.__newobj__, (cls, *self.made_of))  # type: ignore[attr-defined]
+        made = (self.made_by, self.made_of) if self.is_called else (_make, (type(self), *self.made_of))
         return (*made, self.state, iter(self.values), iter(self.pairs))
 
 

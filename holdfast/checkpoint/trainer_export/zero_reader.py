@@ -124,7 +124,14 @@ def config_of(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def shapes_of(model: Mapping[str, Any]) -> list[dict[str, tuple[int, ...]]]:
     """Return the parameters of each group (with ZeRO 3, of each part of a group) in the order of their values."""
-    return [{str(name): tuple(map(int, shape)) for name, shape in group.items()} for group in model["param_shapes"]]
+    return [{name: _shape_of(name, shape) for name, shape in group.items()} for group in model["param_shapes"]]
+
+
+def _shape_of(name: object, shape: object) -> tuple[int, ...]:
+    found = tuple(shape) if isinstance(shape, list | tuple) else (None,)
+    if not isinstance(name, str) or not all(isinstance(n, int) and n >= 0 for n in found):
+        raise NotUnderstoodError(f"the shape of {name} is not understood")
+    return found
 
 
 # --- ZeRO 1 and 2 --------------------------------------------------------------------------------------------------
@@ -189,18 +196,16 @@ def _cut_states(
 ) -> tuple[dict[str, Pieces], dict[str, Any]]:
     """Return what the optimizer keeps of each parameter, and what it keeps once; all ranks must agree on the latter."""
     values, shared = {}, {}
-    for kind, first in states[0].items():
-        found = [state.get(kind) for state in states]
-        if isinstance(first, torch.Tensor) and first.dim():
-            if not all(isinstance(one, torch.Tensor) for one in found):
-                raise NotUnderstoodError(f"not every rank has {kind}")
-            values[kind] = cut([one for one in found if isinstance(one, torch.Tensor)], kind)
-        elif all(_is_same(one, first) for one in found):
-            shared[kind] = first
+    for kind in dict.fromkeys(kind for state in states for kind in state):
+        if not all(kind in state for state in states):
+            raise NotUnderstoodError(f"not every rank has {kind} in the optimizer's state")
+        found = [state[kind] for state in states]
+        if all(isinstance(one, torch.Tensor) and one.dim() for one in found):
+            values[kind] = cut(found, kind)
+        elif all(_is_same(one, found[0]) for one in found):
+            shared[kind] = found[0]
         else:
             raise NotUnderstoodError(f"ranks do not agree on {kind}, which the optimizer keeps once")
-    if any(state.keys() != states[0].keys() for state in states):
-        raise NotUnderstoodError("ranks do not agree on what the optimizer keeps")
     return values, shared
 
 

@@ -74,6 +74,7 @@ class _Share(NamedTuple):
 
     values: dict[str, torch.Tensor]  # by kind, filled up
     filling: int  # values
+    filling_at_end: int  # of all ranks, told by the last one
     addresses: "OrderedDict[str, KeptObject]"
 
 
@@ -85,7 +86,8 @@ def _share_of(group: ParameterGroup, order: Sequence[str], rank: int, ranks: int
         for kind, pieces in group.values.items()
     }
     filling = share - owned_values(total, share, rank)
-    return _Share(values, filling, _addresses_of(group.shapes, rank * share, share))
+    at_end = share * ranks - total if rank == ranks - 1 else 0
+    return _Share(values, filling, at_end, _addresses_of(group.shapes, rank * share, share))
 
 
 def _addresses_of(shapes: Shapes, start: int, share: int) -> "OrderedDict[str, KeptObject]":
@@ -117,7 +119,7 @@ def _states_of(one: ZeroSlice, shares: Sequence[_Share], ranks: int) -> dict[str
     new = {
         "base_optimizer_state": kept | {"state": states},
         FLAT: [tensor.clone() for tensor in weights],
-        "group_paddings": [share.filling for share in shares],
+        "group_paddings": [share.filling if is_lean else share.filling_at_end for share in shares],
         "partition_count": _count_like(old.get("partition_count"), ranks),
         "param_slice_mappings": [share.addresses for share in shares],
     }

@@ -1,5 +1,6 @@
 """What DeepSpeed's ranks held, for another number of ranks: the same files as if these had written them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.trainer_checkpoints import find_trainer_checkpoints, verify_trainer_checkpoint
 from holdfast.checkpoint.trainer_export.checkpoint_export import ExportForm, export_trainer_checkpoint
-from holdfast.checkpoint.trainer_export.kept_pickle import load_kept
 from tests.checkpoint.trainer_export.zero_making import (
     KINDS,
     SHAPES,
@@ -142,7 +142,7 @@ def test_whole_tensors_for_torch(kind: str, is_universal: bool, tmp_path: Path) 
 def test_latest_is_not_changed(tmp_path: Path) -> None:
     source = write_zero(tmp_path / "before", 2, Zero())
     (tmp_path / "before" / "latest").write_text("another")
-    with pytest.raises(StorageError, match="exists already"):
+    with pytest.raises(StorageError, match=TAG):
         export_trainer_checkpoint(str(source), tmp_path / "before", ExportForm(ranks=3))
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "latest").write_text("another")
@@ -257,7 +257,7 @@ REFUSED = {
     no_zero: TAG,
     no_archive: PART,
     no_shapes: "mp_rank_00_model_states.pt",
-    shape_of_text: "ValueError",
+    shape_of_text: "scale",
     huge_shape: "fp32",
     negative_shape: "scale",
 }
@@ -287,13 +287,13 @@ def test_slices_of_tensor_parallel_ranks(tmp_path: Path) -> None:
     source = tmp_path / "before" / TAG
     export_trainer_checkpoint(str(source), tmp_path / "to", ExportForm(ranks=3))
     assert difference(read_files(tmp_path / "to" / TAG), read_files(tmp_path / "after" / TAG)) == ""
-    with pytest.raises(StorageError, match="mp_rank_01_model_states.pt"):
+    with pytest.raises(StorageError, match=r"\bmp_rank_01_model_states\.pt"):
         export_trainer_checkpoint(str(source), tmp_path / "whole", ExportForm(is_dcp=True))
 
 
 class Spiteful:
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        return Path.touch, (Path("touched"),)
+        return os.mkdir, ("touched",)
 
 
 def test_no_code_of_a_file_runs_and_what_it_names_is_written_again(
@@ -301,12 +301,11 @@ def test_no_code_of_a_file_runs_and_what_it_names_is_written_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     source = write_zero(tmp_path / "before", 2, Zero())
-    change(source, lambda told: told.update(spite=[Spiteful(), {1, 2}, b"bytes", range(3)]), "mp_rank*")
-    assert isinstance(load_kept(source / "mp_rank_00_model_states.pt")["mine"], object)
+    change(source, lambda told: told.update(spite=[Spiteful(), {1, 2}, b"bytes", Path.touch]), "mp_rank*")
     made = export_trainer_checkpoint(str(source), tmp_path / "to", ExportForm(ranks=1))
     assert not Path("touched").exists()
     with played_deepspeed():
         told = torch.load(Path(made.files[0]) / "mp_rank_00_model_states.pt", weights_only=False)
     assert Path("touched").exists(), "as the file that was read would have done"
-    assert told["spite"][1:] == [{1, 2}, b"bytes", range(3)]
+    assert told["spite"][1:] == [{1, 2}, b"bytes", Path.touch]
     assert difference(told["mine"], LossScaler(3.0)) == ""

@@ -155,7 +155,10 @@ def files_of(ranks: int, zero: Zero) -> dict[str, Any]:
         addresses = []
         for n, group in enumerate(padded):
             share = len(group["fp32"][0])
-            filling.append(max(0, min(share, (rank + 1) * share - len(flat[n]["fp32"]))))
+            if zero.is_bf16_optimizer:
+                filling.append(share * ranks - len(flat[n]["fp32"]) if rank == ranks - 1 else 0)
+            else:
+                filling.append(max(0, min(share, (rank + 1) * share - len(flat[n]["fp32"]))))
             places = OrderedDict()
             at = 0
             for name in GROUPS[n]:
@@ -222,7 +225,11 @@ def files_of_3(ranks: int, zero: Zero) -> dict[str, Any]:
             "fp32_flat_groups": [one["fp32"] for one in shares],
         }
         name = f"{zero.prefix}zero_pp_rank_{rank}_mp_rank_00"
-        files[f"{name}_optim_states.pt"] = {"optimizer_state_dict": told, "ds_config": config_of(zero)}
+        files[f"{name}_optim_states.pt"] = {
+            "optimizer_state_dict": told,
+            "ds_config": config_of(zero),
+            "ds_version": "0.19.6",
+        }
         shapes = [OrderedDict((one, torch.Size(SHAPES[one])) for one in names) for names in parts]
         module = {one: torch.empty(0) for one in SHAPES} | {"norm.mean": torch.tensor([0.5, 1.5])}
         files[f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"] = model_file(ranks, zero, shapes, module) | {
