@@ -1,4 +1,4 @@
-"""Checkpoints that the trainers themselves have written, exported, and loaded by the trainers on other numbers of ranks.
+"""Checkpoints that the trainers themselves have written, exported, and loaded by them on other numbers of ranks.
 
 DeepSpeed's own state, gathered by DeepSpeed, is compared bit for bit, and so is the step that it makes next.
 """
@@ -35,24 +35,18 @@ def run_ranks(tmp_path: Path, no_orphans: str) -> RunRanks:
         place = tmp_path / f"ranks-{next(count)}"
         place.mkdir()
         env = job_environment(**{MARK: no_orphans, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
-        ranks = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    str(RANKS / script),
-                    str(rank),
-                    str(world),
-                    str(place / "meeting"),
-                    str(place / "told"),
-                ]
-                + list(words),
+
+        def start(rank: int) -> subprocess.Popen[bytes]:
+            places = (RANKS / script, rank, world, place / "meeting", place / "told")
+            return subprocess.Popen(
+                [sys.executable, *map(str, places), *words],
                 env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)},
                 cwd=place,
                 stdout=(place / f"{rank}.log").open("w"),
                 stderr=subprocess.STDOUT,
             )
-            for rank in range(world)
-        ]
+
+        ranks = [start(rank) for rank in range(world)]
         codes = [rank.wait() for rank in ranks]
         logs = "\n".join((place / f"{rank}.log").read_text()[-3000:] for rank in range(world))
         assert not any(codes), logs
