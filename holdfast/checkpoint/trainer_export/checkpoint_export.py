@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import msgspec
+import torch
 
 from holdfast.checkpoint.dcp.safetensors_export import write_safetensors
 from holdfast.checkpoint.local_storage import LocalStorage
@@ -70,7 +71,8 @@ def export_trainer_checkpoint(url: str, folder: Path, form: ExportForm) -> Expor
 
 
 def _write_told(source: Path, private: str, form: ExportForm) -> Exported:
-    warnings.simplefilter("ignore")  # torch's, to whom runs it: it is not asked to be a process group
+    warnings.simplefilter("ignore")  # torch's, that there is no process group
+    torch.set_num_threads(1)  # those of a large host would need more address space than there may be
     try:
         return _write(source, private, form)
     except (StorageError, OSError) as e:
@@ -98,6 +100,8 @@ def _write(source: Path, private: str, form: ExportForm) -> Exported:
 
 
 def _read_deepspeed(source: Path) -> ZeroCheckpoint:
+    if not any(source.glob("*_states.pt")):
+        raise NotUnderstoodError("it is neither DeepSpeed's nor a folder of torch.distributed.checkpoint")
     return read_universal(source) if is_universal(source) else read_zero(source)
 
 
@@ -106,8 +110,7 @@ def _write_weights(whole: WholeState, private: str, form: ExportForm) -> tuple[s
     return write_safetensors(
         private,
         {name: tensor.bytes for name, tensor in tensors.items()},
-        # Tensors that are one in the model are two in a file, which safetensors asks for.
-        lambda names: {name: tensors[name].make().contiguous().clone() for name in names},
+        lambda names: {name: tensors[name].make().contiguous() for name in names},
         step=whole.step,
         prefix=form.prefix,
         most_bytes=form.most_bytes,

@@ -78,10 +78,10 @@ def slice_pieces(pieces: Sequence[torch.Tensor], start: int, stop: int) -> list[
     found: list[torch.Tensor] = []
     at = 0
     for piece in pieces:
-        part = piece[max(0, start - at) : max(0, stop - at)]
-        if len(part):
-            found.append(part)
-        at += len(piece)
+        end = at + len(piece)
+        if max(at, start) < min(end, stop):
+            found.append(piece[max(0, start - at) : stop - at])
+        at = end
     return found
 
 

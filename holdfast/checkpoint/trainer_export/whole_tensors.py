@@ -62,8 +62,8 @@ def make_whole(checkpoint: ZeroCheckpoint) -> WholeState:
 
 
 def later(tensor: torch.Tensor) -> LaterTensor:
-    """Return a tensor that is in a file, as it is there."""
-    return LaterTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor.detach())
+    """Return a tensor that is in a file, as it is there; each is made by itself, though the model may have it twice."""
+    return LaterTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor.detach().clone())
 
 
 def _whole(group: ParameterGroup, kind: str, name: str) -> LaterTensor:

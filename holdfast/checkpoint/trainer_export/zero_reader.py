@@ -128,10 +128,10 @@ def shapes_of(model: Mapping[str, Any]) -> list[dict[str, tuple[int, ...]]]:
 
 
 def _shape_of(name: object, shape: object) -> tuple[int, ...]:
-    found = tuple(shape) if isinstance(shape, list | tuple) else (None,)
-    if not isinstance(name, str) or not all(isinstance(n, int) and n >= 0 for n in found):
+    is_shape = isinstance(shape, list | tuple) and all(isinstance(n, int) and n >= 0 for n in shape)
+    if not (is_shape and isinstance(name, str)):
         raise NotUnderstoodError(f"the shape of {name} is not understood")
-    return found
+    return tuple(shape)  # type: ignore[arg-type]
 
 
 # --- ZeRO 1 and 2 --------------------------------------------------------------------------------------------------
@@ -195,7 +195,8 @@ def _cut_states(
     states: Sequence[dict[str, Any]], cut: Callable[[Sequence[torch.Tensor], str], Pieces]
 ) -> tuple[dict[str, Pieces], dict[str, Any]]:
     """Return what the optimizer keeps of each parameter, and what it keeps once; all ranks must agree on the latter."""
-    values, shared = {}, {}
+    values: dict[str, Pieces] = {}
+    shared: dict[str, Any] = {}
     for kind in dict.fromkeys(kind for state in states for kind in state):
         if not all(kind in state for state in states):
             raise NotUnderstoodError(f"not every rank has {kind} in the optimizer's state")
