@@ -8,8 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
-import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import trainer_checkpoints
@@ -88,8 +87,6 @@ def _with_pickle(path: Path, content: bytes) -> None:
             archive.writestr(name, record)
 
 
-@pytest.mark.slow
-@settings(max_examples=40)
 @given(st.data(), st.sampled_from((1, 3)), st.booleans())
 def test_checkpoints_of_trainers_that_are_exported(data: st.DataObject, stage: int, is_dcp: bool) -> None:
     """Each is exported, or refused in a sentence, without a word from torch."""
@@ -98,10 +95,12 @@ def test_checkpoints_of_trainers_that_are_exported(data: st.DataObject, stage: i
         path = data.draw(st.sampled_from(sorted(source.glob("*.pt"))))
         _with_pickle(path, data.draw(mutated(st.just(_pickle_of(path)))))
         form = ExportForm(is_dcp=True) if is_dcp else ExportForm(ranks=3)
+        fault = ""
         try:
             export_trainer_checkpoint(str(source), Path(folder) / "to", form)
         except StorageError as e:
-            assert not str(e).endswith("whoever read it ended with code 1")
+            fault = str(e)
+        assert not fault.endswith("ended with code 1"), fault
 
 
 @given(hostile(st.sampled_from((BEHIND, SILENT)).map(str.encode)))
