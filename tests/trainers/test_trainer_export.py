@@ -66,6 +66,7 @@ DEEPSPEED = {
     "ZeRO 1, BF16_Optimizer": ("--bf16", "--fp32-grads"),
     "ZeRO 2, 16 bits": ("--stage", "2", "--bf16"),
     "ZeRO 2, gradients in turns": ("--stage", "2", "--in-turns"),
+    "ZeRO 2, aligned parameters": ("--stage", "2", "--bf16", "--aligned"),
     "ZeRO 3": ("--stage", "3"),
     "ZeRO 3, 16 bits": ("--stage", "3", "--bf16"),
 }

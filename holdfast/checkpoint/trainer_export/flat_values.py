@@ -12,12 +12,19 @@ import torch
 from holdfast.checkpoint.trainer_export.kept_pickle import NotUnderstoodError
 
 Shapes = Mapping[str, tuple[int, ...]]  # of parameters, in the order that a group has them in
+Gaps = Mapping[str, int]  # how many zeros follow a parameter, so that the next one is aligned
 Pieces = dict[str, list[torch.Tensor]]  # by parameter: flat, in order, without what fills up
 _NCCL_ALIGNMENT = 2  # values; DeepSpeed fills up a group to a multiple of it for each rank
 
 
-def count_values(shapes: Shapes) -> int:
-    return sum(map(math.prod, shapes.values()))
+def place_parameters(shapes: Shapes, gaps: Gaps) -> tuple[dict[str, tuple[int, int]], int]:
+    """Return where each parameter of a group begins and ends among the values of all, and how many these are."""
+    found: dict[str, tuple[int, int]] = {}
+    at = 0
+    for name, shape in shapes.items():
+        found[name] = at, at + math.prod(shape)
+        at += math.prod(shape) + gaps.get(name, 0)
+    return found, at
 
 
 def group_share(values: int, ranks: int) -> int:
@@ -35,9 +42,9 @@ def owned_values(values: int, share: int, rank: int) -> int:
     return max(0, min(share, values - rank * share))
 
 
-def cut_group(parts: Sequence[torch.Tensor], shapes: Shapes, where: str) -> Pieces:
+def cut_group(parts: Sequence[torch.Tensor], shapes: Shapes, gaps: Gaps, where: str) -> Pieces:
     """Cut a group, of which each rank has one part, into its parameters; parts may have been saved without filling."""
-    total = count_values(shapes)
+    places, total = place_parameters(shapes, gaps)
     share = group_share(total, len(parts))
     left: list[torch.Tensor] = []
     for rank, part in enumerate(parts):
@@ -47,12 +54,7 @@ def cut_group(parts: Sequence[torch.Tensor], shapes: Shapes, where: str) -> Piec
                 f"{where} of rank {rank} has the shape {tuple(part.shape)}, and should have {owned} or {share} values"
             )
         left.append(part[:owned])
-    pieces: Pieces = {}
-    at = 0
-    for name, shape in shapes.items():
-        pieces[name] = slice_pieces(left, at, at + math.prod(shape))
-        at += math.prod(shape)
-    return pieces
+    return {name: slice_pieces(left, start, end) for name, (start, end) in places.items()}
 
 
 def cut_shares(parts: Sequence[torch.Tensor], shapes: Shapes, where: str) -> Pieces:

@@ -20,10 +20,12 @@ from holdfast.checkpoint.trainer_export.zero_reader import (
     ZeroCheckpoint,
     ZeroSlice,
     config_of,
+    gaps_of,
     join_groups,
     options_of,
     plain_number,
     read_model,
+    refuse_gaps,
     refuse_unknown,
     shapes_of,
 )
@@ -98,7 +100,9 @@ def _read_stage_2(folder: Path, models: list[dict[str, Any]], told: dict[str, An
     for n, shapes in enumerate(shapes_of(model)):
         names = undo_turns([*shapes], ranks) if is_in_turns else [*shapes]
         group = _read_group(folder, {name: shapes[name] for name in names})
-        groups.append(group._replace(options=options_of(told, [n], n)))
+        groups.append(group._replace(options=options_of(told, [n], n), gaps=gaps_of(told, n, shapes)))
+    if is_in_turns:
+        refuse_gaps(groups, model)
     kept = {
         "state": {n: dict.fromkeys((*group.shared, *_KINDS[1:])) for n, group in enumerate(groups)},
         "param_groups": told["param_groups"],

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +31,7 @@ class ParameterGroup(NamedTuple):
     values: dict[str, Pieces]  # by their kind: the master weights, and the optimizer's averages
     shared: dict[str, Any]  # of the optimizer's state: what is one for all of them, such as the count of steps
     options: dict[str, Any]  # the learning rate, and the like
+    gaps: Mapping[str, int] = MappingProxyType({})  # zeros behind a parameter, under `parameter_alignment`
 
 
 class ZeroSlice(NamedTuple):
@@ -145,14 +148,17 @@ def _read_slice(folder: Path, part: int, optimizers: Sequence[dict[str, Any]]) -
         raise NotUnderstoodError(f"{folder.name}: an optimizer's state under `elastic_checkpoint` is not understood")
     groups = []
     for n, shapes in enumerate(shapes_of(model)):
-        cut = _cutter(cut_group, shapes, f"group {n}")
+        gaps = gaps_of(told[0], n, shapes)
+        cut = partial(_cut_kind, partial(cut_group, shapes=shapes, gaps=gaps), f"group {n}")
         values = {WEIGHTS: cut([_tensor_at(one, FLAT, n) for one in told], WEIGHTS)}
         more, shared = _cut_states([one["state"].get(n, {}) for one in kept], cut)
-        groups.append(ParameterGroup(shapes, values | more, shared, options_of(kept[0], [n], n)))
+        groups.append(ParameterGroup(shapes, values | more, shared, options_of(kept[0], [n], n), gaps))
     orders = [_optimizer_order(group.shapes, told, n, model) for n, group in enumerate(groups)]
     is_in_turns = _tells_of_turns(model, told[0]) or any(
         order != [*group.shapes] for order, group in zip(orders, groups, strict=True)
     )
+    if is_in_turns:
+        refuse_gaps(groups, model)
     groups = [
         group._replace(shapes={name: group.shapes[name] for name in order})
         for order, group in zip(orders, groups, strict=True)
@@ -178,10 +184,24 @@ def _optimizer_order(shapes: Shapes, told: Sequence[Mapping[str, Any]], n: int, 
     raise NotUnderstoodError(f"group {n}: the order of its parameters is not understood")
 
 
-def _cutter(
-    cut: Callable[[Sequence[torch.Tensor], Shapes, str], Pieces], shapes: Shapes, where: str
-) -> Callable[[Sequence[torch.Tensor], str], Pieces]:
-    return lambda parts, kind: cut(parts, shapes, f"{kind} of {where}")
+def gaps_of(told: Mapping[str, Any], n: int, shapes: Shapes) -> dict[str, int]:
+    """Return how many zeros follow each parameter of a group, which newer versions of DeepSpeed tell."""
+    found = told.get("param_alignment_paddings")
+    if found is None:
+        return {}
+    if not (isinstance(found, list) and n < len(found) and len(found[n]) == len(shapes)):
+        raise NotUnderstoodError(f"`param_alignment_paddings` does not tell of the parameters of group {n}")
+    return {name: gap for name, gap in zip(shapes, found[n], strict=True) if gap}
+
+
+def refuse_gaps(groups: Sequence[ParameterGroup], model: Mapping[str, Any]) -> None:
+    """With parameters in another order, gaps are others; of what size is not told."""
+    if config_of(model).get("parameter_alignment") or any(group.gaps for group in groups):
+        raise NotUnderstoodError("round_robin_gradients together with parameter_alignment is not understood")
+
+
+def _cut_kind(cut: Callable[..., Pieces], where: str, parts: Sequence[torch.Tensor], kind: str) -> Pieces:
+    return cut(parts, where=f"{kind} of {where}")
 
 
 def _tensor_at(told: Mapping[str, Any], name: str, place: int) -> torch.Tensor:
@@ -239,7 +259,7 @@ def _read_slice_3(folder: Path, part: int, optimizers: Sequence[dict[str, Any]])
         raise NotUnderstoodError(f"{folder.name}: there is no state of the optimizer under `{STATES}`")
     pieces = []
     for n, shapes in enumerate(shapes_of(models[0])):
-        cut = _cutter(cut_shares, shapes, f"part {n} of a group")
+        cut = partial(_cut_kind, partial(cut_shares, shapes=shapes), f"part {n} of a group")
         values = {WEIGHTS: cut([_tensor_at(one, FLAT_3, n) for one in told], WEIGHTS)}
         more, shared = _cut_states([one["state"].get(n, {}) for one in kept], cut)
         pieces.append(ParameterGroup(shapes, values | more, shared, {}))

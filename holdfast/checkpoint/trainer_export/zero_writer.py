@@ -1,6 +1,5 @@
 """Writes a checkpoint as DeepSpeed's engine writes it with ZeRO, for another number of data parallel ranks."""
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,13 +7,14 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.checkpoint.trainer_export.flat_values import (
+    Pieces,
     Shapes,
-    count_values,
     group_share,
     in_turns,
     join_share,
     owned_values,
     parameter_share,
+    place_parameters,
 )
 from holdfast.checkpoint.trainer_export.kept_pickle import KeptObject, save_kept, stand_for
 from holdfast.checkpoint.trainer_export.whole_tensors import frozen_pieces
@@ -79,28 +79,35 @@ class _Share(NamedTuple):
 
 
 def _share_of(group: ParameterGroup, order: Sequence[str], rank: int, ranks: int) -> _Share:
-    total = count_values(group.shapes)
+    places, total = place_parameters({name: group.shapes[name] for name in order}, group.gaps)
     share = group_share(total, ranks)
     values = {
-        kind: join_share([piece for name in order for piece in pieces[name]], rank * share, share)
-        for kind, pieces in group.values.items()
+        kind: join_share([*_spread(group, pieces, order)], rank * share, share) for kind, pieces in group.values.items()
     }
     filling = share - owned_values(total, share, rank)
     at_end = share * ranks - total if rank == ranks - 1 else 0
-    return _Share(values, filling, at_end, _addresses_of(group.shapes, rank * share, share))
+    if not group.gaps:  # then DeepSpeed's addresses are of the optimizer's order, even if the values have another
+        places, _ = place_parameters(group.shapes, {})
+    return _Share(values, filling, at_end, _addresses_of(places, rank * share, share))
 
 
-def _addresses_of(shapes: Shapes, start: int, share: int) -> "OrderedDict[str, KeptObject]":
-    """Return where in a rank's share each parameter is, as DeepSpeed says it: in the order of the optimizer, which is
-    not that of the values under `round_robin_gradients`."""
+def _spread(group: ParameterGroup, pieces: Pieces, order: Sequence[str]) -> Iterator[torch.Tensor]:
+    """Yield a group's values one after the other, with the gaps between parameters."""
+    kind = next((piece.dtype for name in order for piece in pieces[name]), torch.float32)
+    for name in order:
+        yield from pieces[name]
+        if gap := group.gaps.get(name):
+            yield torch.zeros(gap, dtype=kind)
+
+
+def _addresses_of(places: Mapping[str, tuple[int, int]], start: int, share: int) -> "OrderedDict[str, KeptObject]":
+    """Return where in a rank's share each parameter is, as DeepSpeed says it."""
     found = OrderedDict[str, KeptObject]()
-    at = 0
-    for name, shape in shapes.items():
-        first, end = max(at, start), min(at + math.prod(shape), start + share)
-        if first < end:
+    for name, (begin, end) in places.items():
+        first, last = max(begin, start), min(end, start + share)
+        if first < last:
             found[name] = _ADDRESS.__new__(_ADDRESS)
-            found[name].state = {"numel": end - first, "start": first - start}
-        at += math.prod(shape)
+            found[name].state = {"numel": last - first, "start": first - start}
     return found
 
 

@@ -27,6 +27,7 @@ from tests.checkpoint.trainer_export.zero_making import (
 KINDS_OF_ZERO = {
     "ZeRO 1": Zero(),
     "ZeRO 2, gradients in turns": Zero(stage=2, in_turns=True),
+    "ZeRO 2, aligned parameters": Zero(stage=2, alignment=4),
     "BF16_Optimizer": Zero(is_bf16_optimizer=True),
     "before its first step": Zero(has_steps=False),
     "ZeRO 3": Zero(stage=3),
@@ -198,6 +199,11 @@ def expert_files(folder: Path) -> None:
     (folder / "layer_0_expert_1_mp_rank_00_model_states.pt").write_bytes(b"")
 
 
+def turns_and_gaps(folder: Path) -> None:
+    told = {"round_robin_gradients": True, "parameter_alignment": True}
+    change(folder, lambda model: model["ds_config"]["zero_optimization"].update(told), "mp_rank*")
+
+
 def pipeline(folder: Path) -> None:
     (folder / "layer_00-model_00-model_states.pt").write_bytes(b"")
 
@@ -249,6 +255,7 @@ REFUSED = {
     more_kinds: "max",
     experts: "experts",
     expert_files: "layer_0_expert_1_mp_rank_00_model_states.pt",
+    turns_and_gaps: "parameter_alignment",
     pipeline: "layer_00-model_00-model_states.pt",
     offloaded: "offloaded_tensors",
     elastic: "elastic_checkpoint",

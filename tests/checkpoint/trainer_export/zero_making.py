@@ -78,6 +78,7 @@ class Zero:
     is_bf16_optimizer: bool = False
     sub_group_values: int = 10**9
     has_steps: bool = True
+    alignment: int = 0  # values
 
     @property
     def prefix(self) -> str:
@@ -140,12 +141,29 @@ def model_file(ranks: int, zero: Zero, shapes: list[Any], module: dict[str, Any]
     }
 
 
+def gaps_behind(order: list[str], alignment: int) -> list[int]:
+    """How many zeros follow each parameter, so that the next one is aligned; none follow the last."""
+    at, found = 0, []
+    for name in order:
+        at += torch.Size(SHAPES[name]).numel()
+        found.append(-at % alignment if alignment and name != order[-1] else 0)
+        at += found[-1]
+    return found
+
+
 def files_of(ranks: int, zero: Zero) -> dict[str, Any]:
     whole = whole_tensors()
     orders = [
         [name for rank in range(ranks) for name in names[rank::ranks]] if zero.in_turns else names for names in GROUPS
     ]
-    flat = [{kind: torch.cat([whole[kind][name].flatten() for name in order]) for kind in KINDS} for order in orders]
+    gaps = [gaps_behind(order, zero.alignment) for order in orders]
+    flat = [
+        {
+            kind: torch.cat([pad(whole[kind][name].flatten(), (0, n)) for name, n in zip(order, behind, strict=True)])
+            for kind in KINDS
+        }
+        for order, behind in zip(orders, gaps, strict=True)
+    ]
     padded = [
         {kind: pad(one, (0, -len(one) % (2 * ranks))).chunk(ranks) for kind, one in group.items()} for group in flat
     ]
@@ -161,12 +179,12 @@ def files_of(ranks: int, zero: Zero) -> dict[str, Any]:
                 filling.append(max(0, min(share, (rank + 1) * share - len(flat[n]["fp32"]))))
             places = OrderedDict()
             at = 0
-            for name in GROUPS[n]:
+            for name, behind in zip(GROUPS[n], gaps[n], strict=True):
                 size = whole["fp32"][name].numel()
                 first, end = max(at, rank * share), min(at + size, (rank + 1) * share)
                 if first < end:
                     places[name] = fragment_address(numel=end - first, start=first - rank * share)
-                at += size
+                at += size + behind
             addresses.append(places)
         shares = [{kind: one[rank].clone() for kind, one in group.items()} for group in padded]
         lean = [one["fp32"][: len(one["fp32"]) - n].clone() for one, n in zip(shares, filling, strict=True)]
@@ -182,6 +200,8 @@ def files_of(ranks: int, zero: Zero) -> dict[str, Any]:
             "ds_version": "0.19.6",
             "param_slice_mappings": addresses,
         }
+        if zero.alignment:
+            told["param_alignment_paddings"] = gaps
         if zero.is_bf16_optimizer:
             del told["zero_stage"], told["loss_scaler"]
         name = f"{zero.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"

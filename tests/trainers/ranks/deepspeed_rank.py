@@ -36,9 +36,10 @@ def make_engine(told: argparse.Namespace, world: int) -> Any:
         {"params": [values for name, values in trained.items() if "weight" in name or name == "embed"]},
         {"params": [values for name, values in trained.items() if "bias" in name], "weight_decay": 0.0},
     ]
+    zero = {"stage": told.stage, "round_robin_gradients": told.in_turns, "sub_group_size": 20}
     config = {
         "train_micro_batch_size_per_gpu": 4,
-        "zero_optimization": {"stage": told.stage, "round_robin_gradients": told.in_turns, "sub_group_size": 20},
+        "zero_optimization": zero | ({"parameter_alignment": True} if told.aligned else {}),
         "bf16": {"enabled": told.bf16},
         "data_types": {"grad_accum_dtype": "fp32"} if told.fp32_grads else {},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--fp32-grads", action="store_true", help="with bf16 and stage 1: BF16_Optimizer")
     parser.add_argument("--in-turns", action="store_true", help="round_robin_gradients")
+    parser.add_argument("--aligned", action="store_true", help="parameter_alignment, which is newer than the rest")
     parser.add_argument("--universal", action="store_true", help="the folder to load is a Universal Checkpoint")
     parser.add_argument("--load", type=Path)
     parser.add_argument("--save", type=Path)
