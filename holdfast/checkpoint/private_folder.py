@@ -12,11 +12,15 @@ from holdfast.checkpoint.manifest import StorageError
 @contextmanager
 def private_folder(folder: Path) -> Iterator[str]:
     """Make a folder within `folder` that only we can write to, and yield a path to it that nobody else can redirect."""
-    with TemporaryDirectory(dir=folder, prefix=".export-") as path:
+    try:
+        made = TemporaryDirectory(dir=folder, prefix=".export-")
+    except OSError as e:
+        raise StorageError(f"{folder} cannot be written to: {e}") from None
+    with made as path:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.fstat(fd).st_uid != os.geteuid():
-                raise PermissionError(f"somebody replaced {path}")
+                raise StorageError(f"somebody replaced {path}")
             yield f"/proc/self/fd/{fd}"
         finally:
             os.close(fd)

@@ -68,17 +68,17 @@ def write_safetensors(
         raise StorageError(f"no tensor's name begins with '{prefix}'; names begin with {', '.join(heads)}")
     groups = list(_group_by_size(chosen, most_bytes))
     names = _file_names(len(groups))
-    for name, group in zip(names, groups, strict=True):
-        short = {key.removeprefix(prefix): tensor for key, tensor in read(group).items()}
-        try:
+    try:
+        for name, group in zip(names, groups, strict=True):
+            short = {key.removeprefix(prefix): tensor for key, tensor in read(group).items()}
             save_file(short, f"{folder}/{name}", metadata={"format": "pt", "step": str(step)})
-        except (OSError, SafetensorError) as e:
-            raise StorageError(f"{name} cannot be written: {e}") from None
-    if len(groups) > 1:
-        places = {key.removeprefix(prefix): name for name, keys in zip(names, groups, strict=True) for key in keys}
-        index = {"metadata": {"total_size": sum(chosen.values())}, "weight_map": places}
-        Path(folder, _INDEX).write_text(json.dumps(index, indent=1) + "\n")
-        names.append(_INDEX)
+        if len(groups) > 1:
+            places = {key.removeprefix(prefix): name for name, keys in zip(names, groups, strict=True) for key in keys}
+            index = {"metadata": {"total_size": sum(chosen.values())}, "weight_map": places}
+            Path(folder, _INDEX).write_text(json.dumps(index, indent=1) + "\n")
+            names.append(_INDEX)
+    except (OSError, SafetensorError) as e:
+        raise StorageError(f"safetensors cannot be written: {e}") from None
     return tuple(names)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint import save as save_distributed
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from holdfast.checkpoint.manifest import METADATA
@@ -36,12 +37,11 @@ def write_dcp(whole: WholeState, folder: str) -> tuple[str, ...]:
         }
         state[OPTIMIZER] = {"state": kept} | ({"param_groups": whole.groups} if whole.groups else {})
     state["step"] = whole.step
-    save_distributed(
-        state,
-        storage_writer=FileSystemWriter(folder),
-        planner=_LaterPlanner(whole.tensors()),
-        no_dist=True,
-    )
+    planner = _LaterPlanner(whole.tensors())
+    try:
+        save_distributed(state, storage_writer=FileSystemWriter(folder), planner=planner, no_dist=True)
+    except CheckpointException as e:  # torch's wrapper, which no `except Exception` would catch
+        raise next(iter(e.failures.values()))[0] from None
     return ("__0_0.distcp", METADATA)
 
 

@@ -148,7 +148,7 @@ def test_hostile_metadata(
     source = write_chunks(tmp_path / "step-5", WEIGHTS)
     change_metadata(source, spoil)
     with pytest.raises(StorageError) as caught:
-        export_trainer_checkpoint(str(source), tmp_path / "to", ExportForm(prefix="model."))
+        export_trainer_checkpoint(str(source), tmp_path / "to", form)
     assert "\n" not in str(caught.value) and capfd.readouterr().err == ""
     assert not [*(tmp_path / "to").iterdir()]
 
