@@ -142,8 +142,9 @@ def swap_sizes(metadata: Metadata) -> None:
 
 
 @pytest.mark.parametrize("spoil", [lead_out, leave_hole, forget, enlarge, swap_sizes])
+@pytest.mark.parametrize("form", [ExportForm(prefix="model."), ExportForm(is_dcp=True)], ids=["weights", "dcp"])
 def test_hostile_metadata(
-    spoil: Callable[[Metadata], object], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    spoil: Callable[[Metadata], object], form: ExportForm, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = write_chunks(tmp_path / "step-5", WEIGHTS)
     change_metadata(source, spoil)
