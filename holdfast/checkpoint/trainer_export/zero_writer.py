@@ -102,7 +102,7 @@ def _spread(group: ParameterGroup, pieces: Pieces, order: Sequence[str]) -> Iter
 
 def _addresses_of(places: Mapping[str, tuple[int, int]], start: int, share: int) -> "OrderedDict[str, KeptObject]":
     """Return where in a rank's share each parameter is, as DeepSpeed says it."""
-    found = OrderedDict[str, KeptObject]()
+    found: OrderedDict[str, KeptObject] = OrderedDict()
     for name, (begin, end) in places.items():
         first, last = max(begin, start), min(end, start + share)
         if first < last:

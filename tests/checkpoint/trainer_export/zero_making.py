@@ -52,12 +52,13 @@ PLAYED = {
 @contextmanager
 def played_deepspeed() -> Iterator[None]:
     """Within, pickle finds the played classes where DeepSpeed has them."""
-    before = {name: sys.modules.get(name) for name in PLAYED.values()}
+    names = {".".join(name.split(".")[:n]) for name in PLAYED.values() for n in range(1, 5)}
+    before = {name: sys.modules.get(name) for name in names}
     homes = {cls: cls.__module__ for cls in PLAYED}
     try:
+        sys.modules |= {name: ModuleType(name) for name in names}
         for cls, name in PLAYED.items():
             cls.__module__ = name
-            sys.modules[name] = ModuleType(name)
             setattr(sys.modules[name], cls.__name__, cls)
         yield
     finally:
