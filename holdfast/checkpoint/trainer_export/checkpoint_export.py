@@ -44,6 +44,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
     files: tuple[str, ...] = ()  # or folders
     left_out: tuple[str, ...] = ()
+    assumed: str = ""  # what a checkpoint does not tell, and what was believed instead
     fault: str = ""
 
 
@@ -67,7 +68,7 @@ def export_trainer_checkpoint(url: str, folder: Path, form: ExportForm) -> Expor
         files = move_out(private, folder, made.files)
     if form.ranks and storage.read(_LATEST) is None:
         storage.put_file(_LATEST, made.files[0].encode())
-    return Exported(files=tuple(map(str, files)), left_out=made.left_out)
+    return msgspec.structs.replace(made, files=tuple(map(str, files)))
 
 
 def _write_told(source: Path, private: str, form: ExportForm) -> Exported:
@@ -87,8 +88,9 @@ def _write(source: Path, private: str, form: ExportForm) -> Exported:
             raise NotUnderstoodError("it is not DeepSpeed's; any number of ranks can load it as it is")
         name = source.resolve().name
         Path(private, name).mkdir()
-        write_zero(_read_deepspeed(source), form.ranks, f"{private}/{name}")
-        return Exported(files=(name,))
+        found = _read_deepspeed(source)
+        write_zero(found, form.ranks, f"{private}/{name}")
+        return Exported(files=(name,), assumed=found.slices[0].assumed)
     whole = read_dcp(source) if is_dcp(source) else make_whole(_read_deepspeed(source))
     whole = whole._replace(step=whole.step or form.step)
     left_out = tuple(map(plain_line, whole.left_out))

@@ -50,8 +50,9 @@ def cut_group(parts: Sequence[torch.Tensor], shapes: Shapes, gaps: Gaps, where: 
     for rank, part in enumerate(parts):
         owned = owned_values(total, share, rank)
         if part.dim() != 1 or len(part) not in (owned, share):
+            counts = " or ".join(map(str, sorted({owned, share})))
             raise NotUnderstoodError(
-                f"{where} of rank {rank} has the shape {tuple(part.shape)}, and should have {owned} or {share} values"
+                f"{where} of rank {rank} has the shape {tuple(part.shape)}, and should have {counts} values"
             )
         left.append(part[:owned])
     return {name: slice_pieces(left, start, end) for name, (start, end) in places.items()}

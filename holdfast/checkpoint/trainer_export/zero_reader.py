@@ -16,6 +16,7 @@ WEIGHTS = "fp32"  # as DeepSpeed names master weights among the kinds of values 
 STATES = "optimizer_state_dict"
 FLAT, FLAT_3 = "single_partition_of_fp32_groups", "fp32_flat_groups"
 _OPTIMIZER = re.compile(r"((?:bf16_)?)zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_ASSUMED = "round_robin_gradients is taken as off: the checkpoint tells its configuration by a path alone"
 _UNKNOWN = (
     ("*expert*_states.pt", "experts that are split over ranks are not understood"),
     ("expp_rank_*", "experts that are split over ranks are not understood"),
@@ -41,6 +42,7 @@ class ZeroSlice(NamedTuple):
     models: list[dict[str, Any]]  # what the files of the model hold: one, or with ZeRO 3 one for each rank
     optimizer: dict[str, Any]  # what the first rank's file of the optimizer holds
     is_in_turns: bool = False  # as `round_robin_gradients` puts the parameters
+    assumed: str = ""  # what is not told, and what is believed instead
 
 
 class ZeroCheckpoint(NamedTuple):
@@ -163,7 +165,9 @@ def _read_slice(folder: Path, part: int, optimizers: Sequence[dict[str, Any]]) -
         group._replace(shapes={name: group.shapes[name] for name in order})
         for order, group in zip(orders, groups, strict=True)
     ]
-    return ZeroSlice(groups, [model], optimizers[0], is_in_turns)
+    shows_order = any(undo_turns([*group.shapes], len(told)) != [*group.shapes] for group in groups)
+    is_told = isinstance(model.get("ds_config"), dict) or "zero_stage" not in told[0]
+    return ZeroSlice(groups, [model], optimizers[0], is_in_turns, "" if is_told or shows_order else _ASSUMED)
 
 
 def _tells_of_turns(model: Mapping[str, Any], told: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from holdfast.checkpoint.trainer_export.flat_values import (
     parameter_share,
     place_parameters,
 )
-from holdfast.checkpoint.trainer_export.kept_pickle import KeptObject, save_kept, stand_for
+from holdfast.checkpoint.trainer_export.kept_pickle import KeptObject, NotUnderstoodError, save_kept, stand_for
 from holdfast.checkpoint.trainer_export.whole_tensors import frozen_pieces
 from holdfast.checkpoint.trainer_export.zero_reader import (
     FLAT,
@@ -27,6 +27,7 @@ from holdfast.checkpoint.trainer_export.zero_reader import (
     ZeroCheckpoint,
     ZeroSlice,
     config_of,
+    shapes_of,
 )
 
 _SUB_GROUP_VALUES = 1_000_000_000  # as many of a rank make a part of a group under ZeRO 3, if the configuration is mute
@@ -142,7 +143,11 @@ def _entry_of(group: ParameterGroup, values: Mapping[str, torch.Tensor], old: Ma
 
 
 def _files_of_stage_3(one: ZeroSlice, ranks: int, part: int, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    divided = [_divide_group(group.shapes, ranks, _most_values(one)) for group in one.groups]
+    most = _most_values(one)
+    before = [names for group in one.groups for names in _divide_group(group.shapes, len(one.models), most)]
+    if before != [[*shapes] for shapes in shapes_of(one.models[0])]:
+        raise NotUnderstoodError("how groups are divided (sub_group_size) is not understood")
+    divided = [_divide_group(group.shapes, ranks, most) for group in one.groups]
     for rank in range(ranks):
         yield _optimizer_name(prefix, rank, part), one.optimizer | {STATES: _states_of_3(one, divided, rank, ranks)}
     frozen = frozen_pieces(one)

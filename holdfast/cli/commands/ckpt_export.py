@@ -81,6 +81,8 @@ def _export_trainer(args: argparse.Namespace, others: list[TrainerCheckpoint]) -
     print(plain_line(f"{one.url} -> {', '.join(made.files)}"))
     if made.left_out:
         print(plain_line(f"left out: {counted_noun(len(made.left_out), 'object')}, such as {made.left_out[0]}"))
+    if made.assumed:
+        print(plain_line(made.assumed))
     return 0
 
 

@@ -151,14 +151,26 @@ def test_latest_is_not_changed(tmp_path: Path) -> None:
     assert (tmp_path / "to" / "latest").read_text() == "another"
 
 
-def test_the_order_of_parameters_where_the_configuration_is_a_path(tmp_path: Path) -> None:
-    """Then the ranks' maps of their parts show it."""
-    zero = Zero(stage=2, in_turns=True)
-    for ranks, name in ((3, "before"), (2, "after")):
+@pytest.mark.parametrize(("before", "in_turns", "is_told"), [(2, True, True), (2, False, True), (1, False, False)])
+def test_the_order_of_parameters_where_the_configuration_is_a_path(
+    before: int, in_turns: bool, is_told: bool, tmp_path: Path
+) -> None:
+    """Then the ranks' maps of their parts show it, unless there is one rank."""
+    zero = Zero(stage=2, in_turns=in_turns)
+    for ranks, name in ((before, "before"), (3, "after")):
         folder = write_zero(tmp_path / name, ranks, zero)
         change(folder, lambda told: told.update(ds_config="config.json"))
-    made = export_trainer_checkpoint(str(tmp_path / "before" / TAG), tmp_path / "to", ExportForm(ranks=2))
+    made = export_trainer_checkpoint(str(tmp_path / "before" / TAG), tmp_path / "to", ExportForm(ranks=3))
+    assert bool(made.assumed) != is_told
     assert difference(read_files(Path(made.files[0])), read_files(tmp_path / "after" / TAG)) == ""
+
+
+def test_the_division_of_groups_is_not_told(tmp_path: Path) -> None:
+    """Under ZeRO 3, by a size that is in the configuration."""
+    source = write_zero(tmp_path / "before", 2, Zero(stage=3, sub_group_values=4))
+    change(source, lambda told: told.update(ds_config="config.json"))
+    with pytest.raises(StorageError, match=r"\bsub_group_size\b"):
+        export_trainer_checkpoint(str(source), tmp_path / "to", ExportForm(ranks=3))
 
 
 def change(folder: Path, how: Callable[[dict[str, Any]], Any], name: str = "*.pt") -> None:
