@@ -26,6 +26,7 @@ from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.trainer_export.checkpoint_export import ExportForm, export_trainer_checkpoint
 from tests.checkpoint.trainer_export.test_zero_export import difference
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WEIGHTS = {"decoder.weight": torch.arange(15.0).reshape(5, 3), "decoder.bias": torch.arange(7.0)}
 BUCKET = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.bfloat16, torch.float32).bucket_idx_0.exp_avg"
 

@@ -12,6 +12,7 @@ from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.trainer_checkpoints import find_trainer_checkpoints, verify_trainer_checkpoint
 from holdfast.checkpoint.trainer_export.checkpoint_export import ExportForm, export_trainer_checkpoint
 from tests.checkpoint.trainer_export.zero_making import (
+    GROUPS,
     KINDS,
     SHAPES,
     TAG,
@@ -24,6 +25,7 @@ from tests.checkpoint.trainer_export.zero_making import (
     write_zero,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 KINDS_OF_ZERO = {
     "ZeRO 1": Zero(),
     "ZeRO 2, gradients in turns": Zero(stage=2, in_turns=True),
@@ -125,7 +127,7 @@ def test_whole_tensors_for_torch(kind: str, is_universal: bool, tmp_path: Path) 
     }
     state = {
         "model": {name: torch.zeros_like(tensor) for name, tensor in expected.items()},
-        "optimizer": {"state": kept, "param_groups": []},
+        "optimizer": {"state": kept, "param_groups": [{"params": [], "lr": 0.0, "betas": ()} for _ in GROUPS]},
         "step": 0,
     }
     dcp.load(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
