@@ -4,9 +4,10 @@ DeepSpeed's own state, gathered by DeepSpeed, is compared bit for bit, and so is
 """
 
 import importlib.util
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from holdfast.cli import main
-from tests.conftest import MARK, job_environment
+from tests.conftest import job_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 RANKS = Path(__file__).parent / "ranks"
@@ -26,30 +27,44 @@ KINDS = ("exp_avg", "exp_avg_sq")
 RunRanks = Callable[..., dict[str, Any]]
 
 
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """servers(script) is a process that forks ranks of it."""
+    started: dict[str, subprocess.Popen[str]] = {}
+    env = job_environment(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+
+    def serve(script: str) -> subprocess.Popen[str]:
+        if script not in started:
+            started[script] = subprocess.Popen(
+                [sys.executable, str(RANKS / script)],
+                env=env,
+                cwd=tmp_path_factory.mktemp("ranks"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        return started[script]
+
+    yield serve
+    for server in started.values():
+        server.communicate()
+        assert server.returncode == 0
+
+
 @pytest.fixture
-def run_ranks(tmp_path: Path, no_orphans: str) -> RunRanks:
+def run_ranks(tmp_path: Path, servers: Callable[[str], subprocess.Popen[str]]) -> RunRanks:
     """run_ranks(script, world, words) runs so many ranks of a script; it returns what the first has told."""
     count = iter(range(100))
 
     def run(script: str, world: int, *words: str) -> dict[str, Any]:
         place = tmp_path / f"ranks-{next(count)}"
         place.mkdir()
-        env = job_environment(**{MARK: no_orphans, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
-
-        def start(rank: int) -> subprocess.Popen[bytes]:
-            places = (RANKS / script, rank, world, place / "meeting", place / "told")
-            return subprocess.Popen(
-                [sys.executable, *map(str, places), *words],
-                env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)},
-                cwd=place,
-                stdout=(place / f"{rank}.log").open("w"),
-                stderr=subprocess.STDOUT,
-            )
-
-        ranks = [start(rank) for rank in range(world)]
-        codes = [rank.wait() for rank in ranks]
-        logs = "\n".join((place / f"{rank}.log").read_text()[-3000:] for rank in range(world))
-        assert not any(codes), logs
+        server = servers(script)
+        assert server.stdin and server.stdout
+        print(json.dumps({"world": world, "place": str(place), "words": words}), file=server.stdin, flush=True)
+        answer = server.stdout.readline()
+        logs = "\n".join(path.read_text()[-3000:] for path in sorted(place.glob("*.log")))
+        assert answer and not any(json.loads(answer)), logs
         return torch.load(place / "told") if (place / "told").exists() else {}
 
     return run

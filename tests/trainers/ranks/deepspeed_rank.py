@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
+from tests.trainers.ranks.rank_forks import serve
+
 KINDS = ("exp_avg", "exp_avg_sq")
 
 
@@ -59,6 +61,9 @@ def make_step(engine: Any, step: int) -> None:
 
 def tell(engine: Any) -> dict[str, Any]:
     """Return the whole state, which all ranks gather."""
+    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
+        engine.optimizer._hp_optimizer_states_linked = False  # or DeepSpeed knows the first group's state alone
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
     named = [(name, values) for name, values in engine.module.named_parameters() if values.requires_grad]
     whole = {f"fp32 {name}": safe_get_full_fp32_param(values) for name, values in named}
     for kind in KINDS:
@@ -68,7 +73,7 @@ def tell(engine: Any) -> dict[str, Any]:
     return {name: values.clone() for name, values in whole.items()} | buffers | counts
 
 
-def main() -> None:
+def run_rank(argv: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rank", type=int)
     parser.add_argument("world", type=int)
@@ -82,7 +87,7 @@ def main() -> None:
     parser.add_argument("--universal", action="store_true", help="the folder to load is a Universal Checkpoint")
     parser.add_argument("--load", type=Path)
     parser.add_argument("--save", type=Path)
-    told = parser.parse_args()
+    told = parser.parse_args(argv)
     dist.init_process_group("gloo", init_method=f"file://{told.meeting}", rank=told.rank, world_size=told.world)
     engine = make_engine(told, told.world)
     if told.load:
@@ -103,4 +108,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main()
+    serve(run_rank)

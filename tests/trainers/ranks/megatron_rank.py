@@ -14,6 +14,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
 from examples.trainer_megatron import ProcessorForGpu, make_model, train_step
+from tests.trainers.ranks.rank_forks import serve
 
 
 def state_of(model: Any, optimizer: Any, way: str, *, is_loading: bool = False) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def tell(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
     return whole
 
 
-def main() -> None:
+def run_rank(argv: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rank", type=int)
     parser.add_argument("world", type=int)
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--way", default="fully_reshardable", help="how the optimizer's state is saved")
     parser.add_argument("--load", type=Path)
     parser.add_argument("--save", type=Path)
-    told = parser.parse_args()
+    told = parser.parse_args(argv)
     dist.init_process_group("gloo", init_method=f"file://{told.meeting}", rank=told.rank, world_size=told.world)
     parallel_state.initialize_model_parallel()
     initialize_rng_tracker(inference_rng_tracker=True)
@@ -86,4 +87,4 @@ if __name__ == "__main__":
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None
     with ProcessorForGpu():
-        main()
+        serve(run_rank)
