@@ -156,7 +156,7 @@ def test_torch_alone_goes_on_from_deepspeeds(kind: str, run_ranks: RunRanks, tmp
 def make_plain_model() -> tuple[torch.nn.Module, list[dict[str, Any]]]:
     model = torch.nn.Module()
     model.embed = torch.nn.Parameter(torch.zeros(7, 5))
-    model.norm = torch.nn.BatchNorm1d(5)
+    model.register_buffer("batches", torch.zeros(3))
     model.frozen = torch.nn.Linear(5, 5)
     model.one, model.two = torch.nn.Linear(5, 3), torch.nn.Linear(3, 7, bias=False)
     model.frozen.requires_grad_(False)

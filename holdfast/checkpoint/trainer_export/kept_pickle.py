@@ -21,7 +21,25 @@ from holdfast.checkpoint.pickle_outline import PICKLE_DAMAGE
 
 _MOST_PICKLE_BYTES = 1 << 30  # it holds no tensors
 _TORCHSCRIPT = "constants.pkl"  # torch.load would hand such a file to another loader
+
+
+def _rebuild_without_state(func: Any, kind: object, args: Any, state: object) -> torch.Tensor:
+    """Make a tensor that has attributes of Python, or a class of its own; it is written without them."""
+    if func not in (_rebuild_tensor_v2, _rebuild_parameter):
+        raise pickle.UnpicklingError("a tensor of a class of its own")
+    found: torch.Tensor = func(*args)
+    return found
+
+
+def _rebuild_stateless(values: torch.Tensor, requires_grad: bool, hooks: Any, state: object) -> torch.Tensor:
+    """Make a parameter that has attributes of Python, in the same way."""
+    found: torch.Tensor = _rebuild_parameter(values, requires_grad, hooks)
+    return found
+
+
 _REAL: dict[tuple[str, str], Any] = {
+    ("torch._tensor", "_rebuild_from_type_v2"): _rebuild_without_state,
+    ("torch._utils", "_rebuild_parameter_with_state"): _rebuild_stateless,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
     ("torch", "Size"): torch.Size,

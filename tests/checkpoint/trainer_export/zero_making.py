@@ -142,6 +142,12 @@ def model_file(ranks: int, zero: Zero, shapes: list[Any], module: dict[str, Any]
     }
 
 
+def with_attribute(tensor: torch.Tensor) -> torch.Tensor:
+    """As DeepSpeed numbers its parts; torch writes such a tensor in another way."""
+    tensor.ds_id = "0_1"  # type: ignore[attr-defined]
+    return tensor
+
+
 def gaps_behind(order: list[str], alignment: int) -> list[int]:
     """How many zeros follow each parameter, so that the next one is aligned; none follow the last."""
     at, found = 0, []
@@ -243,7 +249,7 @@ def files_of_3(ranks: int, zero: Zero) -> dict[str, Any]:
                 "state": {n: entry(one) for n, one in enumerate(shares)} if zero.has_steps else {},
                 "param_groups": param_groups(ids),
             },
-            "fp32_flat_groups": [one["fp32"] for one in shares],
+            "fp32_flat_groups": [with_attribute(one["fp32"]) for one in shares],
         }
         name = f"{zero.prefix}zero_pp_rank_{rank}_mp_rank_00"
         files[f"{name}_optim_states.pt"] = {

@@ -21,13 +21,14 @@ class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Parameter(torch.randn(7, 5))
-        self.norm = torch.nn.BatchNorm1d(5)
+        self.register_buffer("batches", torch.zeros(3))
         self.frozen = torch.nn.Linear(5, 5)
         self.one, self.two = torch.nn.Linear(5, 3), torch.nn.Linear(3, 7, bias=False)
         self.frozen.requires_grad_(False)
 
     def forward(self, batch: Any) -> Any:
-        return self.two(self.one(self.frozen(self.norm(batch @ self.embed))).relu())
+        self.batches += 1
+        return self.two(self.one(self.frozen(batch @ self.embed)).relu())
 
 
 def make_engine(told: argparse.Namespace, world: int) -> Any:
@@ -68,7 +69,7 @@ def tell(engine: Any) -> dict[str, Any]:
     whole = {f"fp32 {name}": safe_get_full_fp32_param(values) for name, values in named}
     for kind in KINDS:
         whole |= {f"{kind} {name}": safe_get_full_optimizer_state(values, kind) for name, values in named}
-    counts = {"steps": engine.global_steps, "lr": engine.lr_scheduler.get_last_lr()}
+    counts = {"steps": engine.global_steps, "lr": engine.get_lr()}
     buffers = {f"buffer {name}": values.clone() for name, values in engine.module.named_buffers()}
     return {name: values.clone() for name, values in whole.items()} | buffers | counts
 
