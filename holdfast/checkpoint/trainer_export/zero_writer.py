@@ -135,8 +135,10 @@ def _states_of(one: ZeroSlice, shares: Sequence[_Share], ranks: int) -> dict[str
 
 
 def _entry_of(group: ParameterGroup, values: Mapping[str, torch.Tensor], old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the optimizer keeps of a group, its kinds in their old order."""
-    return {kind: values[kind] if kind in values else group.shared[kind] for kind in old}
+    """Return what the optimizer keeps of a group, its kinds in their old order. Counts of steps are tensors of their
+    own: torch would add up one that several entries have."""
+    shared = {kind: value.clone() if isinstance(value, torch.Tensor) else value for kind, value in group.shared.items()}
+    return {kind: values[kind] if kind in values else shared[kind] for kind in old}
 
 
 # --- ZeRO 3 --------------------------------------------------------------------------------------------------------

@@ -167,6 +167,15 @@ def test_the_order_of_parameters_where_the_configuration_is_a_path(
     assert difference(read_files(Path(made.files[0])), read_files(tmp_path / "after" / TAG)) == ""
 
 
+def test_counts_of_steps_are_tensors_of_their_own(tmp_path: Path) -> None:
+    """An optimizer of torch would add up one that several parts of a group had."""
+    source = write_zero(tmp_path / "before", 4, Zero(stage=3, sub_group_values=4))
+    made = export_trainer_checkpoint(str(source), tmp_path / "to", ExportForm(ranks=1))
+    told = read_files(Path(made.files[0]))["zero_pp_rank_0_mp_rank_00_optim_states.pt"]
+    counts = [entry["step"].data_ptr() for entry in states(told)["optimizer_state_dict"]["state"].values()]
+    assert len(counts) > 2 and len({*counts}) == len(counts)
+
+
 def test_the_division_of_groups_is_not_told(tmp_path: Path) -> None:
     """Under ZeRO 3, by a size that is in the configuration."""
     source = write_zero(tmp_path / "before", 2, Zero(stage=3, sub_group_values=4))
