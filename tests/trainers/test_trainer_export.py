@@ -139,7 +139,7 @@ def test_torch_alone_goes_on_from_deepspeeds(kind: str, run_ranks: RunRanks, tmp
     model, groups = make_plain_model()
     optimizer = torch.optim.AdamW(groups, lr=1.0)
     whole, kept = get_state_dict(model, optimizer)
-    state = {"model": whole, "optimizer": kept}
+    state: dict[str, Any] = {"model": whole, "optimizer": kept}
     dcp.load(state, checkpoint_id=tmp_path / "to", no_dist=True)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     for name, values in model.named_parameters():
@@ -149,8 +149,8 @@ def test_torch_alone_goes_on_from_deepspeeds(kind: str, run_ranks: RunRanks, tmp
                 assert torch.equal(optimizer.state[values][one], saved[f"{one} {name}"]), name
             assert optimizer.state[values]["step"] == 3
     assert [group["lr"] for group in optimizer.param_groups] == saved["lr"]
-    for name, values in model.named_buffers():
-        assert torch.equal(values, saved[f"buffer {name}"].to(values.dtype)), name
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, saved[f"buffer {name}"].to(buffer.dtype)), name
 
 
 def make_plain_model() -> tuple[torch.nn.Module, list[dict[str, Any]]]:

@@ -58,14 +58,17 @@ class KeptObject:
     """Stands for an object that was not made; each class or function that a file names has a class of its own."""
 
     names: ClassVar[tuple[str, str]]  # the module, and what it is called there
+    made_by: Any
+    made_of: tuple[object, ...]
+    is_called: bool
+    state: Any
+    values: list[object]
+    pairs: list[tuple[object, object]]
 
     def __new__(cls, *made_of: object) -> "KeptObject":
         self = super().__new__(cls)
-        self.made_of, self.is_called = made_of, False
-        self.made_by: Any = cls
-        self.state: Any = None
-        self.values: list[object] = []
-        self.pairs: list[tuple[object, object]] = []
+        self.made_by, self.made_of, self.is_called = cls, made_of, False
+        self.state, self.values, self.pairs = None, [], []
         return self
 
     def __init__(self, *made_of: object) -> None:

@@ -1,6 +1,7 @@
 """What a checkpoint of a trainer holds as whole named tensors, each made when it is written."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -84,7 +85,7 @@ def _frozen_and_buffers(one: ZeroSlice) -> tuple[dict[str, LaterTensor], list[st
     found = {name: later(model["module"][name]) for name in names}
     for name, pieces in frozen_pieces(one).items():
         shape = tuple(model["frozen_param_shapes"][name])
-        found[name] = LaterTensor(shape, pieces[0].dtype, lambda pieces=pieces, shape=shape: join_whole(pieces, shape))
+        found[name] = LaterTensor(shape, pieces[0].dtype, partial(join_whole, pieces, shape))
     return found, []
 
 

@@ -212,7 +212,8 @@ def _tensor_at(told: Mapping[str, Any], name: str, place: int) -> torch.Tensor:
     found = told.get(name)
     if not isinstance(found, list) or place >= len(found) or not isinstance(found[place], torch.Tensor):
         raise NotUnderstoodError(f"there are no weights under `{name}`, or not of group {place}")
-    return found[place]
+    tensor: torch.Tensor = found[place]
+    return tensor
 
 
 def _cut_states(

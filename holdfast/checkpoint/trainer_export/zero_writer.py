@@ -131,7 +131,8 @@ def _states_of(one: ZeroSlice, shares: Sequence[_Share], ranks: int) -> dict[str
         "partition_count": _count_like(old.get("partition_count"), ranks),
         "param_slice_mappings": [share.addresses for share in shares],
     }
-    return old | {key: value for key, value in new.items() if key in old}
+    told: dict[str, Any] = old | {key: value for key, value in new.items() if key in old}
+    return told
 
 
 def _entry_of(group: ParameterGroup, values: Mapping[str, torch.Tensor], old: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +202,8 @@ def _states_of_3(one: ZeroSlice, divided: Sequence[Sequence[Sequence[str]]], ran
                 states[len(weights)] = _entry_of(group, values, first)
             weights.append(values[WEIGHTS])
     new = {STATES: kept | {"state": states, "param_groups": groups}, FLAT_3: weights}
-    return old | new | {"partition_count": _count_like(old.get("partition_count"), ranks)}
+    told_all: dict[str, Any] = old | new | {"partition_count": _count_like(old.get("partition_count"), ranks)}
+    return told_all
 
 
 def _share_of_part(group: ParameterGroup, kind: str, names: Sequence[str], rank: int, ranks: int) -> torch.Tensor:

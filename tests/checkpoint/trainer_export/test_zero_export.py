@@ -125,7 +125,7 @@ def test_whole_tensors_for_torch(kind: str, is_universal: bool, tmp_path: Path) 
         name: {"step": torch.tensor(0.0), **{kind: torch.zeros(shape) for kind in KINDS[1:]}}
         for name, shape in SHAPES.items()
     }
-    state = {
+    state: dict[str, Any] = {
         "model": {name: torch.zeros_like(tensor) for name, tensor in expected.items()},
         "optimizer": {"state": kept, "param_groups": [{"params": [], "lr": 0.0, "betas": ()} for _ in GROUPS]},
         "step": 0,
@@ -272,7 +272,7 @@ def negative_shape(folder: Path) -> None:
     change(folder, lambda told: told["param_shapes"][0].update(scale=(-4,)), "mp_rank*")
 
 
-REFUSED = {
+REFUSED: dict[Callable[[Path], None], str] = {
     other_step: "step",
     other_shape: "exp_avg",
     more_kinds: "max",

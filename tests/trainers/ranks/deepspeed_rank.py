@@ -21,6 +21,7 @@ class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Parameter(torch.randn(7, 5))
+        self.batches: torch.Tensor
         self.register_buffer("batches", torch.zeros(3))
         self.frozen = torch.nn.Linear(5, 5)
         self.one, self.two = torch.nn.Linear(5, 3), torch.nn.Linear(3, 7, bias=False)

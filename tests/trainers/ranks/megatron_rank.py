@@ -68,6 +68,11 @@ def run_rank(argv: list[str]) -> None:
     if told.load:
         for one in optimizer.chained_optimizers:
             one._init_optimizer_states_with_dummy_values()
+            set_states = one._set_main_param_and_optimizer_states
+            # Adam of torch has a count of steps for each parameter, which Megatron does not save.
+            one._set_main_param_and_optimizer_states = lambda values, found, set_states=set_states: set_states(
+                values, {"step": torch.tensor(0.0)} | found
+            )
         state = dist_checkpointing.load(state_of(model, optimizer, told.way, is_loading=True), str(told.load))
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -86,5 +91,6 @@ if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None
+    torch.Tensor.cuda = lambda values, *_, **__: values  # type: ignore[assignment,method-assign]
     with ProcessorForGpu():
         serve(run_rank)
