@@ -91,6 +91,6 @@ if __name__ == "__main__":
     torch.use_deterministic_algorithms(True)
     torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None
-    torch.Tensor.cuda = lambda values, *_, **__: values  # type: ignore[assignment,method-assign]
+    torch.Tensor.cuda = lambda values, *_, **__: values  # type: ignore[method-assign]
     with ProcessorForGpu():
         serve(run_rank)
