@@ -40,10 +40,10 @@ demo: $(READY) ## train a small GPT, kill a rank, lose a node, compare the weigh
 # Four workers on two cores: end-to-end tests wait for half of their time. What all of them import is compiled once.
 test: $(READY) ## all tests but the slow ones; ARGS goes to pytest
 	@$(PY) -m compileall -q -j 2 holdfast
-	$(PY) -m pytest -n 4 --dist worksteal -m "not slow" $(ARGS)
+	$(PY) -m pytest -n 4 --dist worksteal -m "not slow" -p tests.resuming --record=.pytest_cache/passed $(ARGS)
 
 # But for those that have a target of their own: searches, Slurm and Kubernetes.
-test-full: $(READY) ## all tests but the searches; what has passed with the same files is left out
+test-full: $(READY) ## all tests but the searches; what has passed with the same files, also in make test, is left out
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[test-full]'
 	$(PY) -m pytest -n 3 --dist worksteal -m "not alone and not search" --ignore=tests/slurm -p tests.resuming --resume=.pytest_cache/passed $(ARGS)
 	$(PY) -m pytest -m alone -p tests.resuming --resume=.pytest_cache/passed-alone $(ARGS)

@@ -21,7 +21,7 @@ from benchmarks._harness import Job
 from benchmarks._report import FULL
 from holdfast.chaos import hardware_faults
 from holdfast.chaos.hardware_faults import LINES, NVML, READINGS
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 
 TRIALS = int(os.environ.get("BENCH_ROUNDS", "2" if FULL else "1"))  # jobs, each with every cause once
 STANDBYS, MACHINES = 3, 40

@@ -17,7 +17,7 @@ from benchmarks._detect_rank import FOR_EVER_S, PAGE
 from benchmarks._harness import Job, holdfast
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.wire.controller_request import ControllerNotRunning
 
 SCRIPT = Path(__file__).with_name("_detect_rank.py")

@@ -35,11 +35,11 @@ from holdfast.controller.composition import build_controller
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decide.job_view import JobView
 from holdfast.linux import process_attributes
-from holdfast.model.errand import Done
+from holdfast.model.code_release import Release
 from holdfast.model.event import Entry, Phase
 from holdfast.model.job_and_seats import Job
+from holdfast.model.node_errands import Done
 from holdfast.model.observation import Beat
-from holdfast.model.release import Release
 from holdfast.wire import agent_messages, unix_sockets
 from holdfast.wire.agent_messages import ErrandMessage, Hello, Welcome
 from holdfast.wire.credentials import mutual_tls

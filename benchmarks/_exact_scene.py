@@ -14,7 +14,7 @@ from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, holdfast, h
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Record
 from holdfast.wire.controller_request import ControllerNotRunning
 

@@ -12,7 +12,7 @@ import psutil
 from benchmarks._harness import Job, holdfast
 from benchmarks._torture_scene import KEEP_NODES, SCRIPT, Failed, Scene
 from holdfast.chaos import faulty_storage
-from holdfast.checkpoint import retention
+from holdfast.checkpoint import stored_checkpoints
 
 RANKS = 2
 ROOT = Path(__file__).parents[1]
@@ -112,7 +112,7 @@ class Study:
 
     def _published(self) -> int:
         """The newest step that is there as a checkpoint."""
-        return max((one.step for one in retention.find_checkpoints(str(self.store)) if one.ok), default=0)
+        return max((one.step for one in stored_checkpoints.find_checkpoints(str(self.store)) if one.ok), default=0)
 
     def _steps(self, start: float, end: float) -> list[float]:
         """How long the steps of rank 0 took that ended between these instants."""

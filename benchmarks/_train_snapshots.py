@@ -54,66 +54,76 @@ def digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
+class Noter:
+    """Writes this process's events."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"{os.getpid()}.jsonl").open("a", buffering=1)
+
+    def note(self, kind: str, at: float | None = None, step: int = 0) -> None:
+        event = {"at": at or time.time(), "kind": kind, "pid": os.getpid(), "rank": 0, "world": 1, "step": step}
+        self._file.write(json.dumps(event) + "\n")
+
+    def note_answers(self) -> None:
+        """From now on, note when the keeper has answered where the state is."""
+        ask = KeeperClient.request_state
+
+        def resume(link: KeeperClient, asked: StateRequest) -> StateGrant:
+            answer = ask(link, asked)
+            self.note("answered")
+            return answer
+
+        KeeperClient.request_state = resume  # type: ignore[method-assign, assignment]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--events", type=Path, required=True, help="folder for the events")
     parser.add_argument("--ckpt", type=Path, required=True, help="where the checksum goes")
     parser.add_argument("--steps", type=int, default=int(os.environ.get("BENCH_STEPS", "30")))
     args = parser.parse_args()
-    args.events.mkdir(parents=True, exist_ok=True)
-    with (args.events / f"{os.getpid()}.jsonl").open("a", buffering=1) as events:
+    events = Noter(args.events)
+    events.note("start", started_at)
+    events.note("imported", imported_at)
+    if SPARE:
+        dist.init_process_group("nccl" if ON_GPU else "gloo")
+    torch.manual_seed(0)
+    torch.ones(8, device=DEVICE).sum().item()
+    events.note("cuda_up")
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    if ON_GPU:
+        torch.cuda.synchronize()
+    events.note("made")
+    events.note_answers()
 
-        def note(kind: str, at: float | None = None, step: int = 0) -> None:
-            event = {"at": at or time.time(), "kind": kind, "pid": os.getpid(), "rank": 0, "world": 1, "step": step}
-            events.write(json.dumps(event) + "\n")
+    def rehearse() -> None:
+        trained(model, optimizer)
+        events.note("rehearsed")
 
-        note("start", started_at)
-        note("imported", imported_at)
-        if SPARE:
-            dist.init_process_group("nccl" if ON_GPU else "gloo")
-        torch.manual_seed(0)
-        torch.ones(8, device=DEVICE).sum().item()
-        note("cuda_up")
-        model = network()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        if ON_GPU:
-            torch.cuda.synchronize()
-        note("made")
-        ask = KeeperClient.request_state
-
-        def resume(link: KeeperClient, asked: StateRequest) -> StateGrant:
-            answer = ask(link, asked)
-            note("answered")
-            return answer
-
-        KeeperClient.request_state = resume  # type: ignore[method-assign, assignment]
-
-        def rehearse() -> None:
+    def train(here: holdfast.Here | None = None) -> None:
+        events.note("entered")
+        ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer)
+        events.note("laid")
+        start = ckpt.restore()
+        events.note("restored", step=start)
+        for step in range(start + 1, args.steps + 1):
             trained(model, optimizer)
-            note("rehearsed")
+            if ON_GPU:
+                torch.cuda.current_stream().synchronize()  # of the step alone: copies go on beside the next
+            else:
+                time.sleep(CPU_STEP_S)
+            events.note("step", step=step)
+            ckpt.save(step)
 
-        def train(here: holdfast.Here | None = None) -> None:
-            note("entered")
-            ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer)
-            note("laid")
-            start = ckpt.restore()
-            note("restored", step=start)
-            for step in range(start + 1, args.steps + 1):
-                trained(model, optimizer)
-                if ON_GPU:
-                    torch.cuda.current_stream().synchronize()  # of the step alone: copies go on beside the next
-                else:
-                    time.sleep(CPU_STEP_S)
-                note("step", step=step)
-                ckpt.save(step)
-
-        if SPARE:
-            holdfast.survive(model=model, optimizer=optimizer, rehearsal=rehearse)(train)()
-        else:
-            train()
-        if ON_GPU:
-            torch.cuda.synchronize()
-        args.ckpt.write_text(digest(model))
+    if SPARE:
+        holdfast.survive(model=model, optimizer=optimizer, rehearsal=rehearse)(train)()
+    else:
+        train()
+    if ON_GPU:
+        torch.cuda.synchronize()
+    args.ckpt.write_text(digest(model))
 
 
 if __name__ == "__main__":

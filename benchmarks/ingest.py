@@ -36,12 +36,12 @@ from holdfast.core.agent_state_machine import Post
 from holdfast.core.decide.job_view import JobView
 from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.errand import Done
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Entry, Order, Phase
 from holdfast.model.job_and_seats import Job
+from holdfast.model.node_errands import Done
 from holdfast.model.observation import Beat
-from holdfast.model.release import Release
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage, Hello
 
@@ -69,6 +69,7 @@ def make_ports(folder: Path, on_entry: EntryListener) -> ControllerPorts:
         store=NoStore(),
         notes=NotesFolder(folder),
         blocked=BlockListThreads(BlockListFile(folder / "blocked.json"), ""),
+        checkpoints=None,
         archives=folder,
         probe_history=None,
         make_clock=SteadyClock,

@@ -23,7 +23,7 @@ from benchmarks._detect_slow import Window, windows
 from benchmarks._harness import Job
 from benchmarks._nccl_exact_scene import KINDS, by_torchrun, exactness
 from benchmarks._report import FULL, Findings, median, report
-from holdfast.model.alarm import Kind, Stance
+from holdfast.model.detector_alarm import Kind, Stance
 
 SCRIPT = Path(__file__).with_name("_nccl_rank.py")
 CAPTURED = Path(__file__).with_name("_nccl_captured_rank.py")

@@ -53,7 +53,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import what imports torch on first use."""
+    """Import a name on first use, because its module imports torch."""
     if name == "Checkpointer":
         from holdfast.client.checkpointing.checkpointer import Checkpointer
 

@@ -11,10 +11,10 @@ import msgspec
 
 from holdfast.core.agent_state_machine import NodeLimits
 from holdfast.core.decoding import from_toml
-from holdfast.core.detect.catalog_lines import LineLimits
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.job_progress import PaceLimits
+from holdfast.core.detect.lines import LineLimits
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
@@ -25,7 +25,8 @@ from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.core.membership.host_blocking import BlockLimits
 from holdfast.core.record.hook_notices import FORMATS, HookLimits
 from holdfast.core.replay.regrouped_replay import ReplayLimits
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.copy_keepers import MOST_COPIES
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.memory_grant import SnapshotLimits, parse_cap
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.model.event import Limits
@@ -65,7 +66,7 @@ class ReleaseLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """TLS files with which the hosts of a job prove who they are; if empty, the job makes its own authority."""
+    """The TLS files with which the hosts of a job prove who they are. Without them, the job makes its own authority."""
 
     authority: str = ""
     certificate: str = ""
@@ -240,6 +241,11 @@ def _check_relations(s: Settings) -> None:
         (s.silence.silence_s < s.node.lost_s, "node.lost_s must be above silence.silence_s"),
         (s.recovery.attempts >= 1, "recovery.attempts must be at least 1"),
         (0 < s.backup.duty <= 1, "backup.duty must be above 0 and at most 1"),
+        (1 <= s.backup.copies <= MOST_COPIES, f"backup.copies must be 1 or {MOST_COPIES}"),
+        (
+            s.backup.copies == 1 or not s.backup.parity,
+            "backup.parity and backup.copies=2 exclude each other: set one of them",
+        ),
         (s.disk.path == "" or s.disk.path.startswith("/"), "disk.path must be a folder's whole path, from / on"),
         (s.disk.keep >= 1, "disk.keep must be at least 1"),
         (s.logs.file_bytes >= 1 << 16, "logs.file_bytes must be at least 65536"),

@@ -9,9 +9,10 @@ import msgspec
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.action import Dismissal
 from holdfast.model.event import Entry, Lost
-from holdfast.model.fleet_report import FleetNode
+from holdfast.model.fleet_node_states import FleetNode
 from holdfast.model.observation import Departure
 
 EntryListener = Callable[[Entry, JobView], None]  # gets an entry, and the job as the entry left it
@@ -53,8 +54,15 @@ class Notes(Protocol):
         """Return the content stored under this name; empty bytes if there is none."""
 
 
+class CheckpointTable(Protocol):
+    """Where people find which checkpoints a run has, even while they cannot reach its storage."""
+
+    def put_listing(self, listing: CheckpointListing) -> None:
+        """Replace what the table says of this storage, soon."""
+
+
 class FleetRefusal(OSError):
-    """The fleet will not give nodes, however often it is asked; the text is the cluster's own sentence."""
+    """The fleet will not give nodes, however often it is asked. The text is the cluster's own explanation."""
 
 
 class Fleet(Protocol):
@@ -64,14 +72,17 @@ class Fleet(Protocol):
     survey_s: float  # between two surveys; 0: there is nothing to survey
 
     async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
-        """Ask for this many nodes and return their names at once. They must be on other hosts than the `evicted` nodes,
-        which are still to be given back. A node may wait in a queue first; it dials the controller when it runs. Raise
-        FleetRefusal if asking again is useless, and OSError on any other failure."""
+        """Ask for this many nodes and return their names at once. A node may still wait in a queue; it connects to the
+        controller once it runs.
+
+        The new nodes must be on other hosts than the `evicted` nodes, which the job still holds. Raise FleetRefusal if
+        asking again is useless, and OSError on any other failure.
+        """
 
     async def give_back(self, node: str, reason: str, cause: Dismissal = Dismissal.UNTOLD) -> None:
-        """End the node and all processes on it; an unknown or ended node is no error. `reason` is for people. Return
-        only if no process of the node is alive, since the next generation relies on that; otherwise raise OSError. If
-        `can_acquire` is false, the fleet cannot end nodes, and the controller does not take a return as proof."""
+        """End the node and all processes on it. An unknown or ended node is no error. `reason` is for people. Return
+        only after all processes of the node have ended, because the next generation relies on this; else raise OSError.
+        A fleet without `can_acquire` cannot end nodes, so the controller does not take its return as proof."""
 
     async def survey(self) -> dict[str, FleetNode]:
         """Return all nodes that were acquired and not given back, as the cluster sees them now. Raise OSError if the
@@ -81,12 +92,12 @@ class Fleet(Protocol):
         """Return the nodes that were acquired and not given back."""
 
     def departures(self) -> tuple[Departure, ...]:
-        """Return the departure notes that can be read from here, of nodes that left because they had no controller."""
+        """Return the readable notes of nodes that left by themselves because they had lost their controller."""
 
 
 class BlockList(Protocol):
-    """The list of blocked hosts, which several jobs read and write. Both methods return a future at once, even if the
-    list's file system hangs. An OSError says why the list cannot be read or written."""
+    """The list of blocked hosts, which several jobs read and write. `read_entries` and `add_entry` return a future at
+    once, even if the list's file system hangs. An OSError says why the list cannot be read or written."""
 
     flag: str  # that names the list to `holdfast blocked`; empty: none is needed
 
@@ -101,8 +112,8 @@ class Store(Protocol):
     host: str
 
     async def open(self, generation: int) -> int:
-        """Return the port of this generation's store, the same at every call; OSError if the store cannot be opened. A
-        negative number opens a store for ranks outside of any generation, such as those of a replay."""
+        """Return the port of this generation's store, the same at every call. Raise OSError if the store cannot be
+        opened. A negative number opens a store for ranks outside of any generation, such as those of a replay."""
 
     async def quit(self) -> None:
         """Shut down the store, because the job is over."""
@@ -120,12 +131,13 @@ class Socket(Protocol):
 
 class ControllerPorts(msgspec.Struct, frozen=True, kw_only=True):
     """The world around one controller: the interfaces that it uses, and the listeners that get its journal entries. No
-    field has a default, so that a forgotten field is an error at the start."""
+    field has a default, so the controller cannot start if a field was forgotten."""
 
     journal: Journal
     fleet: Fleet
     store: Store
     notes: Notes
+    checkpoints: CheckpointTable | None  # None: there is no such table
     archives: Path  # of releases
     blocked: BlockList
     probe_history: Notes | None  # with earlier measurements of each node; None: none are kept

@@ -1,6 +1,7 @@
 """A long run of tests that goes on where it was: `pytest -p tests.resuming --resume=FILE`.
 
-FILE lists what has passed. Whatever has passed with the very same files of this project is left out.
+FILE lists what has passed. Whatever has passed with the very same files of this project is left out. With
+`--record=FILE` instead, all is run, and what passes is listed for a longer run that comes later.
 """
 
 import hashlib
@@ -15,17 +16,20 @@ FOLDERS = ("holdfast", "tests", "examples", "benchmarks", "docs")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--resume", type=Path, metavar="FILE", help="leave out what has passed, and add what passes")
+    parser.addoption("--record", type=Path, metavar="FILE", help="add what passes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    path: Path | None = config.getoption("--resume")
-    if path is not None:
-        config.pluginmanager.register(Passed(path, writes=not hasattr(config, "workerinput")))
+    for option in ("--resume", "--record"):
+        path: Path | None = config.getoption(option)
+        if path is not None:
+            writes, leaves_out = not hasattr(config, "workerinput"), option == "--resume"
+            config.pluginmanager.register(Passed(path, writes=writes, leaves_out=leaves_out))
 
 
 class Passed:
-    def __init__(self, path: Path, writes: bool) -> None:
-        self._path, self._writes, self._key = path, writes, digest()
+    def __init__(self, path: Path, *, writes: bool, leaves_out: bool) -> None:
+        self._path, self._writes, self._leaves_out, self._key = path, writes, leaves_out, digest()
         lines = path.read_text().splitlines() if path.exists() else []
         self._known = {*lines[1:]} if lines[:1] == [self._key] else set()
         self._failed: set[str] = set()
@@ -34,6 +38,8 @@ class Passed:
             path.write_text("".join(f"{line}\n" for line in (self._key, *sorted(self._known))))
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if not self._leaves_out:
+            return
         known = [item for item in items if item.nodeid in self._known]
         items[:] = [item for item in items if item.nodeid not in self._known]
         config.hook.pytest_deselected(items=known)

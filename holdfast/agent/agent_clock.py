@@ -11,7 +11,7 @@ class AgentClock(Protocol):
         """Return the time of the monotonic clock, which nobody can set and all processes of the machine share."""
 
     def wall(self) -> float:
-        """Return the wall-clock time. Somebody may set this clock at any time."""
+        """Return the time of the wall clock, which may jump because anybody may set it."""
 
 
 class SystemClock:

@@ -14,12 +14,13 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.config import Settings
 from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDone, RememberLeaving
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Done, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import HostIdentity
+from holdfast.model.node_errands import Done, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
 from holdfast.model.rank_traces import Trace
-from holdfast.model.release import Release
 from holdfast.model.state_copy import Address, Aim, Copy
 from holdfast.wire.agent_messages import JobFigures, TraceRequest
 from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey
@@ -37,7 +38,7 @@ class ControllerLink(Protocol):
 
 class LinkDialer(Protocol):
     def open_link(self) -> AbstractAsyncContextManager[ControllerLink]:
-        """Open a link to the controller. Raise OSError if the link cannot be opened, or later when it breaks."""
+        """Return a context that opens a link to the controller. OSError is raised if it cannot be opened or breaks."""
 
 
 class AgentNotes(Protocol):
@@ -53,7 +54,7 @@ class AgentNotes(Protocol):
     def write_departure(self, departure: Departure) -> None: ...
     def complete_departure(self, complete: Callable[[Beat], Beat]) -> None: ...
     def mark_alone(self, now: float) -> float:
-        """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""
+        """Note that the controller is gone. Return the time of the first such note, by this agent or an earlier one."""
 
     def clear_alone(self) -> None: ...
 
@@ -88,10 +89,10 @@ class NodeRanks(Protocol):
 
     @property
     def cold(self) -> str:
-        """Why ranks are started as new processes and not forked from a zygote; empty if they are forked."""
+        """Return why ranks start as new processes instead of forks of a zygote; "" if they are forked."""
 
     async def listen(self, listed: asyncio.Event) -> None:
-        """Receive the holder's messages for as long as it lives; set `listed` once it has listed ranks and arenas."""
+        """Receive the holder's messages until it ends. Set `listed` once the holder has listed ranks and arenas."""
 
     @property
     def kept(self) -> int:
@@ -111,25 +112,25 @@ class NodeRanks(Protocol):
         """End everything on this node, this agent included."""
 
     def learn_imports(self, trains: bool) -> None:
-        """Have the zygote preload modules that the script was seen to import, so that the next ranks start sooner."""
+        """Have the zygote preload modules that the script has imported, so that the next ranks start sooner."""
 
     def keep_spares(self, trains: bool) -> None:
-        """Begin a spare rank for a rank that has none, if the settings say that each rank is to have one."""
+        """Begin a spare rank for a rank that has none, if the settings say that each rank has one."""
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Note modules that the script imported on another node; the zygote preloads them while no rank runs here."""
+        """Note modules that the script imported on other nodes, to be preloaded while no rank runs here."""
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
-        """The script's modules that the zygote has preloaded, once a rank is known to start when forked with them."""
+        """Return the script's modules that the zygote has preloaded, once a rank is known to start well with them."""
 
     def read_notes(self) -> dict[str, Any]:
-        """Return the fields of a beat that ranks have left notes on: mesh, replayable, trackers."""
+        """Return the fields of a beat that notes of ranks fill: `mesh`, `replayable` and `trackers`."""
 
     def read_loss_source(self) -> str: ...
 
     def write_figures(self, figures: JobFigures) -> None:
-        """Show the ranks the job's incidents, restarts and ETTR."""
+        """Write the job's incidents, restarts and ETTR to where the ranks read them."""
 
 
 class RankTracer(Protocol):
@@ -155,11 +156,14 @@ class SnapshotKeeper(Protocol):
     def complete_beat(self, beat: Beat) -> Beat:
         """Return the beat, completed with the progress of snapshots, copies and checkpoints."""
 
+    def report_checkpoints(self) -> None:
+        """Report once more what is published at the storage that this node publishes to, if anything was."""
+
     async def use_run(self, run: str) -> None:
         """Set the run whose states on this host's disk may be restored, and list those states."""
 
     async def leave_job(self, errand: Leave) -> None:
-        """Write the final states before the node leaves, as far as time allows; remove states that nobody needs."""
+        """Before the node leaves, write the final states if time allows, and remove unneeded states from its disk."""
 
 
 class NodeStaging(Protocol):
@@ -183,19 +187,19 @@ class HealthSigns(Protocol):
 
     @property
     def peak_flops(self) -> float:
-        """The peak FLOP/s of the GPUs that the node's ranks use; 0 if that is not known."""
+        """Return the peak FLOP/s of the GPUs that the node's ranks use; 0 if unknown."""
 
     @property
     def tensor_share(self) -> float | None:
-        """For what share of the time the tensor cores of the machine's GPUs have worked lately; None: not known."""
+        """Return the share of recent time in which the tensor cores of the machine's GPUs worked; None if unknown."""
 
     @property
     def strains(self) -> tuple[Strain, ...]:
-        """The strains of this machine, which may explain what happens to the job."""
+        """Return the strains of this machine, which may explain trouble of the job."""
 
     @property
     def links_read(self) -> bool:
-        """False until this agent has read the host's links once; True if another node reads them, or none exist."""
+        """Return whether this agent or another node has read the host's links; True if the host has none."""
 
     def on_rank_exit(self, at: float) -> None:
         """Raise the alarms that explain a rank's exit, before the exit itself is reported."""
@@ -222,6 +226,7 @@ class AgentEvents(msgspec.Struct, frozen=True, kw_only=True):
     on_rank_exit: Callable[[HolderRank], None]
     on_alarm: Callable[[Alarm], None]
     on_copies: Callable[[], None]  # how far copies are should be told now
+    on_checkpoints: Callable[[CheckpointListing], None]
     on_marks: Callable[[tuple[Mark, ...]], None]
     on_traffic: Callable[[tuple[LinkTraffic, ...]], None]
     on_logged: Callable[[StepValues, str], None]  # what a rank's line says about a step, and what kind of line it is

@@ -37,10 +37,19 @@ from holdfast.core.agent_state_machine import (
     SendPost,
 )
 from holdfast.core.detect.job_progress import LEAD, made_steps
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
-from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Loss, Mark
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
+from holdfast.model.node_errands import (
+    Errand,
+    LaunchHere,
+    Leave,
+    PairTestHere,
+    ProbeHere,
+    ReplayHere,
+    StageHere,
+    StopHere,
+)
+from holdfast.model.observation import Beat, Departure, Exit, Loss, Mark
 from holdfast.model.state_copy import Address
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
@@ -78,10 +87,11 @@ class Agent:
             AgentEvents(
                 say=self._send_notice,
                 on_rank_exit=self._on_rank_exit,
-                on_alarm=self._on_alarm,
+                on_alarm=lambda alarm: self._step(AlarmNoticed(alarm)),
                 on_copies=self._send_beat,
+                on_checkpoints=self._send,
                 on_marks=self._send_marks,
-                on_traffic=self._send_traffic,
+                on_traffic=lambda links: self._send(TrafficReport(node=self.node, links=links)),
                 on_logged=lambda told, source: self.losses.on_logged(told, source),
                 on_leave_request=self._on_leave_request,
             )
@@ -117,7 +127,7 @@ class Agent:
             await self._keep_link()
 
     def _step(self, news: News) -> None:
-        """Step the state machine with the present time and this news, and perform the deeds that it returns."""
+        """Pass this news and the present time to the state machine, and carry out the actions that it returns."""
         self._perform_deeds(self.life.step(self.clock.monotonic(), news))
 
     # --- state that outlives an agent --------------------------------------------------------------------------
@@ -138,13 +148,16 @@ class Agent:
         for deed in deeds:
             match deed:
                 case SendPost(post):
-                    self._queue_packet(agent_messages.encode(post))
+                    self._send(post)
                 case HeedEpoch() | RememberDone() | RememberLeaving():
                     self.notes.write_deed(deed)
                 case CarryOut(errand):
                     self._tasks.create_task(self._run_errand(errand))
                 case JudgeExit(exit):
                     self._tasks.create_task(self._judge_exit(exit))
+
+    def _send(self, message: agent_messages.FromAgent) -> None:
+        self._queue_packet(agent_messages.encode(message))
 
     def _queue_packet(self, packet: bytes) -> None:
         with contextlib.suppress(asyncio.QueueFull):  # posts stay in the machine's outbox until acknowledged
@@ -196,6 +209,7 @@ class Agent:
                 if not self._staged:
                     self._tasks.create_task(self._stage_releases(message.run, releases))
                 self._send_beat()  # the newest step, before posts tell how ranks ended
+                self.keeper.report_checkpoints()
                 self._step(LinkOpened(epoch))
                 self.notes.clear_alone()
                 undated, self._undated = self._undated, []
@@ -223,10 +237,10 @@ class Agent:
         generation = self.life.generation  # but for those that have ended well: nobody waits for them
         newest = tuple(r for key, r in self.ranks.held.items() if key.generation == generation and r.code != 0)
         trace = await self.tracer.trace_ranks(newest, look, self.controller_clock.wall_s())
-        self._queue_packet(agent_messages.encode(TraceAnswer(id=look.id, trace=trace)))
+        self._send(TraceAnswer(id=look.id, trace=trace))
 
     async def _try_peers(self, peers: dict[str, Address]) -> None:
-        self._queue_packet(agent_messages.encode(await self._reach(peers)))
+        self._send(await self._reach(peers))
 
     def _make_hello(self) -> bytes:
         running = max((key.generation for key, rank in self.ranks.held.items() if rank.code is None), default=0)
@@ -246,7 +260,7 @@ class Agent:
 
     def _send_notice(self, text: str) -> None:
         _log.warning("%s", text)
-        self._queue_packet(agent_messages.encode(NodeNotice(node=self.node, text=text)))
+        self._send(NodeNotice(node=self.node, text=text))
 
     async def _say_when_warm(self) -> None:
         await self.ranks.warm.wait()
@@ -255,7 +269,7 @@ class Agent:
         self._queue_packet(self._make_hello())
 
     async def _stage_releases(self, run: str, releases: tuple[Release, ...]) -> None:
-        """Stage these releases, retrying until all are here. Then send another hello: the node is ready now."""
+        """Stage these releases, retrying until all are here. Then send a new hello: the node is now ready."""
         await self.keeper.use_run(run)  # that hello tells of states on disk
         told = ""
         while error := await self.staging.stage_all(releases):
@@ -355,9 +369,6 @@ class Agent:
     async def _judge_exit(self, exit: Exit) -> None:
         self._step(ExitJudged(exit, await self.judge(exit)))
 
-    def _on_alarm(self, alarm: Alarm) -> None:
-        self._step(AlarmNoticed(alarm))
-
     def _read_slots(self) -> dict[RankKey, SlotReading]:
         """Return what each rank last wrote to its progress slot."""
         return {RankKey(r.generation, r.rank): r for _, r in self.ranks.slots.read_slots()}
@@ -368,11 +379,11 @@ class Agent:
             generation, held, signs = self.life.generation, self.ranks.held, self.health
             told = {"strains": signs.strains, "links_read": signs.links_read, "tensor_share": signs.tensor_share}
             told["running"] = sum(key.generation == generation and rank.code is None for key, rank in held.items())
-            self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), **told)))
+            self._send(msgspec.structs.replace(self._summarize_ranks(), **told))
 
     def _summarize_ranks(self) -> Beat:
-        """Return the node's beat, with the step of its slowest rank. While a rank has reported no step, the step is -1,
-        until another has made LEAD steps; ranks without a step are then left out."""
+        """Return the node's beat, with the step of its slowest rank. If a rank has no step yet, the beat's step is -1.
+        Ranks without a step are left out once another rank has made LEAD steps."""
         generation, source = self.life.generation, self.ranks.read_loss_source() or self.losses.source
         ended = {key for key, rank in self.ranks.held.items() if rank.code is not None}
         told = [show_first_step(r, ended=key in ended) for key, r in self._read_slots().items()]
@@ -426,11 +437,11 @@ class Agent:
         self.tracer.watch_ranks(self.ranks.held.values())
 
     def _tell_imports(self) -> None:
-        """Send the controller the script's modules that the zygote has preloaded; only the node of rank 0 does so."""
+        """If rank 0 runs here, tell the controller which modules of the script the zygote has preloaded."""
         found, generation = self.ranks.proven_imports, self.life.generation
         if found != self._told_imports and RankKey(generation, 0) in self.ranks.held and self.controller_clock.known:
             self._told_imports = found
-            self._queue_packet(agent_messages.encode(agent_messages.make_script_imports(generation, found)))
+            self._send(agent_messages.make_script_imports(generation, found))
 
     def _look_for_latches(self, now: float) -> None:
         for held in self._latches.overdue_ranks(now, self.ranks.held, self._read_slots()):
@@ -446,10 +457,6 @@ class Agent:
             self._step(BadLossSeen(found) if isinstance(found, Loss) else AlarmNoticed(found))
         self._send_marks(self.losses.take_marks())
 
-    def _send_traffic(self, links: tuple[LinkTraffic, ...]) -> None:
-        self._queue_packet(agent_messages.encode(TrafficReport(node=self.node, links=links)))
-
     def _send_marks(self, marks: tuple[Mark, ...]) -> None:
         if marks:
-            told = HashReport(node=self.node, generation=self.life.generation, marks=marks)
-            self._queue_packet(agent_messages.encode(told))
+            self._send(HashReport(node=self.node, generation=self.life.generation, marks=marks))

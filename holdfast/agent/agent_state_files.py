@@ -1,6 +1,6 @@
-"""An agent's notes on disk for the agent that replaces it: errands done, generation stopped, epoch, departure, and
-since when the node has had no controller. If a note cannot be written, the agent acts all the same: above all, it ends
-ranks even if it cannot note that they were stopped."""
+"""An agent's notes on disk for the agent that replaces it: finished errands, the stopped generation, the epoch, the
+departure, and since when the node has had no controller. An agent that cannot write a note acts all the same. Above
+all, it ends ranks even if it cannot note that they were stopped."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
 from holdfast.core.decoding import from_json
-from holdfast.model.errand import Done, Leave
+from holdfast.model.node_errands import Done, Leave
 from holdfast.model.observation import Beat, Departure
 from holdfast.wire import run_and_node_specs
 
@@ -87,13 +87,13 @@ class AgentStateFiles:
         _write_file(self._left, f"{errand.reason}\n".encode())
 
     def write_departure(self, departure: Departure) -> None:
-        """Write down, before the node leaves without a controller, its ranks' last steps for the next controller to
-        read. Keep an earlier agent's note: that agent saw the ranks before they ended."""
+        """Before the node leaves without a controller, note its ranks' last steps on disk for the next controller. A
+        note of an earlier agent is kept, because the earlier agent saw the ranks before they ended."""
         if not self._departure.exists():
             _write_file(self._departure, msgspec.json.encode(departure))
 
     def complete_departure(self, complete: Callable[[Beat], Beat]) -> None:
-        """Pass the departure note's beat, if any, through `complete` and write the note again."""
+        """If this node has noted its departure with a beat, replace the beat in the note by what `complete` returns."""
         with contextlib.suppress(OSError, ValueError):
             told = from_json(self._departure.read_bytes(), Departure)
             if told.beat:
@@ -101,7 +101,7 @@ class AgentStateFiles:
                 _write_file(self._departure, msgspec.json.encode(told))
 
     def mark_alone(self, now: float) -> float:
-        """Note that the controller is gone; return the time at which this or an earlier agent first noted that."""
+        """Note that the controller is gone. Return the time of the first such note, by this agent or an earlier one."""
         with contextlib.suppress(OSError, ValueError):
             if self._alone.exists() and (told := self._alone.read_text()):
                 return min(now, float(told))
@@ -123,9 +123,9 @@ class AgentStateFiles:
             self._alone.unlink(missing_ok=True)
 
     def reset_notes(self, memory: str) -> None:
-        """Delete what an earlier holder's agents noted: since when the node is alone, and an unfinished Leave errand.
-        Then make the note "alone" a link to `memory`, a file in the holder's memory that outlives the agent and needs
-        no disk: the controller may launch elsewhere once a node has been alone for long enough."""
+        """Delete two notes of an earlier holder's agents: an unfinished Leave errand, and since when the node is alone.
+        Then make the second note a link to `memory`, a file in the holder's memory, which outlives the agent and needs
+        no disk. It must not get lost: a controller may launch elsewhere once a node has been alone for long."""
         for note in (self._alone, self._leaving):
             with contextlib.suppress(OSError):
                 note.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The health monitor: reads each source at its own pace in its own thread, and passes on the detectors' alarms.
 
-A driver or file system that hangs blocks only the thread that reads it: the other sources go on, and the agent
-reports the one that does not answer. The threads are daemons, so none can keep an agent from ending.
+A driver or file system that hangs blocks only the thread that reads it. The other sources go on, and the agent reports
+the source that does not answer. The threads are daemons, so no thread can keep an agent from ending.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from holdfast.agent.sources.network import NetworkSource
 from holdfast.agent.sources.rank_logs import RankLogSource
 from holdfast.agent.system import procfs
 from holdfast.agent.system.oom_kills import OomKills, knows_pids
-from holdfast.core.detect.catalog_lines import LineDetector, MachineUse
 from holdfast.core.detect.health import HealthDetector, driver_deadline_s
+from holdfast.core.detect.lines import LineDetector, MachineUse
 from holdfast.core.detect.link_traffic import TrafficMeter
 from holdfast.core.detect.user_log_rules import RuleDetector
 from holdfast.core.incident.alarm_rate_limit import AlarmRateLimit
@@ -34,7 +34,7 @@ from holdfast.core.log_analysis import megatron_progress
 from holdfast.core.log_analysis.megatron_progress import MegatronProgress
 from holdfast.core.record.gpu_peak import peak_of_ranks
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Gauge, Line, LinkTraffic, StepValues, Strain
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank, RankKey
@@ -62,7 +62,7 @@ class MonitorPorts(msgspec.Struct, frozen=True):
 
 
 class SourceFeed:
-    """One source with its pace and the state of its thread."""
+    """One source of readings: the interval between reads, and the state of the thread that reads."""
 
     def __init__(self, name: str, pace_s: float, make: Callable[[], Read], *, shared: bool = True) -> None:
         self.name = name
@@ -136,7 +136,7 @@ class HealthMonitor:
                 feed.wake.set()
 
     def on_rank_exit(self, at: float) -> None:
-        """Read the kernel log now, to raise its alarms before the exit is reported; wake the GPU and host sources."""
+        """Read the kernel log now, so that its alarms precede the report of the exit. Wake the GPU and host sources."""
         feed = self._feeds[_KERNEL]
         if self._kernel and feed.lock.acquire(timeout=_HURRY_S):
             try:
@@ -149,20 +149,20 @@ class HealthMonitor:
 
     @property
     def strains(self) -> tuple[Strain, ...]:
-        """The strains of this machine, which may explain what happens to the job."""
+        """Return the strains of this machine, which may explain trouble of the job."""
         return self._health.strains
 
     @property
     def links_read(self) -> bool:
-        """False until this agent has read the host's links once; True if another node reads them, or none exist."""
+        """Return whether this agent or another node has read the host's links; True if the host has none."""
         return self._feeds[_NETWORK].absent or self._feeds[_NETWORK].had_turn
 
     def has_oom_kill(self) -> bool:
-        """Return whether the kernel has just killed a process on this node because memory ran out."""
+        """Return whether the kernel has just killed a process on this node for lack of memory."""
         return self.kills.has_recent()
 
     def scarcely(self) -> str:
-        """Return a sign of scarce memory in words; empty if none, or if the kernel log is readable and shows kills."""
+        """Return in words a sign of scarce memory; "" if there is none, or if the kernel log can be read instead."""
         return self.kills.scarcely(self._clock.monotonic()) if self._feeds[_KERNEL].absent else ""
 
     # --- threads -----------------------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ class HealthMonitor:
         return self.logs.read
 
     def _is_worth_splitting(self, text: bytes) -> bool:
-        """Return whether this text of a log may contain a Megatron progress line or a line that a catalog row or rule
-        matches."""
+        """Return whether to split this piece of a log: a line of it may match a rule or the catalog, or be
+        Megatron's."""
         if self._spec.settings.rules.rule or megatron_progress.SIGN in text:
             return True
         return self._lines.catalog.may_match(text, rank=True)
@@ -238,8 +238,8 @@ class HealthMonitor:
         return [held.rank_key for held in self._ties.list_ranks() if held.code is None]
 
     def _watched_paths(self) -> list[str]:
-        """Return the paths that the job writes to, and the checkpoint storages that ranks of any node on this host use:
-        a standby has no ranks of its own."""
+        """Return the paths that the job writes to, and the checkpoint storages of this host's ranks. A standby has no
+        ranks of its own, so ranks of the host's other nodes count too."""
         paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
         wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
         for path in wanted:
@@ -249,7 +249,7 @@ class HealthMonitor:
         return list(dict.fromkeys(paths))
 
     def _speaks_for_host(self) -> bool:
-        """Return whether this node is the one that reads the host-wide sources for all nodes of its host."""
+        """Return whether this node reads the host-wide sources on behalf of all nodes of its host."""
         with self._deciding:
             if not self._alone and self._speaker is None:
                 self._speaker = _lock_file(self._dir.parent / f".host-{socket.gethostname()}")
@@ -258,7 +258,7 @@ class HealthMonitor:
     # --- in the loop -------------------------------------------------------------------------------------------
 
     def _on_signals(self, feed: SourceFeed, found: list[Signal]) -> None:
-        """Turn signals into alarms; handle a large backlog in slices, so that beats go out in between."""
+        """Turn signals into alarms. A large backlog is handled in slices, so that beats can be sent in between."""
         if feed.name == _NETWORK and (links := self._traffic.on_gauges(s for s in found if isinstance(s, Gauge))):
             self._ties.on_traffic(links)
         if feed.name == _GPUS:
@@ -333,7 +333,7 @@ class HealthMonitor:
         )
 
     def _rank_pids(self) -> frozenset[int]:
-        """Return pids of all ranks of this generation, also those of other nodes that share the log folder."""
+        """Return the pids of this generation's ranks, including those of other nodes that share the log folder."""
         files = Path(self._spec.log_dir).glob(f"gen-{self._generation}/rank-*/pid")
         return frozenset(int(text) for path in files if (text := _read_text(path).strip()).isdecimal())
 
@@ -349,7 +349,7 @@ class HealthMonitor:
 
 def _lock_file(path: Path) -> int | None:
     """Lock a file until this process ends; return its fd, or None if another process holds the lock. Return -1 if
-    locking fails. The caller then acts as if it had the lock: better that all nodes report than none."""
+    locking fails: the caller then acts as if it had the lock, because all nodes may report, but not none."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:

@@ -33,7 +33,7 @@ from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import preimported_fork
 from holdfast.linux.process_attributes import write_no_core
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import NodeSpec
@@ -67,7 +67,9 @@ def _assemble_parts(
         on_rank_exit=events.on_rank_exit, say=events.say, staged=staging.staged_location,
     )  # fmt: skip
     budget = snapshot_memory.SnapshotBudget(lambda: snapshot_memory.measure_room(node_dir, spec))
-    keeper_ports = KeeperPorts(ranks.make_arena, clock, events.say, events.on_copies, events.on_marks)
+    keeper_ports = KeeperPorts(
+        ranks.make_arena, clock, events.say, events.on_copies, events.on_checkpoints, events.on_marks
+    )
     keeper = build_keeper(make_keeper_identity(spec, ranks.keeper_path), keeper_ports, budget)
     ties = MonitorPorts(
         events.on_alarm, events.on_traffic, events.on_logged,
@@ -103,7 +105,7 @@ def _assemble_parts(
 
 
 async def _heed_interrupt(on_leave_request: Callable[[], None]) -> None:
-    """Have the node leave on SIGINT from now on. Until now the agent was not ready, and SIGINT ended its process."""
+    """From now on, let SIGINT make the node leave. An agent that is not ready yet is ended by SIGINT."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, on_leave_request)
 
 

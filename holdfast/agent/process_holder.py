@@ -1,4 +1,5 @@
-"""The holder: parent and subreaper of agent, zygote and ranks; keeps what must outlive an agent, decides nothing."""
+"""The holder, parent and subreaper of agent, zygote and ranks: it keeps what must outlive an agent, and decides
+nothing."""
 
 import os
 import selectors
@@ -102,7 +103,7 @@ class Holder:
         self.code = code if self.code is None else self.code
 
     def _exit_with_grace(self) -> None:
-        """Have the agent end its ranks and leave, as someone on this host asked. Without an agent, exit at once."""
+        """Have the agent end its ranks and leave, as someone on this host has asked. Without an agent, exit at once."""
         if self._agent:
             os.kill(self._agent[0], signal.SIGINT)
         else:
@@ -115,7 +116,7 @@ class Holder:
     # --- the agent ---------------------------------------------------------------------------------------------
 
     def _start_agent(self) -> None:
-        """Start an agent, the first or one that replaces a dead one; exit after too many starts in quick succession."""
+        """Start the first agent, or one that replaces a dead one. Exit after too many starts in quick succession."""
         while self._agent is None:
             self._agent_tries = 0 if time.monotonic() - self._agent_at > _AGENT_LIVED_S else self._agent_tries + 1
             if self._agent_tries >= _AGENT_TRIES:
@@ -138,8 +139,8 @@ class Holder:
     def _fork_agent(self) -> tuple[int, socket.socket]:
         """Fork the agent; return its pid and our end of the socket to it.
 
-        A fork saves the imports, which take a second, or ten on a busy machine. Until the agent runs, the node sends
-        no beats, and the controller counts that as silence.
+        A fork saves the imports, which take from one to ten seconds. Until the agent runs, the node sends no beats, so
+        the controller takes it for silent.
         """
         log = os.open(self.node_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         ours, theirs = holder_messages.make_socket_pair()
@@ -251,7 +252,7 @@ class Holder:
         self._send_agent(RankEnded(rank=self.ranks[key]))
 
     def _sweep_orphans(self, until: float) -> None:
-        """Kill all children but ranks, zygotes and the agent; once they are gone or time is up, send a SweepDone."""
+        """Kill all children but ranks, zygotes and the agent. Send a SweepDone when none is left or time is up."""
         self._reap_children()
         if self._zygotes.forking and time.monotonic() < until:
             return  # such a child is not known to be a rank before its zygote has told so
@@ -292,7 +293,7 @@ class Holder:
     # --- memory ------------------------------------------------------------------------------------------------
 
     def _make_arena(self, request: MakeArena) -> None:
-        """Make an arena of this name, or keep an existing one of the same size; one of another size is discarded."""
+        """Make an arena of this name, unless one of the same size exists. An arena of another size is discarded."""
         kept = self._arenas.get(request.name)
         if kept is not None and kept.bytes != request.bytes:
             os.close(int(kept.path.rpartition("/")[2]))
@@ -329,7 +330,7 @@ class Holder:
 
 
 def prepare() -> None:
-    """Load the failure catalog in a process that will fork many holders, so that their agents need not load it."""
+    """Load the failure catalog in a process from which many holders are forked, so that their agents have it."""
     last_words_judge.warm_catalog(catalog_files.load_built_in())
 
 

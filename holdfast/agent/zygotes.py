@@ -1,4 +1,4 @@
-"""The holder's zygotes: the one that ranks are forked from, and one with more modules that replaces it once warm."""
+"""The holder's zygotes: one to fork ranks from, and one with more modules that replaces the first once it is warm."""
 
 import os
 import signal
@@ -81,7 +81,7 @@ class Zygotes:
         return {z.pid for z in (self._now, self._next) if z is not None} | self._retired
 
     def ensure_zygote(self, preload: PreloadZygote) -> None:
-        """Start a zygote with these modules; until it is warm, a warm one with the same key stays in use."""
+        """Start a zygote with these modules. A warm zygote with the same key is used until the new one is warm."""
         if self._now and self._now.warm and preload.key == self.key:
             self._kill_zygote(self._next)
             self._better, self._next = preload, self._start_zygote(preload)
@@ -142,7 +142,7 @@ class Zygotes:
             child_process.signal_group(old.pid, signal.SIGKILL)
 
     def _retire_zygote(self, old: Zygote | None) -> None:
-        """Close a warm zygote's socket, so that it ends by itself; kill one that is cold or still forking ranks."""
+        """Close a warm zygote's socket, so that it ends by itself. Kill a zygote that is cold or still forks ranks."""
         if old is None or old.forking or not old.warm:
             self._kill_zygote(old)
             return

@@ -32,7 +32,8 @@ class Cgroup:
 
 
 def make_cgroup(controller: str, pid: int) -> Cgroup:
-    """Make an empty cgroup beside (v2) or below (v1) the process's own; the process is not moved yet."""
+    """Make an empty cgroup for a process, which stays where it is. With v2 the new cgroup is a sibling of the process's
+    present cgroup, with v1 a child."""
     back, v2 = _find_cgroup(controller, pid)
     # In v2 a cgroup with processes in it cannot have children with controllers, so ours stands beside it.
     parent = back.parent if v2 else back

@@ -137,7 +137,7 @@ def _newest_part(scene: InjectionScene) -> Path:
 
 
 def _find_disk(pid: int) -> str:
-    """Return the job's first mount that chaos made, other than /dev/shm."""
+    """Return the path of the small disk that chaos mounted for the job. A small /dev/shm does not count."""
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     ours = [fields[4] for fields in mounts if fields[-2] == linux_namespaces.SOURCE and fields[4] != "/dev/shm"]
     if not ours:
@@ -146,7 +146,7 @@ def _find_disk(pid: int) -> str:
 
 
 def _find_front(controller: int) -> tuple[int, int]:
-    """Return the pid and start time of the controller's parent, which shares its mounts and outlives it."""
+    """Return pid and start time of the controller's parent, which lives longer and sees the same mounts."""
     front = int(process_handles.read_stat(controller)[1])
     return front, process_handles.start_ticks(front)
 

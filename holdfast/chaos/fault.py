@@ -1,10 +1,10 @@
-"""Faults as they are requested, the records of what was really done, and the facts needed to undo them."""
+"""Requested faults, the records of what was done, and the facts that are needed to undo a fault."""
 
 import msgspec
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One requested fault. Targets that are not named are drawn at random; `docs/CHAOS.md` lists fields per kind."""
+    """One requested fault; targets left open are drawn at random. `docs/CHAOS.md` lists the fields of each kind."""
 
     kind: str
     rank: int | None = None
@@ -76,7 +76,7 @@ class ForgetEntry(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
-    """Undo: write back a byte's old value, if the file is still the same one and the byte has not changed since."""
+    """Undo: write back a byte's old value, unless the file has been replaced or the byte has changed again."""
 
     path: str
     inode: int
@@ -86,7 +86,7 @@ class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
 
 
 class LeaveCgroup(msgspec.Struct, frozen=True, tag="leave"):
-    """Undo: move all processes out of a cgroup made by chaos, back to the cgroup `back`, and remove the empty one."""
+    """Undo: move all processes from chaos's cgroup `group` to the cgroup `back`, and remove `group`."""
 
     group: str
     back: str
@@ -125,7 +125,7 @@ Undo = (
 
 
 class GroundTruth(msgspec.Struct, frozen=True, kw_only=True, tag="struck", tag_field="line"):
-    """The record of an injected fault: its kind, its targets, its time, and the alarms that should follow."""
+    """The record of an injected fault, with its targets, its time and the alarms that should follow."""
 
     id: int
     fault: InjectedFault  # with what was drawn by lot filled in

@@ -1,9 +1,9 @@
 """Storage that fails on demand: an fsspec file system, `faulty:///folder`, over a folder of this machine.
 
-At every call it reads its behaviour from its control file, named by the environment variable FAULTY: `ok`, `slow`,
-`hang` (until the file says otherwise), `eio` or `enospc`. While rank N writes a part, a file `writing-N` exists beside
-the control file. While a manifest is being published, a file `publishing` exists beside it. `register_in` makes the
-file system known to every Python that has the folder on its path.
+Every call reads from a control file how to behave: `ok`, `slow`, `hang` (until the file says otherwise), `eio` or
+`enospc`. The environment variable FAULTY names the control file. Beside this file, a file `writing-N` exists while rank
+N writes a part, and a file `publishing` while a manifest is being published. `register_in` makes the file system known
+to every Python that has the folder on its path.
 """
 
 import errno
@@ -31,7 +31,7 @@ def register_in(folder: Path) -> None:
 
 
 def suffer_fault(slow_s: float = 0.0) -> None:
-    """Behave as the control file says: return, wait, or raise OSError."""
+    """Do what the control file says: return, wait, or raise OSError."""
     control = Path(os.environ[CONTROL])
     while (told := control.read_text().strip()) == "hang":
         time.sleep(0.05)

@@ -29,7 +29,7 @@ _count = itertools.count(1)
 
 
 def write_kernel_line(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Write a line into the kernel log of one node; the line catalog says which failure class it shows."""
+    """Write a line to one node's kernel log, where the line catalog should recognize a class of failure."""
     status = scene.read_status()
     node = scene.choose_node(fault, status).node
     log = _machine_root(scene.sight, node) / "dev/kmsg"

@@ -42,7 +42,7 @@ class InjectionScene:
         self.guard.keep_undo(self.id, *undo)
 
     def choose_rank(self, fault: InjectedFault, status: ObservedStatus) -> int:
-        """Return the rank named by the fault, else the rank that is kept stopped for it, else a random rank."""
+        """Return the rank that the fault names, else the rank that chaos has stopped for it, else a random rank."""
         if fault.rank is not None:
             status.node_of(fault.rank)
             return fault.rank
@@ -54,7 +54,7 @@ class InjectionScene:
         return self.dice.choice(choice)
 
     def choose_node(self, fault: InjectedFault, status: ObservedStatus, *, standby: bool = False) -> ObservedNode:
-        """Return the node that the fault names, directly or by a rank, or a random one."""
+        """Return a random node that fits the fault's node or rank: a node with ranks or, with `standby`, a standby."""
         choice = status.standbys if standby else status.active
         if fault.node:
             choice = [node for node in choice if node.node == fault.node]

@@ -78,8 +78,7 @@ class ObservedStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobObserver:
-    """Observes one job. In a lab, `hosts` is the folder of all run directories, and `space` the controller's
-    network."""
+    """Observes one job. In a lab, `hosts` is the folder of all run directories, `space` the controller's network."""
 
     def __init__(self, run_dir: Path, hosts: Path | None = None, space: int | None = None) -> None:
         self.run_dir = run_dir
@@ -177,7 +176,7 @@ class JobObserver:
         return pid
 
     def _has_command_line(self, pid: int, word: str, folder: Path) -> bool:
-        """Whether a process's command line has this word followed by this folder."""
+        """Return whether a process's command line has this word followed by this folder."""
         argv = process_handles.command_line(pid)
         try:
             return os.path.samefile(self._outside_path(argv[argv.index(word) + 1]), folder)

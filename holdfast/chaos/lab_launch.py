@@ -48,7 +48,7 @@ def missing_reason(job: ScenarioJob) -> str:
 
 
 def _start_hosts(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start the same command on every host; return the switch process, whose end also ends all networks."""
+    """Start the same command on every host. Return the switch process: when it ends, all networks end."""
     made.links = made.folder / "links.json"
     made.links.write_text("{}")
     switch = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Faults of network links between the hosts of a lab: cut, slow, lossy, or two hosts that cannot reach each other."""
+"""Faults of network links between a lab's hosts: cut, slow and lossy links, and hosts cut off from each other."""
 
 import os
 import socket

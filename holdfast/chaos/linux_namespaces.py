@@ -31,7 +31,7 @@ def enter_namespace(space: int, kind: int) -> None:
 
 @contextlib.contextmanager
 def in_network(space: int | None) -> Iterator[None]:
-    """Keep this thread in a network namespace for the duration of the block; do nothing if `space` is None."""
+    """Run the block with this thread in the network namespace `space`; None stands for its present namespace."""
     if space is None:
         yield
         return
@@ -57,7 +57,7 @@ def mount_small_disk(path: str, size_bytes: int) -> None:
 
 
 def has_own_mounts(pid: int) -> bool:
-    """Whether a process is in a different mount namespace from ours; False if the process is gone."""
+    """Return whether a process is in a different mount namespace from ours; False if the process is gone."""
     try:
         return os.stat(f"/proc/{pid}/ns/mnt").st_ino != os.stat("/proc/self/ns/mnt").st_ino
     except OSError:
@@ -65,7 +65,7 @@ def has_own_mounts(pid: int) -> bool:
 
 
 def is_small_disk(pid: int, path: str) -> bool:
-    """Whether a path is a small file system that `mount_small_disk` made."""
+    """Return whether a path is a small file system that `mount_small_disk` made."""
     try:
         with open(f"/proc/{pid}/mountinfo", encoding="utf-8") as file:
             mounts = [line.split() for line in file]
@@ -75,7 +75,7 @@ def is_small_disk(pid: int, path: str) -> bool:
 
 
 def run_inside(pid: int, deed: Callable[[], object]) -> None:
-    """Run a function in a forked child, in the mount namespace of process `pid`; raises the child's OSError."""
+    """Run `deed` in a forked child in the mount namespace of process `pid`; if it raises OSError, raise the same."""
     child = os.fork()
     if child == 0:
         code = 0

@@ -47,7 +47,7 @@ class LabJob:
         return JobObserver(run_dir, self.run_dir, self.spaces[0])
 
     def _leader_run_dir(self) -> Path | None:
-        """Return the run directory with the controller's address file; None until the controller has written it."""
+        """Return the run directory that has the controller's address file; None until the controller has written it."""
         run_dir = self.outside_path(self.run_dir)
         if not self.spaces:
             return run_dir if (run_dir / "controller.json").exists() else None
@@ -109,7 +109,7 @@ def start_job(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> None:
 
 
 def job_flags(made: LabJob, job: ScenarioJob) -> tuple[list[str], dict[str, str]]:
-    """Return flags and environment of `holdfast run` that load the rank hooks, the faulty storage and fake machines."""
+    """Return the flags and environment that give `holdfast run` the rank hooks, faulty storage and fake machines."""
     flags = ["--preload", PRELOAD]
     control = made.folder / "storage-is"
     control.write_text("ok")
@@ -134,7 +134,7 @@ def _make_machines(machines: Path) -> list[str]:
 
 
 def _mount_disks(disk: Path, job: ScenarioJob, parent: int) -> None:
-    """Mount the job's small disks where nobody else sees them; runs in the child that becomes `holdfast run`."""
+    """In the child that will become `holdfast run`, mount the job's small disks in a private mount namespace."""
     tie_to_parent(parent)
     if job.disk_mib or job.shm_mib:
         linux_namespaces.make_mounts_private()
@@ -145,7 +145,7 @@ def _mount_disks(disk: Path, job: ScenarioJob, parent: int) -> None:
 
 
 def tie_to_parent(parent: int) -> None:
-    """Have the kernel send this fresh child SIGTERM when its parent ends."""
+    """Have the kernel send this process SIGTERM when its parent ends. Exit if `parent` has already ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

@@ -2,8 +2,8 @@
 
     python -m holdfast.chaos.network_switch PORTS LINKS.json
 
-This process ends when its standard input is closed, and the namespaces, which have no names, end with it. It prints the
-file descriptors of the namespaces, then applies the faults in LINKS.json. That file may change at any time.
+The process prints the file descriptors of the namespaces and then applies the faults in LINKS.json, which may change at
+any time. It ends when its standard input is closed. The namespaces have no names, so they end with the process.
 """
 
 import fcntl
@@ -47,7 +47,7 @@ class LinkFaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def merge_faults(faults: Iterable[LinkFaults]) -> LinkFaults:
-    """Combine all faults: the worst loss of each port, and the sum of its delays."""
+    """Combine all faults: each port gets its greatest loss and the sum of its delays."""
     ports: dict[str, PortFault] = {}
     apart: tuple[tuple[int, int], ...] = ()
     for fault in faults:
@@ -63,7 +63,7 @@ def port_address(port: int) -> str:
 
 
 def make_port(port: int) -> tuple[int, int]:
-    """Make a network namespace with a tap device; return the descriptors of both."""
+    """Enter a new network namespace with a tap device; return the file descriptors of the namespace and the device."""
     linux_namespaces.unshare(linux_namespaces.NEWNET)
     space = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     cable = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)

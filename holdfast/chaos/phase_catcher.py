@@ -1,4 +1,4 @@
-"""Injects at the right moment: stops a rank in the middle of a save, restore or update until the fault has struck."""
+"""Injects at the right moment: stops a rank in the middle of a save, restore or update until the fault is injected."""
 
 import contextlib
 import signal
@@ -21,7 +21,7 @@ _LOOK_S = 0.5  # then ranks may be elsewhere
 
 
 def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], bool], limit_s: float) -> None:
-    """Wait until the job trains and has reached the step; raises CannotInject if it ends or takes too long."""
+    """Wait until the job trains and has reached the fault's step. Raises CannotInject if it ends or takes too long."""
     until = time.monotonic() + limit_s
     while True:
         status = scene.sight.read_status()
@@ -36,7 +36,8 @@ def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], 
 
 @contextlib.contextmanager
 def seize_moment(scene: InjectionScene, fault: InjectedFault, limit_s: float) -> Iterator[set[int]]:
-    """Keep a rank stopped at the fault's moment, if any, during the block; yields a set to add struck pids to."""
+    """During the block, keep a rank stopped at the fault's moment; do nothing if the fault names no moment. Yields a
+    set to which the block adds the pids that it has struck."""
     struck: set[int] = set()
     if not fault.when:
         yield struck
@@ -57,8 +58,8 @@ def _let_go(held: ProcessHandle) -> None:
 
 
 def _catch_rank(scene: InjectionScene, fault: InjectedFault, limit_s: float, look: CatchRank) -> ProcessHandle:
-    """Stop the rank that the fault names, or a random one, at the fault's moment; return its handle. Raises
-    CannotInject after `limit_s`."""
+    """Wait for the fault's moment, then stop the rank that the fault names, or a random one. Return the process's
+    handle. Raises CannotInject after `limit_s`."""
     until = time.monotonic() + limit_s
     rank = fault.rank
     while time.monotonic() < until:
@@ -78,7 +79,7 @@ def _catch_rank(scene: InjectionScene, fault: InjectedFault, limit_s: float, loo
 
 
 def _draw_rank(scene: InjectionScene, fault: InjectedFault, status: ObservedStatus) -> int:
-    """Draw a random rank of the named node; of any node if none is named or the named one has no ranks."""
+    """Draw a random rank of the node that the fault names. If this node has no ranks, draw a rank of any node."""
     seated = any(node.node == fault.node for node in status.active)
     return scene.choose_rank(fault if seated else msgspec.structs.replace(fault, node=""), status)
 
@@ -86,7 +87,7 @@ def _draw_rank(scene: InjectionScene, fault: InjectedFault, status: ObservedStat
 def _catch_in_phase(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Stop the rank if its slot reports the wanted save or restore phase; None if the rank is in no such phase."""
+    """Stop the rank if its slot reports the save or restore phase that the fault names; otherwise return None."""
     wanted = PHASES[fault.when]
     reading = scene.sight.read_rank_slot(status, rank)
     if reading is None or reading.phase != wanted:
@@ -107,7 +108,8 @@ def _catch_in_phase(
 def _catch_starting(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Stop a rank before it restores state or, for a store fault, joins groups; None if it has no process yet."""
+    """Stop a rank before it begins to restore or, for a fault of the store, to join groups. Return None if the rank has
+    no process. Raises CannotInject if the rank is already past the moment."""
     coming = status.generation + (status.phase not in _LAUNCHED)
     status = msgspec.structs.replace(status, generation=coming)
     try:

@@ -1,4 +1,4 @@
-"""Faults of processes: killed, stopped, or starved of processor time or memory."""
+"""Faults of processes, which are killed, stopped, or starved of processor time or memory."""
 
 import functools
 import signal
@@ -31,7 +31,7 @@ def signal_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def slow_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Slow a rank down by a CPU quota; where none can be set, the undo guard stops it for a part of every period."""
+    """Slow a rank by a CPU quota or, where no quota can be set, by stopping its process in a part of every period."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     node, share = status.node_of(rank), fault.share or _SHARE

@@ -44,7 +44,7 @@ def child_pids(pid: int) -> list[int]:
 
 
 def is_descendant(pid: int, ancestor: int) -> bool:
-    """Whether a process is this ancestor or descends from it."""
+    """Return whether a process is this ancestor or descends from it."""
     while pid > 1 and pid != ancestor:
         fields = read_stat(pid)
         pid = int(fields[1]) if fields else 0
@@ -80,7 +80,7 @@ class ProcessHandle:
             raise CannotInject(f"process {self.pid} belongs to another user; run this as the job's user") from None
 
     def stop(self, wait_s: float = 2.0) -> bool:
-        """Stop the process and wait until it has stopped; False if it has ended or does not stop in time."""
+        """Stop the process and wait until it has stopped. Return False if it has ended or does not stop in time."""
         self.send_signal(signal.SIGSTOP)
         until = time.monotonic() + wait_s
         while process_state(self.pid) not in ("T", "t"):

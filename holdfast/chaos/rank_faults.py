@@ -22,7 +22,7 @@ _SHARED = (
 
 
 def order_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Leave an order for a rank and wait until the rank obeys. An order with a random chance is not waited for."""
+    """Leave an order for a rank. Wait until the rank obeys, unless chance decides in which step it does."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     node = status.node_of(rank)
@@ -105,7 +105,8 @@ def _filled_fields(fault: InjectedFault, order: RankOrder) -> dict[str, object]:
 def _expected_alarms(
     scene: InjectionScene, node: str, rank: int, order: RankOrder
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the alarms that flipped bits should raise, None for the kind's usual ones; and why, if none should."""
+    """Return the alarms that the order's flipped bits should raise; None stands for those that the fault's kind usually
+    raises. Also return why no alarm should follow, or "" if one should."""
     if order.deed != "bits" or order.bits == "nan":
         return None, ""
     if order.place not in _REPLICATED:
@@ -128,7 +129,7 @@ def _snapshot_items(scene: InjectionScene, node: str, rank: int) -> tuple[ImageI
 
 
 def _is_struck(item: ImageItem, place: str) -> bool:
-    """Whether a fault at this place can flip bits of the item; scalars, such as a step count, are never flipped."""
+    """Return whether a fault at this place can flip bits of the item. Scalars, such as a step count, are excluded."""
     spec = item.spec
     return bool(spec.dtype and spec.shape and spec.alike) and (spec.path[0] == "optimizer") == (place == "optimizer")
 

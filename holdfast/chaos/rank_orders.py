@@ -28,7 +28,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankDone(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank did because of an order, and at which step; or why it could not obey."""
+    """A rank's answer to an order: what the rank did and at which step, or why it could not obey."""
 
     id: int
     rank: int

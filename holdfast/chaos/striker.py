@@ -24,7 +24,7 @@ from holdfast.chaos.injection_scene import InjectionScene
 from holdfast.chaos.job_observer import JobObserver
 from holdfast.chaos.scenario import Scenario
 from holdfast.chaos.undo_guard import UndoGuard
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.incident_record import Change, Record
 
 NAME = "chaos.jsonl"
@@ -185,7 +185,7 @@ class Striker:
             self._say(result_text(result))
 
     def _is_back(self, one: OpenFault, now: float) -> bool:
-        """Whether the whole job makes steps again and the expected alarms, if any, have come or are overdue."""
+        """Return whether the whole job makes steps again and the expected alarms, if any, have come or are overdue."""
         status = self._sight.read_status()
         if status is None or status.phase != "training":
             one.back_s = None
@@ -233,7 +233,7 @@ def result_text(result: FaultResult) -> str:
 
 
 def is_good(results: list[FaultResult]) -> bool:
-    """Whether every fault was detected, located and recovered from; False if there are no results."""
+    """Return whether every fault was detected, located and recovered from; False if there are no results."""
     return bool(results) and all(
         result.seen is not False and result.named is not False and result.back_s is not None for result in results
     )

@@ -1,8 +1,8 @@
-"""The undo guard: a process that undoes faults on request, and all remaining ones when the injector is gone.
+"""The undo guard: a process that undoes faults on request. When the injector is gone, it undoes all remaining faults.
 
     python -m holdfast.chaos.undo_guard
 
-It reads lines of JSON and answers each with one. Its standard input closes when the injector dies, whatever the cause.
+Requests and answers are lines of JSON. The guard's standard input closes when the injector dies, whatever the cause.
 """
 
 import os

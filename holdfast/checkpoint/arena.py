@@ -59,7 +59,7 @@ class ArenaError(Exception):
 
 
 class SealedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that was whole when its header was read; after reading the image, check that seq is unchanged."""
+    """A snapshot that was whole when its header was read. After reading the image, check that `seq` is unchanged."""
 
     slot: int
     seq: int
@@ -78,7 +78,7 @@ class SnapshotName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot promised to copies queued on a GPU, which then seals it by setting its seq to `seq` + 1."""
+    """A slot promised to copies that are queued on a GPU. The last copy seals it: the slot's seq becomes `seq` + 1."""
 
     slot: int
     seq: int
@@ -183,7 +183,8 @@ class Arena:
     # What the one writer does.
 
     def begin_slot(self, step: int, generation: int, flags: int = 0) -> "SnapshotSlot | None":
-        """Start a snapshot in a slot that nobody reads; None if no slot is free or a claim is not sealed yet."""
+        """Start a snapshot in a slot that nobody reads. Return None if there is no such slot, or while a slot that is
+        promised to queued GPU copies is not sealed yet."""
         for slot in self._writable_slots() if self.is_settled() else ():
             head = self._heads[slot]
             before = head.seq
@@ -195,8 +196,8 @@ class Arena:
         return None
 
     def claim(self, name: SnapshotName, *, spare_newest: bool = False) -> SlotClaim | None:
-        """Promise a slot to queued copies; None if none is free. Copies must run in the order of their claims. With
-        `spare_newest`, the newest whole snapshot stays though others are claimed: those may never be sealed."""
+        """Promise a slot to queued copies; None if no slot is free. The copies must run in the order of their claims.
+        With `spare_newest`, the newest whole snapshot is kept until the slots of all earlier claims are sealed."""
         spared = {one.slot for one in self.list_sealed()[:1]} if not self.is_settled() and spare_newest else set[int]()
         for slot in self._writable_slots():
             if slot in spared:
@@ -216,13 +217,13 @@ class Arena:
         self._set_seq(slot, self._next_seq())
 
     def drop_after(self, step: int) -> None:
-        """Invalidate all snapshots after this step: they belong to an abandoned lineage."""
+        """Invalidate all snapshots of later steps, because training goes back to this step and makes them anew."""
         for sealed in self.list_sealed():
             if sealed.step > step:
                 self.drop(sealed.slot)
 
     def is_settled(self) -> bool:
-        """Return whether all claimed slots are sealed."""
+        """Return whether every slot that was promised to queued GPU copies is sealed."""
         while self._claims and self._heads[self._claims[0].slot].seq > self._claims[0].seq:
             self._claims.popleft()
         return not self._claims
@@ -230,8 +231,8 @@ class Arena:
     def _writable_slots(self) -> list[int]:
         """List the slots that may be overwritten, least valuable first.
 
-        The newest whole snapshot's slot is excluded, unless every other slot is pinned and one of those is whole: then
-        it is better to overwrite the newest than to take no snapshots until a reader unpins.
+        The slot of the newest snapshot is left out: the slot claimed last, else the newest whole one. It is listed only
+        if readers have pinned all other slots, and another snapshot is whole.
         """
         whole = [sealed for sealed in self.list_sealed() if not sealed.flags & POISONED]
         ahead = {claim.slot: claim.seq for claim in self._claims}
@@ -271,7 +272,8 @@ class Arena:
         return looked if seq and seq % 2 == 0 and head.seq == seq else None
 
     def pin(self, slot: int, seq: int) -> bool:
-        """Keep the writer away from this snapshot until unpin. False if the slot no longer holds it or is claimed."""
+        """Pin this snapshot, so that the writer does not overwrite it until `unpin`. Return False if the slot holds
+        another snapshot by now, or is claimed for the next one."""
         head = self._heads[slot]
         with self._lock:
             self._pins[slot] += 1
@@ -306,11 +308,11 @@ class Arena:
             self._heads[slot].pin = 0
 
     def flag_slot(self, slot: int, flag: int) -> None:
-        """Set a flag, VERIFIED or POISONED, on a whole snapshot; the next snapshot in this slot starts without it."""
+        """Set a flag, VERIFIED or POISONED, on a whole snapshot. The slot's next snapshot starts without it."""
         self._heads[slot].flags |= flag
 
     def write_checksums(self, slot: int) -> tuple[int, ...]:
-        """Compute a snapshot's checksums and store them with it; () if it is not whole or changed meanwhile."""
+        """Compute, store and return a snapshot's checksums. Return () if the snapshot is not whole or has changed."""
         head = self._heads[slot]
         seq = head.seq
         if seq % 2 or not seq:

@@ -77,7 +77,7 @@ class SlotHeader:
         self.views = _typed_views(memory)
 
     def checksum_table(self, image_bytes: int) -> memoryview:
-        """Return the checksum table, sized from image_bytes because the slot's own block count may be damaged."""
+        """Return the checksum table of an image of this size. The slot's own count may be damaged and is not used."""
         start = self.TABLE // 8
         found: memoryview = self.views["Q"][start : start + block_count(image_bytes)]
         return found
@@ -105,8 +105,7 @@ def round_to_pages(size: int) -> int:
 def memory_fence() -> None:
     """Make earlier writes visible before later ones.
 
-    Python has no memory barriers, but POSIX makes locking and unlocking a mutex act as one. The lock is local, so
-    this never blocks.
+    Python has no memory barriers, but POSIX makes locking and unlocking a mutex act as one. A local lock never blocks.
     """
     lock = Lock()
     for _ in range(2):

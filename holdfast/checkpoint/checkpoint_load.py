@@ -21,7 +21,8 @@ from holdfast.checkpoint.manifest import (
     part_name,
     step_of,
 )
-from holdfast.checkpoint.part_blocks import (
+from holdfast.checkpoint.storage_opener import Storage, open_storage
+from holdfast.checkpoint.verified_block_reads import (
     PartPiece,
     PartReader,
     block_bytes,
@@ -30,7 +31,6 @@ from holdfast.checkpoint.part_blocks import (
     open_part,
     place_block,
 )
-from holdfast.checkpoint.storage_opener import Storage, open_storage
 
 
 def read_manifest(url: str) -> Manifest:

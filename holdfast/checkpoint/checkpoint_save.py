@@ -61,7 +61,7 @@ def staging_folder(base: str, step: int, author: Author) -> str:
 def write_part(
     folder: str, rank: int, ranges: Sequence[memoryview], *, threads: int = THREADS, pulse: WritePulse | None = None
 ) -> CheckpointPart:
-    """Write one rank's part, the concatenated ranges, to stable storage, unless an identical one is there."""
+    """Write one rank's part, the concatenated ranges, to stable storage; do nothing if an identical one is there."""
     storage = open_storage(folder)
     pulse = pulse or WritePulse()
     draft = CheckpointPart(rank=rank, bytes=MemoryRanges(ranges).bytes, blocks="", writer=this_process(), done=False)
@@ -93,7 +93,7 @@ def _withdraw_part(storage: Storage, draft: CheckpointPart, why: str) -> None:
 
 
 def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], *, before: int) -> None:
-    """Tell rank 0 that a rank will not write these steps, because its writer was killed or passed them over."""
+    """Record for rank 0 that a rank will not write these steps, because its writer was killed or skipped them."""
     storage, known = open_storage(base), set(steps) - {UNKNOWN}
     if UNKNOWN in steps:  # rank 0 waits for one step at a time
         attempts = [one for name in storage.list_names() if (one := staged_of(name) or tagged_of(name))]
@@ -107,8 +107,8 @@ def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], 
 
 
 def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float = BEGUN_S) -> bool:
-    """Wait for rank 0 to begin this step; return whether it does in time. This keeps all ranks on the same step. If the
-    storage takes no writes, rank 0 cannot begin, so the wait ends early and the snapshot can be unpinned."""
+    """Wait until rank 0 begins this step, so that all ranks write the same step. Return False if this takes too long,
+    or early if the storage takes no writes: rank 0 then cannot begin, and the caller can unpin the snapshot."""
     storage, until = open_storage(folder), time.monotonic() + wait_s
     try_at, try_s = time.monotonic() + _TRY_S, _TRY_S
     pulse = pulse or WritePulse()
@@ -165,8 +165,8 @@ def collect_parts(
 
 
 def withdraw_write(folder: str, world: int, why: str) -> None:
-    """Give up a checkpoint of which a part has failed: remove rank 0's part, and the folder once no rank writes there.
-    Ranks that wait for the checkpoint learn of this by `has_failed`."""
+    """Give up a checkpoint after a part of it has failed: remove rank 0's part, and the folder once no rank writes
+    there. Ranks that wait for the checkpoint learn of this by `has_failed`."""
     storage = open_storage(folder)
     with suppress(StorageError):
         if (first := _read_part(storage, 0)) is not None:
@@ -178,8 +178,8 @@ def withdraw_write(folder: str, world: int, why: str) -> None:
 
 
 def has_failed(folder: str) -> bool:
-    """Return whether nothing will be published from this folder any more: rank 0 has said so, or the folder is gone. It
-    is also gone after the checkpoint was published."""
+    """Return whether rank 0 has given up this folder, or the folder does not exist. A folder that has become a
+    checkpoint does not exist under its old name."""
     first = _read_part(open_storage(folder), 0)
     return first is None or bool(first.why)
 
@@ -237,7 +237,7 @@ def _check_parts(storage: Storage, folder: str, parts: Sequence[CheckpointPart],
 
 
 def _resume_part(storage: Storage, draft: CheckpointPart, ranges: Sequence[memoryview]) -> CheckpointPart | None:
-    """Return the part if an earlier attempt of this author completed it with the same bytes, else None."""
+    """Return the part if an earlier attempt of this author has completed it with the same bytes; else None."""
     part = _read_part(storage, draft.rank)
     if not part or not part.done or part.bytes != draft.bytes or storage.file_size(part.file) != part.bytes:
         return None

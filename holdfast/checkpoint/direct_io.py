@@ -39,7 +39,7 @@ class SharedTurns:
 
 
 def run_in_threads(count: int, threads: int, work: Callable[[Iterator[int]], None]) -> None:
-    """Run `work` in several threads that share the numbers of range(count). The first error ends all and is raised."""
+    """Run `work` in threads that share the numbers of range(count). The first error ends all threads and is raised."""
     turns = SharedTurns(count)
     ended: list[bool] = []
 
@@ -64,7 +64,7 @@ def run_in_threads(count: int, threads: int, work: Callable[[Iterator[int]], Non
 
 
 def spare_block() -> memoryview:
-    """Return page-aligned memory for one block, for data that cannot be read or written in place."""
+    """Return page-aligned memory for one block. Callers use it for blocks that they cannot read or write in place."""
     return memoryview(mmap.mmap(-1, BLOCK_BYTES))
 
 
@@ -134,7 +134,7 @@ def _write_blocks(file: "_OutputFile", source: MemoryRanges, threads: int, pulse
 
 
 def open_regular(path: str) -> int:
-    """Open a file for reading; raise OSError if it is no regular file, such as a pipe, which might wait for ever."""
+    """Open a file for reading. Raise OSError for a pipe or another special file, because it might block for ever."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -179,7 +179,7 @@ class _OutputFile:
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _write_at(self, offset: int, block: memoryview, direct: bool) -> bool:
-        """Write the whole block; False if direct I/O does not accept this memory."""
+        """Write the whole block and return True. Return False if direct I/O does not accept this memory."""
         while block:
             try:
                 count = os.pwrite(self._fd, block, offset)
@@ -223,7 +223,8 @@ class InputFile:
         return self._read_at(offset, into, False) or 0
 
     def _read_at(self, offset: int, into: memoryview, direct: bool) -> int | None:
-        """Return the number of bytes read; None if direct I/O does not accept this memory."""
+        """Read from the file until `into` is full or the file ends. Return the number of bytes read, or None if direct
+        I/O does not accept this memory."""
         filled = 0
         while filled < len(into):
             try:

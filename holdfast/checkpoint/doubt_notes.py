@@ -30,8 +30,8 @@ class UnknownDoubtsError(StorageError):
 
 
 def read_doubts(storage: Storage) -> tuple[DoubtedRun, ...]:
-    """Return the runs with checkpoints in doubt; raises UnknownDoubtsError if neither the note nor its copy is sound.
-    A note that a person has removed counts as none."""
+    """Return the runs with checkpoints in doubt; () if there is no note, for example because a person removed it. If
+    the note is damaged, use its copy. Raise UnknownDoubtsError if the copy is missing or damaged too."""
     try:
         content = storage.read(DOUBTS)
         return _decode_note(content) if content is not None else ()

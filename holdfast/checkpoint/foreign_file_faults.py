@@ -68,12 +68,12 @@ class _RecordFile(io.RawIOBase):
 
 
 def first_fault(paths: Iterable[Path]) -> str:
-    """Return what is wrong with the first of these files that is missing, cut short or damaged; else empty."""
+    """Return the first fault found in these files, such as a missing, short or damaged file; "" if there is none."""
     return next((f"{path.name} {fault}" for path in paths if (fault := _file_fault(path))), "")
 
 
 def distcp_fault(folder: Path) -> str:
-    """Return what is wrong with a checkpoint of torch.distributed.checkpoint; its `.metadata` is written last."""
+    """Return what is wrong with a checkpoint of torch.distributed.checkpoint; "" if all its records are whole."""
     try:
         for place in sorted(read_places(folder)):
             if fault := _record_fault(folder, place):
@@ -93,7 +93,7 @@ def _record_fault(folder: Path, place: RecordPlace) -> str:
 
 
 def _is_whole_record(record: io.BufferedReader) -> bool:
-    """Read a record to its end; return whether its checksums are right, if it is one of torch.save, which has some."""
+    """Return whether a record is intact. A record of torch.save has checksums; any other is only read to its end."""
     if record.peek(len(_ZIPPED)).startswith(_ZIPPED):
         return _is_whole_archive(record)
     while record.read(_PIECE_BYTES):
@@ -102,12 +102,12 @@ def _is_whole_record(record: io.BufferedReader) -> bool:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading; OSError if it is no regular one, such as a pipe, which might wait for ever."""
+    """Open a file for reading. Raise OSError for a pipe or another special file, because it might block for ever."""
     return open(open_regular(str(path)), "rb")
 
 
 def read_small(path: Path, most: int) -> bytes:
-    """Return the content of a file; OSError if it is no regular file, or has more than `most` bytes."""
+    """Return the content of a file. Raise OSError if it is no regular file or has more than `most` bytes."""
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise OSError(f"{path.name} has {size:,} bytes, and no such file has more than {most:,}: it is not read")
@@ -115,7 +115,7 @@ def read_small(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a file of JSON holds; OSError or ValueError if it cannot be read."""
+    """Return the content of a JSON file. Raise OSError or ValueError if it cannot be read."""
     try:
         return json.loads(read_small(path, _MOST_JSON_BYTES))
     except RecursionError as e:
@@ -123,7 +123,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_places(folder: Path) -> list[RecordPlace]:
-    """Return the records that the folder's `.metadata` names; OutlineError if that file is not torch's metadata."""
+    """Return the records that the folder's `.metadata` names. Raise OutlineError if that file is not torch's."""
     metadata = outline_pickle(read_small(folder / METADATA, _MOST_METADATA_BYTES))
     held = metadata.state.get("storage_data") if isinstance(metadata, Blank) else None
     if not isinstance(held, dict):
@@ -142,7 +142,7 @@ def _read_place(one: object) -> RecordPlace:
 
 
 def end_fault(path: Path) -> str:
-    """Return whether a file of torch.save is missing or cut short, in words, by a look at its end; else empty."""
+    """Return why a file of torch.save is not whole, or "is missing"; "" if the end of the file is as it should be."""
     try:
         with open_file(path) as file, zipfile.ZipFile(file):
             return ""
@@ -168,7 +168,7 @@ def _file_fault(path: Path) -> str:
 
 
 def _is_whole_archive(file: IO[bytes]) -> bool:
-    """Return whether the checksums are right in an archive of torch.save, which compresses nothing."""
+    """Return whether an archive of torch.save is uncompressed, as torch writes it, and its checksums are right."""
     with zipfile.ZipFile(file) as archive:
         is_plain = all(one.compress_type == 0 and one.compress_size == one.file_size for one in archive.infolist())
         return is_plain and archive.testzip() is None

@@ -31,7 +31,7 @@ class ByteRange(msgspec.Struct, frozen=True):
 
 
 class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor, chunk of a tensor, or plain value that has no place in an image yet."""
+    """A record without its place in an image: one tensor, one chunk of a tensor, or one plain value."""
 
     key: str  # as torch.distributed.checkpoint names it
     path: Path  # where it stands in the nested state dict
@@ -71,7 +71,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> bytes:
-        """The hash of the layout without owners; images with one digest hold the same items at the same offsets."""
+        """The hash of the layout without owners. Images with the same hash hold the same items at the same offsets."""
         told = [(i.spec.key, i.offset, i.length, i.payload, i.spec.dtype, i.spec.shape) for i in self.items]
         where = [(i.spec.whole, i.spec.start, i.spec.aliases) for i in self.items]
         return blake2b(msgspec.msgpack.encode((1, self.form, self.image_bytes, told, where)), digest_size=32).digest()
@@ -112,9 +112,8 @@ def arrange_image(specs: Iterable[RecordSpec], sizes: Sizes, *, rank: int, world
 
 
 def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]:
-    """Return the checkpoint name of each tensor by key and group. Groups that use the same key for different
-    tensors, as ranks without a common wrapper do, get different names: the first keeps the plain key, the others
-    add a rank."""
+    """Return the checkpoint name of each tensor by key and group. If groups use the same key for different tensors, the
+    first group keeps the key as the name. Every other group adds the number of its first rank to the key."""
     groups: dict[str, set[Ranks]] = {}
     for layout in layouts:
         for item in layout.items:
@@ -127,7 +126,7 @@ def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]
 
 
 def name_of(key: str, group: Ranks) -> str:
-    """Return `key@rank`, with the group's first rank: the name in a checkpoint if another group has the plain key."""
+    """Return `key@rank` with the first rank of the group: the name of a tensor whose key another group uses as well."""
     return f"{key}@{group[0]}"
 
 

@@ -45,7 +45,7 @@ class KeeperError(Exception):
 
 
 class StateFetchError(KeeperError):
-    """Says why the keeper could not fetch a state from the nodes that hold it. Its name is read in last words."""
+    """Says why the keeper could not fetch a state from nodes that hold it. The failure catalog has the class's name."""
 
 
 class KeeperClient:
@@ -59,12 +59,12 @@ class KeeperClient:
 
     @classmethod
     def for_this_rank(cls) -> "KeeperClient | None":
-        """Return the client of this node's keeper; None without an agent, and in a replay, which saves nothing."""
+        """Return a client of this node's keeper; None without an agent, and None in a replay, which saves nothing."""
         path = os.environ.get(KEEPER)
         return cls(path) if path and not replay_environment.is_replay() else None
 
     def request_arena(self, want: rank_keeper_messages.ArenaRequest, layout: ImageLayout) -> str:
-        """Return the path of the arena for these snapshots. Also write the layout to a file, which keepers exchange."""
+        """Ask the keeper for an arena; return its path. First write the layout to a file, for other nodes' keepers."""
         self.put_file(rank_keeper_messages.layout_file_name(want.rank, want.layout), msgspec.msgpack.encode(layout))
         match self._send_request(want):
             case rank_keeper_messages.ArenaGrant(path=path):

@@ -96,7 +96,7 @@ class LocalStorage:
             _put_file(self.url(name), content)
 
     def put_mark(self, name: str, content: bytes) -> None:
-        """Write a small file even on a full disk: overwrite the file if there is one, else leave an empty file."""
+        """Write a small file. If that fails, as on a full disk, overwrite the file in place or make an empty one."""
         try:
             self.put_file(name, content)
         except StorageError:
@@ -220,7 +220,7 @@ def _sync_folder(path: str) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Remove a folder with its content, or a link but not its target; another process may remove it as well."""
+    """Remove a folder with its content, also while another process does so. If `path` is a link, remove the link."""
 
     def pass_on(call: object, at: str, why: tuple[type[BaseException], BaseException, object]) -> None:
         if not isinstance(why[1], FileNotFoundError):

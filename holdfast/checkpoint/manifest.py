@@ -129,7 +129,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_small(name: str, size: int) -> None:
-    """Raise StorageError if a file that will be read whole exceeds the size limit for files of its kind."""
+    """Raise StorageError if a file, which will be read whole, exceeds the size limit for its kind."""
     most = _METADATA_BYTES if name.endswith(METADATA) else _SMALL_BYTES
     if size > most:
         raise StorageError(f"{name} has {size:,} bytes, and no such file has more than {most:,}: it is not read")

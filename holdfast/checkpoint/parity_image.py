@@ -1,9 +1,9 @@
-"""The layout and computation of a parity: half of one rank's share XORed with half of another's.
+"""The layout and computation of a parity: half of one rank's share XORed with half of another rank's share.
 
     [first half of one XOR second half of the other, as long as the longer of them][checksums of one][of the other]
 
-Both halves arrive in chunks, each with its xxh3, as keepers send them. The checksums are kept, so that a decoded half
-can be verified, whichever side was damaged meanwhile.
+Both halves arrive in chunks, each with its xxh3, as keepers send them. The parity keeps these checksums. With them, a
+half that is computed back can be verified, whether the parity or the other half has been damaged meanwhile.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class ParityLayout(msgspec.Struct, frozen=True):
         return self.bytes + SUM_BYTES * sum(map(len, self.chunks[:half]))
 
     def other_cuts(self, half: int, start: int, end: int) -> list[Cut]:
-        """Return the ranges of the other rank's image that this range of the parity was XORed with."""
+        """Return which ranges of the other rank's image are XORed into this range of the parity."""
         found = []
         for (low, high), at in zip(self.chunks[1 - half], self.starts[1 - half], strict=False):
             a, b = max(start, at), min(end, at + high - low)
@@ -64,7 +64,8 @@ class ParityLayout(msgspec.Struct, frozen=True):
 
 
 def make_parity_layout(first: ImageLayout, second: ImageLayout) -> ParityLayout:
-    """Lay out the parity of the first half of one rank's share and the second half of another's."""
+    """Return the layout of a parity: the first half of one rank's share, XORed with the second half of another rank's
+    share. A share is the part of a rank's image that this rank backs up for all replicas."""
     halves = [half_of(_share_cuts(layout), half) for half, layout in enumerate((first, second))]
     chunks = [tuple(chunk for part in half for chunk in cut_range(*part)) for half in halves]
     starts = [tuple(accumulate((end - start for start, end in half), initial=0)) for half in chunks]

@@ -1,4 +1,4 @@
-"""Which nodes of other hosts may have our state, by the certificates that they show."""
+"""Decides which nodes of other hosts may have this node's state, by the certificates of those nodes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,5 +27,5 @@ class PeerGuard(NamedTuple):
         return ours and bool(node) and not self.is_gone(node) and self.is_peer(mutual_tls.certificate_serial(shown))
 
     def accepts_caller(self, shown: dict[str, Any] | None) -> bool:
-        """Return whether a node with this certificate may ask us; one that is leaving may not."""
+        """Return whether a node with this certificate may send requests. A node that is leaving the job may not."""
         return self.accepts_certificate(shown) and not self.is_leaving(mutual_tls.certificate_node(shown))

@@ -24,7 +24,7 @@ from holdfast.checkpoint.peer_transport import (
     receive_chunk,
     send_chunk,
 )
-from holdfast.checkpoint.tls_relay_link import most_relays, relayed_link
+from holdfast.checkpoint.tls_relay_process import most_relays, relayed_link
 from holdfast.checkpoint.tls_relay_tickets import RelayTickets
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
@@ -55,7 +55,7 @@ class PushTarget(msgspec.Struct):
 
     @contextmanager
     def admit_chunk(self, link: socket.socket) -> Iterator[None]:
-        """Context manager around the receipt of one chunk into `views`; TransportError if `give_up` was called."""
+        """Return a context in which the caller receives one chunk. Raises TransportError if this copy was given up."""
         with self.gate:
             if self.given_up:
                 raise TransportError("this copy was given up for another one")
@@ -76,7 +76,7 @@ class PushTarget(msgspec.Struct):
                     socket.socket.shutdown(link, socket.SHUT_RDWR)  # TLS's own would let its reader go on unencrypted
 
     def is_quiet(self, timeout_s: float) -> bool:
-        """Wait until no chunk is coming in; return False if one still is after `timeout_s`."""
+        """Wait until no chunk is being received. Return False if that takes longer than `timeout_s`."""
         with self.gate:
             return self.gate.wait_for(lambda: not self.receiving, timeout_s)
 
@@ -92,7 +92,7 @@ class PushTarget(msgspec.Struct):
             return min(self.done, count)
 
     def finish_once(self) -> None:
-        """Call `finish` once, on the first connection that finds all chunks here; other connections wait for it."""
+        """Call `finish` once, even if several connections call this. The others wait until `finish` has returned."""
         with self.lock:
             if not self.finished:
                 self.finish()
@@ -130,9 +130,9 @@ class PeerServer:
         give: Callable[[PeerRequest], GivenState | PeerRefusal],
         relays: int | None = None,
     ) -> None:
-        """`guard` authenticates peers on other hosts; None for a unix socket.
-        `take` answers a push and gets the pushing node's name, "" if it is on this host. `give` answers a pull.
-        `relays` processes may decrypt; None: by the number of cores."""
+        """`guard` authenticates peers on other hosts; it is None for a unix socket. `take` answers a push. Its second
+        argument is the name of the pushing node, or "" for a node on this host. `give` answers a pull. `relays` limits
+        the number of relay processes; None derives the limit from the number of cores."""
         self._listener = listener
         self._guard = guard
         self._context = mutual_tls.server_tls(guard.keys, strangers=False) if guard else None
@@ -168,9 +168,10 @@ class PeerServer:
                 self._forget_link()
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
-        """Return whether a new unauthenticated connection may stay.
-        If there are too many, in all or from its host, drop the oldest that has sent nothing, else the oldest, and
-        those of hosts that have proved themselves last: connections are cheap to open from many addresses."""
+        """Admit a new unauthenticated connection; return False if there is no room for it. A limit is needed because
+        connections are cheap to open. If the host has too many, one of its own is dropped. If there are too many in
+        total, one of any host is dropped, but of a host that has authenticated before only if there is no other. Of
+        these, the oldest connection that has sent nothing goes first."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
@@ -192,7 +193,7 @@ class PeerServer:
             socket.socket.shutdown(one.link, socket.SHUT_RDWR)  # not as TLS does it: that is its thread's alone
 
     def _leave_strangers(self, one: UnprovenLink) -> bool:
-        """Remove a connection from the unauthenticated ones; return False if it has been dropped meanwhile."""
+        """Record that a connection is authenticated: it is dropped no longer. Return False if it already has been."""
         with self._lock:
             self._strangers.pop(one, None)
             return not one.unwanted
@@ -224,7 +225,8 @@ class PeerServer:
             self._forget_link()
 
     def _serve_relayed(self, one: UnprovenLink, owner: str) -> None:
-        """Serve through a relay a connection that showed a ticket of `owner`; its certificate must be that node's."""
+        """Serve a connection that has shown a ticket of the node `owner`. A relay decrypts the connection, and the
+        other end must show the certificate of `owner`."""
         assert self._guard
         guard = self._guard
 
@@ -239,7 +241,8 @@ class PeerServer:
             self._tickets.end_relay()
 
     def _prove_peer(self, one: UnprovenLink) -> bool:
-        """Return whether the other end may have our state: on this host our own user, over TLS a valid certificate."""
+        """Return whether the other end may have this node's state. A process on this host must belong to the same user.
+        Over TLS, the other end must have a valid certificate of the job."""
         link = one.link
         if self._guard is None or self._context is None:
             if link.family == socket.AF_UNIX and read_peer(link).user != os.getuid():

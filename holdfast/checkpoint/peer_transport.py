@@ -1,11 +1,11 @@
 """Transfers state between keepers: memory ranges in checksummed chunks, paced, and resumed after a broken connection.
 
 On one host the connection is a unix socket, and the kernel tells which user is at the other end. Between hosts it is
-TLS, and both sides show a certificate of the job. A connection carries one request after the other: a line of JSON
-each way, then chunks, each followed by its xxh3. The sender paces itself. The receiver writes straight into the final
-memory and, when asked again, answers which chunks it has. Between hosts a large copy goes in parts over several
-connections at once, because decryption binds each connection to one core. A keeper that pushes asks for tickets first
-(tls_relay_tickets.py), one per connection.
+TLS, and both sides show a certificate of the job. A connection carries one request after the other: a line of JSON each
+way, then chunks, each followed by its xxh3. The sender paces itself. The receiver writes straight into the final
+memory. It answers a repeated request with the chunks that it has. Between hosts, a large copy is divided among several
+connections, because one core decrypts each of them. Before a push, the keeper asks for one ticket per connection
+(tls_relay_tickets.py).
 """
 
 import os
@@ -26,7 +26,7 @@ import msgspec
 import xxhash
 
 from holdfast.checkpoint.peer_admission import PeerGuard
-from holdfast.checkpoint.tls_relay_link import REVOKED, relayed_link, spares_a_core
+from holdfast.checkpoint.tls_relay_process import REVOKED, relayed_link, spares_a_core
 from holdfast.checkpoint.tls_relay_tickets import Ticket, show_ticket
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
@@ -139,8 +139,9 @@ class BytePacer:
 
 
 def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
-    """Send state to a keeper that will hold it; return the number of bytes sent. It uses one connection unless the
-    keeper grants tickets: without relays, one core there decrypts all connections."""
+    """Send state to a keeper that will hold it; return the number of bytes sent. If the keeper grants tickets for its
+    relays, use one connection per ticket, otherwise a single connection. Without relays, one core of the keeper
+    decrypts everything, so more connections are no faster."""
     all = cut_chunks(views)
     slow = 0 < pacer.bytes_s < _ONE_LINK_BYTES_S
     links = 0 if slow or not _is_relayed(keeper, all) else keeper.links
@@ -209,7 +210,7 @@ def _cut_parts(all: Sequence[memoryview]) -> list[tuple[int, int]]:
 
 
 class _PartTransfer:
-    """One copy over one or more connections; each takes the next free part, and the part of a broken one is redone."""
+    """Transfers one copy over one or more connections. Each takes the next part left; a broken part is redone."""
 
     def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
         self._keeper, self._carry = keeper, carry
@@ -219,7 +220,7 @@ class _PartTransfer:
         self._failed: list[TransportError] = []
 
     def run_threads(self) -> int:
-        """Transfer all parts and return the bytes moved. The first part goes alone, so a refusal comes only once."""
+        """Transfer all parts; return the bytes moved. The first goes alone, so that the keeper refuses at most once."""
         with _connect_keeper(self._keeper) as link:
             self._moved.append(self._carry(link, self._left.popleft()))
             others = self._start_links([self._own_link] * (self._keeper.links - 1))
@@ -237,7 +238,8 @@ class _PartTransfer:
         return self.run_links([partial(_relay_link, self._keeper)] * self._keeper.links)
 
     def run_links(self, openers: Sequence[OpenLink]) -> int:
-        """Transfer the remaining parts over these connections, or one more if these break; return all bytes moved."""
+        """Transfer the remaining parts over new connections, one per opener; return the number of bytes moved. If some
+        of these connections fail, one more connection transfers the parts that they have left."""
         for link in self._start_links(openers):
             link.join()
         if self._left:
@@ -267,7 +269,7 @@ class _PartTransfer:
             self._failed.append(e)
 
     def _drain_parts(self, link: socket.socket) -> bool:
-        """Transfer parts until none is left; False if the connection broke."""
+        """Transfer parts until none is left. Return False if the connection broke."""
         while True:
             try:
                 part = self._left.popleft()

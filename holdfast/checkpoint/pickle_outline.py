@@ -1,7 +1,7 @@
-"""Reads the plain values of a pickle, such as torch's, and makes nothing else that it asks for.
+"""Reads the plain values of a pickle, such as torch's, and creates no other objects.
 
-Every class and function that the pickle names becomes a blank, and every tensor nothing. So it needs no torch, runs no
-code of the file, and shows what numbers, texts, lists and dicts the file holds.
+Each class, function or tensor that the pickle names is replaced by a Blank, and the bytes of tensors are not read. So
+reading needs no torch and runs no code from the file. It shows which numbers, texts, lists and dicts the file holds.
 """
 
 import io
@@ -22,11 +22,11 @@ PICKLE_DAMAGE = (  # what reading a damaged pickle raises
 
 
 class OutlineError(Exception):
-    """The bytes are no whole pickle; the text says why."""
+    """Raised if the bytes are no complete pickle; the text says why."""
 
 
 class Blank:
-    """Stands for an object of any class; `state` is what the pickle has set in it, if that is a dict."""
+    """Stands for an object of any class. The pickle may set a dict as the state of the object; that dict is `state`."""
 
     state: dict[str, Any]
 
@@ -51,10 +51,10 @@ class Blank:
         return Blank()
 
     def append(self, value: object) -> None:
-        """Take one of a list's values, and keep nothing."""
+        """Ignore one value that the pickle appends to a list-like object."""
 
     def extend(self, values: object) -> None:
-        """Take a list's values, and keep nothing."""
+        """Ignore the values that the pickle appends to a list-like object."""
 
 
 class _Outliner(pickle.Unpickler):
@@ -66,10 +66,12 @@ class _Outliner(pickle.Unpickler):
 
 
 def outline_pickle(content: bytes) -> Any:
-    """Return what the pickle holds, with blanks for everything but plain values; OutlineError if it is not whole.
+    """Return the plain values of a pickle, with a Blank in place of every other object. Raises OutlineError if the
+    pickle is not complete.
 
-    A hostile one can still take memory without end, or crash the interpreter by tuples in tuples: where strangers may
-    have written it, call this in a `limited_child`."""
+    A hostile pickle can still use up all memory, or crash the interpreter with deeply nested tuples. If a stranger may
+    have written the pickle, call this in a `limited_child`.
+    """
     try:
         return _Outliner(io.BytesIO(content)).load()
     except PICKLE_DAMAGE as e:

@@ -8,13 +8,13 @@ import msgspec
 
 from holdfast.checkpoint.arena_header import PAGE_BYTES
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout, is_empty_chunk, name_of
-from holdfast.checkpoint.part_blocks import PartPiece
+from holdfast.checkpoint.verified_block_reads import PartPiece
 
 _FILE = re.compile(r"__(\d+)_0\.distcp")
 
 
 def file_of(rank: int) -> str:
-    """Return the name of a rank's data file in a checkpoint, which holds the rank's share of its image."""
+    """Return the name of a rank's data file in a checkpoint. It holds the ranges of the image that this rank owns."""
     return f"__{rank}_0.distcp"
 
 
@@ -24,7 +24,8 @@ def rank_of(file: str) -> int | None:
 
 
 def locate_pieces(metadata: Any, layout: ImageLayout) -> tuple[PartPiece, ...] | None:
-    """Return where to read each record of an image in a checkpoint's parts; None if the records are cut differently."""
+    """Return the places of an image's records in the parts of a checkpoint. Return None if the checkpoint lacks one of
+    these records, for example because it divides a tensor differently among ranks."""
     known = {(index.fqn, tuple(index.offset or ())): info for index, info in metadata.storage_data.items()}
     pieces: list[PartPiece] = []
     for item in layout.items:
@@ -60,12 +61,13 @@ def _locate_item(
 
 
 def _is_adjacent(last: PartPiece, piece: PartPiece) -> bool:
-    """Return whether two records lie equally far apart in the part and in the image, so that one read gets both."""
+    """Return whether two pieces of one part lie as far apart in memory as in the part, so that one read gets both."""
     return last.rank == piece.rank and 0 <= piece.to - last.to == piece.start - last.start
 
 
 def _extend_to_page(piece: PartPiece, until: int) -> PartPiece:
-    """Extend a page-aligned piece to the end of its last page, so that whole pages are read without a copy."""
+    """Extend a page-aligned piece to the end of its last page, unless that is beyond `until`, an offset in the target
+    memory. Whole pages are read straight into that memory."""
     end = -(-(piece.to + piece.bytes) // PAGE_BYTES) * PAGE_BYTES
     aligned = piece.to % PAGE_BYTES == piece.start % PAGE_BYTES == 0
     return msgspec.structs.replace(piece, bytes=end - piece.to) if aligned and end <= until else piece

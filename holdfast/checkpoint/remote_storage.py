@@ -160,7 +160,7 @@ class RemoteInput:
 
 @contextmanager
 def _as_storage_error(what: str) -> Iterator[None]:
-    """Turn every exception into a StorageError: fsspec passes on whatever hundreds of libraries raise."""
+    """Turn every exception into a StorageError, because fsspec passes on the exceptions of hundreds of libraries."""
     try:
         yield
     except StorageError:

@@ -1,4 +1,4 @@
-"""Converts a state of tensors and values to and from an image: flattened once, then copied at every snapshot."""
+"""Converts a state of tensors and values to an image and back; flattens a state once, copies it at every snapshot."""
 
 import contextlib
 import ctypes
@@ -42,7 +42,7 @@ Holders = Callable[[Path], TensorHolders]  # of what is no DTensor, as that know
 
 
 class FlatState(NamedTuple):
-    """A flattened state dict: the record specs, and by key the local tensors and values behind them."""
+    """A flattened state dict: a spec for each record, and the local tensors and values by record key."""
 
     specs: list[RecordSpec]
     objects: dict[str, object]
@@ -73,7 +73,7 @@ def flatten_state(state: State, holders: Holders) -> FlatState:
 
 
 def extra_spec(size: int, rank: int, world: int) -> RecordSpec:
-    """Return the record spec for the extra bytes of a rank, which have the same size on every rank."""
+    """Return the spec of a rank's extra record. Its bytes belong to no tensor, and all ranks have equally many."""
     return RecordSpec(
         key=EXTRA,
         path=(EXTRA,),
@@ -93,7 +93,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bare_local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor, not detached: this runs at every step, and detaching creates an object."""
+    """Return this rank's part of a tensor. It is not detached: detaching would create an object at every step."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -120,7 +120,7 @@ def decode_value(content: bytes | memoryview) -> object:
 
 
 def _array_kinds() -> list[Any]:
-    """Return the classes that numpy arrays and scalars are unpickled from; empty if numpy is not imported."""
+    """Return the functions and classes that a pickled numpy array or scalar names; empty if numpy is not imported."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return []
@@ -129,7 +129,7 @@ def _array_kinds() -> list[Any]:
 
 
 def record_sizes(spec: RecordSpec) -> tuple[int, int]:
-    """Return the size of a record before its payload, and of the whole record."""
+    """Return two sizes of a record: the bytes before its payload, and all bytes."""
     record = _frame_spec(spec)
     return len(record.head), len(record.head) + spec.bytes + len(record.tail)
 
@@ -151,13 +151,13 @@ class StateImage:
         self._finish: Callable[[], None] | None = None
 
     def use_reach(self, reach: Callable[[int], None]) -> None:
-        """Set a function that the image calls before a GPU reads it, to wait until the GPU can access its memory."""
+        """Set a function that waits until the GPU can read up to an offset. It is called before a tensor is read."""
         self._reach = reach
 
     @contextlib.contextmanager
     def fetched_by(self, fetch: Callable[[int, torch.Tensor], None], finish: Callable[[], None]) -> Iterator[None]:
-        """Within this block, fill GPU tensors by `fetch`, which is faster than copying from the image. `settle` calls
-        `finish`, which waits until all of them are filled."""
+        """Return a context in which `fetch` fills GPU tensors faster than a copy from the image would. `settle` calls
+        `finish`, which waits until these tensors are filled."""
         self._fetch, self._finish = fetch, finish
         try:
             yield
@@ -183,7 +183,7 @@ class StateImage:
         self._known.clear()
 
     def put_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy a tensor into the image, or return the memory move that the caller must make instead."""
+        """Copy a tensor into the image. If it is contiguous on the CPU, only return the move for the caller to make."""
         to, size = self._ways[index]
         if tensor.nbytes != size:  # its memory was exchanged; what is copied blindly must fit
             raise StateError(f"{self.layout.items[index].spec.key} has another size than before")
@@ -193,7 +193,7 @@ class StateImage:
         return None
 
     def get_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy an item back into a tensor, or return the memory move that the caller must make instead."""
+        """Copy an item into a tensor. If that is contiguous on the CPU, only return the move for the caller to make."""
         if tensor.is_cpu and tensor.is_contiguous():
             start, size = self._ways[index]
             return tensor.data_ptr(), start, size
@@ -243,7 +243,7 @@ def shape_payload(flat: torch.Tensor, spec: RecordSpec, at: int) -> torch.Tensor
 
 
 def item_slices(layout: ImageLayout) -> list[tuple[slice, ...] | None]:
-    """For every item return the slice of this rank's tensor that it covers; None if it covers the whole tensor."""
+    """Return one entry for each item: the item's slices of this rank's tensor, or None for the whole tensor."""
     first: dict[str, tuple[int, ...]] = {}
     count: dict[str, int] = {}
     for item in layout.items:
@@ -264,7 +264,7 @@ class RecordFrame(NamedTuple):
 
 
 class _FrameSink(io.RawIOBase):
-    """A file that records what torch.save writes except the payload, which torch seeks over."""
+    """A file that records what torch.save writes, except the payload, which torch skips by a seek."""
 
     def __init__(self) -> None:
         self.pieces = [io.BytesIO()]
@@ -310,7 +310,7 @@ def _make_spec(write: WriteItem, path: Path, thing: object, held: TensorHolders)
 
 
 def check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor; raise StateError if its values cannot be copied from its memory."""
+    """Raise StateError if a tensor's values cannot be copied from its memory; otherwise pass the tensor through."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         raise StateError(f"{key} is a tensor of a kind that cannot be saved: {tensor.layout}, {tensor.dtype}")
     thing: object = tensor
@@ -323,7 +323,7 @@ def check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has its values where it says; one that only stands for others does not."""
+    """Return whether a tensor has memory of its own. Some subclasses have none and only stand for other tensors."""
     if tensor.is_meta or not tensor.nbytes:
         return True
     try:
@@ -333,7 +333,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _value_room(key: str, value: object) -> int:
-    """Return the room for a value, twice its present size. Raises StateError if the value cannot be decoded again."""
+    """Return how many bytes to reserve for a value: twice its size. Raises StateError if it cannot be decoded again."""
     try:
         content = encode_value(value)
         decode_value(content)

@@ -19,5 +19,5 @@ def open_storage(url: str) -> Storage:
 
 
 def is_remote(url: str) -> bool:
-    """Return whether bytes come from elsewhere, and not through a file system of this host."""
+    """Return whether the storage is remote, not a folder in a file system of this host."""
     return isinstance(open_storage(url), RemoteStorage)

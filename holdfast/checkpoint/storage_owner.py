@@ -27,8 +27,8 @@ class StorageOwner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def take_ownership(url: str, author: Author) -> None:
-    """Make this author the only one that may publish here. Call it once per generation, before any write. Raises
-    TakenOverError if the owner is a later generation of the same run, or another run that certainly lives."""
+    """Make this author the only one that may publish in this storage. Call it once per generation, before any write.
+    Raises TakenOverError if the owner is a later generation of the same run, or another run that is certainly alive."""
     storage = open_storage(url)
     holder = read_owner(storage)
     if holder and holder.run == author.run and holder.generation > author.generation:
@@ -53,7 +53,7 @@ def take_ownership(url: str, author: Author) -> None:
 
 
 def is_rival(storage: Storage, holder: StorageOwner) -> bool:
-    """Return whether the owner is another running process of this host that took this folder, not one that this copies.
+    """Return whether the owner is another running process of this host that uses this very folder, not a copy of it.
     Folders are compared by URL and inode: device numbers change when a network file system is mounted again."""
     here = holder.url in ("", storage.url()) or holder.inode == _read_inode(storage) != 0
     return here and is_alive_elsewhere(holder.writer)
@@ -65,14 +65,15 @@ def _read_inode(storage: Storage) -> int:
 
 
 class OwnedStorages:
-    """The storages that this process owns, with author and folder identity, by which a replaced folder is noticed."""
+    """The storages that this process owns. Each has the author who writes there, and the identity of its folder, by
+    which a replaced folder is noticed."""
 
     def __init__(self) -> None:
         self._taken: dict[str, tuple[Author, tuple[int, int] | None]] = {}
 
     def take(self, url: str, author: Author, step: int, notes: list[str]) -> bool:
-        """Take a storage before this step is written; return False if this author already has it.
-        If its folder was replaced, take it again and say so in `notes`. Raises what `take_ownership` raises."""
+        """Become the owner of a storage before this step is written; return False if this author already is. If its
+        folder was replaced, own the new one and say so in `notes`. Raises TakenOverError as `take_ownership` does."""
         storage = open_storage(url)
         held, folder = self._taken.get(url, (None, None))
         there, (holder, damaged) = storage.read_identity(), _read_fence(storage)
@@ -96,7 +97,7 @@ class OwnedStorages:
 
 
 def _describe_replaced(storage: Storage, before: tuple[int, int] | None, there: tuple[int, int] | None) -> str:
-    """Return in words how a folder of checkpoints was replaced or, for a remote one, that its owner file is gone."""
+    """Return a sentence that says how a folder was replaced or, on remote storage, that its owner file is gone."""
     url = storage.url()
     if before and there is None:
         return f"{url} was removed; it is made anew, without the checkpoints that were there"
@@ -137,8 +138,8 @@ def read_owner(storage: Storage) -> StorageOwner | None:
 
 
 def _read_fence(storage: Storage) -> tuple[StorageOwner | None, bool]:
-    """Return the owner, if there is a sound owner file, and whether there is a damaged one, which counts as none: the
-    next one to take the storage writes it anew."""
+    """Return the owner from the owner file and whether that file is damaged. If it is missing or damaged, the owner is
+    None; the next author that takes the storage writes the file anew."""
     content = storage.read(_FENCE)
     if not content:
         return None, content is not None

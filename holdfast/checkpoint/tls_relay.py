@@ -2,8 +2,7 @@
 
 `python -m holdfast.checkpoint.tls_relay FD HOST PORT KEY CERTIFICATE AUTHORITY` dials the keeper or, if HOST is empty,
 takes over the accepted connection whose file descriptor is PORT. It sends one line with the keeper's certificate or an
-error, then carries bytes both ways until either side hangs up. It needs only the standard library, so that it starts
-quickly.
+error, then carries bytes both ways until either side hangs up. It needs only the standard library, to start quickly.
 """
 
 import contextlib

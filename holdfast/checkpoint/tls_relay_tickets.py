@@ -1,8 +1,8 @@
-"""Tickets with which a peer may open connections that a keeper's relays decrypt: limited in number, each valid once.
+"""Tickets for pushing to a keeper: with a ticket, a peer may open one connection that a relay of the keeper decrypts.
 
-A keeper grants tickets when it accepts a push from an authenticated peer, so no stranger can make it start a process.
-The peer sends its ticket in clear text before TLS begins. An overheard ticket is of no use, because the relay checks
-certificates as on every connection.
+A relay is a process of its own. A keeper grants a limited number of tickets, and only when it accepts a push from an
+authenticated peer, so no stranger can make it start a process. The peer sends its ticket in clear text before TLS
+begins. An overheard ticket is of no use, because the relay checks certificates as on every connection.
 """
 
 import secrets
@@ -35,7 +35,7 @@ class RelayTickets:
         self._lock = threading.Lock()
 
     def grant(self, node: str, wanted: int) -> tuple[str, ...]:
-        """Return up to `wanted` tickets for this node, at most half of the free ones: other nodes may push at once."""
+        """Return up to `wanted` tickets for this node, at most half of the free ones, as other nodes may push too."""
         now = time.monotonic()
         with self._lock:
             self._open = {ticket: one for ticket, one in self._open.items() if now < one[1]}
@@ -45,10 +45,8 @@ class RelayTickets:
             return granted
 
     def redeem(self, link: socket.socket) -> str:
-        """Read a ticket if the caller shows one; return the node that it was granted to, or "" if it is not good.
-
-        The caller of `redeem` calls `end_relay` later if it got a node.
-        """
+        """Read a ticket from a connection. Return the node that the ticket was granted to, or "" if no valid ticket is
+        shown. If a node was returned, call `end_relay` when the connection has ended."""
         if link.recv(1, socket.MSG_PEEK) == _TLS_FIRST:
             return ""
         shown = link.recv(_DIGITS).decode("ascii", "replace")

@@ -1,7 +1,8 @@
 """Finds and verifies checkpoints that trainers write by themselves: DeepSpeed, Megatron, TorchTitan and other DCP.
 
-A look says whether all files are there and none is cut short, by their sizes and ends. To verify is to read every byte
-that has a checksum: files of torch.save are archives with a CRC-32 of each record. Neither needs torch or the trainer.
+There are two checks. The quick one tests whether all files are there and complete, from the sizes and last bytes of the
+files. The thorough one reads every byte that has a checksum: files of torch.save are archives with a CRC-32 of each
+record. Neither check needs torch or the trainer.
 """
 
 import os
@@ -42,7 +43,7 @@ ONE_WRITE = "whether all files are of one write"
 
 
 class TrainerCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder with a checkpoint of a trainer, after a look at it."""
+    """A folder with a trainer's checkpoint, as a quick look describes it."""
 
     step: int | None  # None: neither the folder's name nor its files tell
     url: str
@@ -54,7 +55,7 @@ class TrainerCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verified(NamedTuple):
-    """What came of reading a trainer's checkpoint."""
+    """The result of verifying a trainer's checkpoint."""
 
     fault: str
     checked: str
@@ -69,7 +70,7 @@ class _Kind(NamedTuple):
 
 
 def find_trainer_checkpoints(place: str) -> tuple[TrainerCheckpoint, ...]:
-    """Return the trainers' checkpoints in a local folder, newest first; the folder may be one itself."""
+    """Return the trainers' checkpoints in a local folder, newest first. The folder may itself be a checkpoint."""
     folder = Path(place)
     if "://" in place or not folder.is_dir():
         return ()
@@ -100,7 +101,7 @@ def _may_be_one(folder: Path) -> bool:
 
 
 def _look_apart(folder: Path) -> TrainerCheckpoint | None:
-    """Look at a folder in a process of its own, so that nothing in it takes this one along."""
+    """Return the checkpoint in a folder, if any. A child process reads it: damaged files may crash the reader."""
     try:
         told = call_in_child(lambda: msgspec.json.encode(_look_at(folder)), _MOST_MEMORY_BYTES)
     except ChildEndedError as e:
@@ -121,7 +122,7 @@ def _kind_of(folder: Path) -> _Kind | None:
 
 
 def _look_at(folder: Path) -> list[TrainerCheckpoint]:
-    """Return the checkpoint in this folder, without its address; nothing if there is none."""
+    """Return the checkpoint in this folder as a list of one, with an empty `url`; an empty list if there is none."""
     try:
         kind = _kind_of(folder)
         if kind is None:
@@ -163,7 +164,7 @@ def _is_deepspeed(folder: Path) -> bool:
 
 
 def _outlines(paths: Iterable[Path]) -> Iterator[dict[str, object]]:
-    """Yield the plain values that files of torch.save hold; nothing for a file that cannot be read."""
+    """Yield the plain values in each file of torch.save; skip files that cannot be read."""
     for path in sorted(paths):
         try:
             found = outline_pickle(_read_pickle(path))
@@ -182,7 +183,8 @@ def _read_pickle(path: Path) -> bytes:
 
 
 def _missing_deepspeed(folder: Path) -> tuple[str, bool]:
-    """Return which file of an optimizer's or a model's parts is missing, and whether the number of parts is known."""
+    """Return two things: a sentence about the first missing file of model or optimizer, or "", and whether the
+    checkpoint itself tells how many files there must be."""
     names = {path.name for path in folder.glob("*_states.pt")}
     parts = [found for name in names if (found := _ZERO.fullmatch(name))]
     has_models = any(name.startswith("mp_rank_") for name in names)
@@ -269,7 +271,7 @@ def _look_at_megatron(folder: Path) -> str:
 
 
 def _uneven_fault(folder: Path) -> str:
-    """Return which rank's folder lacks its file: every rank of a model writes one of the same name."""
+    """Return a sentence about the first folder of a rank that has no file _OLD_FILE; "" if every folder has one."""
     ranks = sorted(path for path in folder.glob("mp_rank_*") if path.is_dir())
     lacking = (path.name for path in ranks if not (path / _OLD_FILE).is_file())
     return next((f"{rank}/{_OLD_FILE} is missing" for rank in lacking), "")
@@ -297,7 +299,7 @@ def _is_distcp(folder: Path) -> bool:
 
 
 def _look_at_records(folder: Path) -> str:
-    """Return which file that `.metadata` names is missing or shorter than its records."""
+    """Return a sentence if `.metadata` cannot be read, or a file named there is missing or too short; else ""."""
     try:
         ends: Counter[str] = Counter()
         for place in read_places(folder):

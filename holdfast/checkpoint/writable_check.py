@@ -17,12 +17,12 @@ _TRIED_BYTES = 4096  # a full disk still takes an empty file
 
 
 def write_refusal(url: str, wait_s: float = WAIT_S) -> str:
-    """Return why this storage can never be written to; empty if it can, or if the failure may be temporary."""
+    """Return why this storage can never be written to; "" if it can, or if the failure may pass."""
     return look_in_time(lambda: _explain_refusal(url), wait_s)
 
 
 def look_in_time(look: Callable[[], str], wait_s: float) -> str:
-    """Call `look`, which looks at a storage, and return its result; empty if it takes longer than `wait_s`."""
+    """Call `look`, which examines a storage, and return its result; "" if it takes longer than `wait_s`."""
     found: list[str] = []
     # Of its own, and left behind if storage hangs: that is told when a checkpoint is due, and stops nobody.
     thread = threading.Thread(target=lambda: found.append(look()), name="holdfast-try", daemon=True)

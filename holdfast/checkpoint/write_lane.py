@@ -24,9 +24,9 @@ class WriteOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WritePulse:
-    """Shows whether a write still makes progress, and lets another thread give it up. The snapshot that a write reads
-    may be overwritten once the write is given up. The writer therefore calls add_bytes after the last byte too, so that
-    overwritten data never counts as written."""
+    """Shows whether a write makes progress, and lets another thread give the write up. Once a write is given up, the
+    snapshot that it reads may be overwritten. So a writer calls add_bytes once more after the last byte. This call
+    fails if the write was given up, so overwritten data never counts as written."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -65,7 +65,7 @@ class WriteLane:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether the last write is still running, even if it was given up; no other write can start until it ends."""
+        """Return whether the last write still runs, be it given up or not. No other write can start until it ends."""
         return self._last is not None and self._last[1].is_alive()
 
     def give_up(self) -> None:

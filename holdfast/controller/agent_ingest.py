@@ -1,4 +1,4 @@
-"""Receives agents, one WebSocket for each, and turns their beats and posts into job-level events."""
+"""Receives the messages of agents, over one WebSocket for each agent, and turns them into events for the job."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,9 +21,10 @@ from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.rebooted_node import RebootDetector
 from holdfast.core.detect.vanished_ranks import MissingRanksDetector
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
-from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.errand import Done, Leave, StopHere
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import Ended, MeshReport, Phase, Ready
+from holdfast.model.node_errands import Done, Leave, StopHere
 from holdfast.model.observation import Beat, Reach
 from holdfast.model.rank_traces import Trace
 from holdfast.wire import agent_messages
@@ -54,7 +55,7 @@ class AgentIngest:
         admission: HostAdmission,
         say: Callable[[str], None],
     ) -> None:
-        """`controller` gets the events made from messages; each node is told to send a beat every `beat_s` seconds."""
+        """`controller` gets the events that messages lead to. Nodes shall send beats every `beat_s` seconds."""
         self.controller, self.view = controller, controller.view
         self.links, self.registry, self.aims = controller.links, controller.registry, controller.aims
         self.detectors, self.dispatch, self.executor = controller.detectors, controller.dispatch, controller.executor
@@ -110,11 +111,11 @@ class AgentIngest:
         return ""
 
     def _hello_refusal(self, hello: Hello, node: str, *, local: bool) -> str:
-        """Say in a few words why a node's hello is refused; empty if it is accepted.
+        """Return in a few words why a node's hello is refused; "" if it is accepted.
 
-        A hello may name a later epoch or generation than the journal has. That is accepted only from nodes of this host
-        and from nodes that had a seat: otherwise any node that was let in could stop the job with such a claim. If the
-        whole journal is lost, nobody knows who had a seat, and nodes that joined before are believed.
+        A hello may name a later epoch or generation than the journal has. Such a claim is accepted only from nodes of
+        this host and from nodes that had a seat: any other node could stop the job with it. If the whole journal is
+        lost, nobody knows who had a seat, and nodes that joined before are believed.
         """
         if node not in ("", hello.node):
             return "this link is another node's"
@@ -135,23 +136,23 @@ class AgentIngest:
         return "this job has had no such controller or generation"
 
     def _was_launched(self, node: str) -> bool:
-        """Whether a node has a seat, or had one in the newest launch that a node may have received."""
+        """Return whether a node has a seat, or had one in the newest launch that a node may have received."""
         plan = self.executor.newest_plan()
         launched = plan.nodes if plan else self._nodes_before_loss()
         return self.registry.has_seat(node) or node in launched
 
     def _nodes_before_loss(self) -> frozenset[str]:
-        """The nodes that may have had a seat if all of the journal is lost: those that an earlier controller let in."""
+        """Return the nodes that an earlier controller let in, if the whole journal is lost: they may have had seats."""
         return self.certificates.recorded if self.controller.began_job else frozenset()
 
     def _had_lost_seat(self, node: str, generation: int) -> bool:
-        """Whether a node had a seat in this generation, and the journal has lost all entries of that generation."""
+        """Return whether the journal has lost all entries of this generation, and the node had a seat in it."""
         return 0 < generation == self.registry.orphaned and self._was_launched(node)
 
     # --- messages ----------------------------------------------------------------------------------------------
 
     def _say_once(self, node: str, sentence: str) -> None:
-        """Say that a node is refused or ignored; repeat that for the same node only after an hour."""
+        """Say that a node is refused or ignored, unless the same was said of this node in the last hour."""
         if not self._told.is_repeat(self.controller.clock(), (node, sentence.split()[0])):
             self._say(sentence)
 
@@ -184,6 +185,9 @@ class AgentIngest:
                 self.detectors.network.on_reach(message)
             case ScriptImports() if node:
                 self._on_imports(node, message)
+            case CheckpointListing() if self._speaks_for_job(node, message.generation):
+                if self.controller.checkpoint_table:
+                    self.controller.checkpoint_table.put_listing(message)
             case TraceAnswer() if node:
                 self.tracing.on_trace(
                     node, msgspec.structs.replace(message, trace=self._own_trace(node, message.trace))
@@ -267,20 +271,25 @@ class AgentIngest:
         )
 
     def _on_imports(self, node: str, told: ScriptImports) -> None:
-        """Record the script's modules as the node of rank 0 reports them, and send them to nodes without ranks."""
-        if told.generation != self.view.generation or not self.view.seats or node != self.view.seats[0].node:
+        """Record the imports of the script that the node of rank 0 reports, and send them to nodes without ranks."""
+        if not self._speaks_for_job(node, told.generation):
             return
         self.registry.record_imports(told.modules)
         for other in self.links.linked_nodes:
             if not self.registry.is_seated(other):
                 self._send_imports(other)
 
+    def _speaks_for_job(self, node: str, generation: int) -> bool:
+        """Whether the node has rank 0 of the running generation: what concerns all ranks is believed of it alone."""
+        seats = self.view.seats
+        return generation == self.view.generation and bool(seats) and node == seats[0].node
+
     def _send_imports(self, node: str) -> None:
         if modules := self.registry.imports:
             self.links.send_message(node, ScriptImports(generation=self.view.generation, modules=modules))
 
     def _empty(self, now: float, hello: Hello) -> None:
-        """Stop the old generation's ranks that still run on a node which had been thought lost."""
+        """Stop the ranks of an old generation on a node that was thought lost and has come back."""
         # The node remembers for ever what it was told under an id, so one is never used again.
         self._stale_id = min(self._stale_id - 1, -int(now * 1e6))
         self._stale[hello.node] = (self._stale_id, hello)

@@ -66,8 +66,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     incidents: int  # one that is open included
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
+    copies: int = 1  # of every state of that step on peers
     disk: int  # newest step that lies on the disks of all nodes; -1: none does
-    behind: str  # why copies on peers do not keep up, and which nodes cannot write to their disks
+    behind: str  # why copies on peers do not keep up or are too few, and which nodes cannot write to their disks
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     nodes: tuple[NodeView, ...]
     queued: dict[str, str] = {}  # nodes that wait in the cluster's queue, each with the cluster's reason
@@ -128,8 +129,9 @@ def status_of(controller: Controller) -> Status:
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         slow=account.describe_slow(view.generation),
         floor=floor.floor,
+        copies=floor.copies,
         disk=floor.disk.newest_kept,
-        behind="; ".join(filter(None, (floor.behind, floor.disk.missed))),
+        behind="; ".join(filter(None, (floor.behind, floor.lone, floor.disk.missed))),
         storage=controller.registry.storage.newest,
         mesh=",".join(f"{name}={size}" for name, size in view.mesh),
         nodes=view_nodes(controller, queued),
@@ -241,7 +243,7 @@ def _order_route(controller: Controller, audit: AuditLog, *, preview: bool = Fal
 
 
 async def _order_fault(controller: Controller, order: Order) -> str:
-    """Say why the order cannot be taken; empty if it can."""
+    """Return why the order cannot be taken; "" if it can."""
     if refusal := order_refusal(controller.view, order, controller.links.linked_nodes):
         return refusal.text
     return release_api.update_fault(controller, order) or await release_api.signature_fault(controller, order)
@@ -325,7 +327,7 @@ async def _answer_request(request: web.Request, handler: Answer) -> web.StreamRe
 
 
 def _why_forbidden(caller: Caller, request: web.Request) -> str:
-    """Say why this caller may not make this request; empty if it may."""
+    """Return why this caller may not make this request; "" if it may."""
     if request.path == _AGENT:
         return "" if caller.node else f"{caller.name} is not a node of this job"
     archives = request.path.startswith(_ARCHIVES)
@@ -337,7 +339,7 @@ def _why_forbidden(caller: Caller, request: web.Request) -> str:
 
 
 def _missing_right(caller: Caller, verb: str) -> str:
-    """Say which right this order needs and the caller lacks, else "". Updates and rollbacks need ADMIN."""
+    """Return in words which right the caller lacks for this order, or "". Updates and rollbacks need ADMIN."""
     needed = Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
     if (caller.right or 0) >= needed:
         return ""

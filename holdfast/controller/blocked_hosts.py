@@ -31,8 +31,8 @@ class HostAdmission:
         self._told = ""  # why the list could not be read, as the console was told
 
     async def read_list(self, identity: HostIdentity) -> None:
-        """Read the block list before a node is judged, but wait only for a limited time, in case storage hangs. If the
-        time is up, the list that was read last applies; if the list cannot be read, no host is refused."""
+        """Read the block list before a node is admitted, but wait only for a limited time, in case storage hangs. After
+        this time the list from the last reading applies. If the list cannot be read, no host is refused."""
         if not identity.id:
             return
         now = asyncio.get_running_loop().time
@@ -55,7 +55,7 @@ class HostAdmission:
             self._say(text)
 
     def refusal_of(self, host: str, identity: HostIdentity) -> str:
-        """Say why this host is refused according to the block list as last read; "" if it is not."""
+        """Return why this host is refused according to the block list as last read; "" if it is not refused."""
         now = self._now()
         found = matching_entry(self._entries, host, identity, now)
         return self._refusal_text(*found, now) if found else ""

@@ -25,12 +25,12 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.job_progress import JobPace
 from holdfast.core.detect.replica import ReplicaDetector
 from holdfast.core.record.ledger import Ledger
-from holdfast.core.snapshots.disk_floor import DiskFloor
+from holdfast.core.snapshots.disk_floor_coordination import DiskFloor
 from holdfast.core.snapshots.recovery_floor_coordination import RecoveryFloor
 
 
 class BuiltController(NamedTuple):
-    """A controller, and those of its parts that its process and its API talk to."""
+    """A controller, and the parts of it that its process and its API use directly."""
 
     controller: Controller
     ingest: AgentIngest

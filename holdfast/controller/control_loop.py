@@ -27,7 +27,8 @@ from holdfast.core.detect.silence import departure_alarm
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory
 from holdfast.model.action import Action, Launch, Say, Stop
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -43,7 +44,6 @@ from holdfast.model.event import (
     Tick,
 )
 from holdfast.model.job_and_seats import Job
-from holdfast.model.release import Release
 from holdfast.wire.agent_messages import Hello
 
 TICK_S = 0.25
@@ -86,7 +86,7 @@ class Controller:
     ) -> None:
         self.settings = settings
         self.journal, self.fleet = ports.journal, ports.fleet
-        self.archives = ports.archives
+        self.archives, self.checkpoint_table = ports.archives, ports.checkpoints
         self.clock, self._decider, self.ledger = clock, decider, ledger
         self.view = decider.view
         self.links, self.registry, self.aims = links, registry, aims
@@ -106,7 +106,7 @@ class Controller:
 
     @property
     def epoch(self) -> int:
-        """The number of this controller among all that this run has had, from 1."""
+        """The number of this controller in its run; the first one is 1."""
         return self.journal.epoch
 
     async def run(
@@ -118,9 +118,9 @@ class Controller:
         *,
         resumed_at: float = 0.0,
     ) -> int:
-        """Drive the job to its end and return its exit code; `on_begun` is called once orders can be taken. A new job
-        begins with `release` at `started_at`. `resumed_at` is when the run was last resumed, 0 if never. A job that
-        had ended by then goes on only if it ended because its nodes ran out of time."""
+        """Drive the job to its end and return its exit code. A new job begins with `release` at `started_at`.
+        `on_begun` is called once people can give orders. `resumed_at` is when the run was last resumed, 0 if never. A
+        job that had already ended goes on only if it ended because its nodes ran out of time."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
         self.registry.expect_nodes(self.clock(), known - set(self.view.gone), self.journal.alive_at)
@@ -150,7 +150,8 @@ class Controller:
         return self.ledger.make_account().code or 0 if self.ledger.finish else 1
 
     def _take_over(self) -> None:
-        """Tell the decider of the takeover and of any launch that the journal has lost, which nodes may still run."""
+        """Tell the decider that this controller has taken over. If the journal has lost a launch, also tell which nodes
+        may still run it."""
         if self.journal.doubt:
             self._say(self.journal.doubt)
         plan, lost = self.executor.newest_plan(), self.journal.lost
@@ -163,7 +164,8 @@ class Controller:
             self._announce_takeover(lost)
 
     def _go_on(self, resumed_at: float) -> bool:
-        """Continue a job that ended only because its nodes ran out of time; False if it ended for another reason."""
+        """Continue a job that ended only because its nodes ran out of time. Return False if it ended for another
+        reason."""
         over_at = self.ledger.make_account().end_at
         if not (self.view.phase is Phase.DONE and self.view.exit_code == OUT_OF_TIME and resumed_at > over_at):
             return False
@@ -178,7 +180,7 @@ class Controller:
         self.process_event(Successor(epoch=self.epoch, lost=lost, alone_since=self.journal.alive_at))
 
     def _hear_departures(self) -> None:
-        """Process the last progress and the end of each node of this generation that left without a controller."""
+        """Process what nodes of this generation last reported when they left while no controller ran."""
         if self.view.phase not in (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING):
             return
         generation, active = self.view.generation, self.view.active
@@ -195,8 +197,8 @@ class Controller:
             self.announce_news(ended if one.ended else departure_alarm(one))
 
     def on_newer_node(self, hello: Hello, nodes: Iterable[str]) -> None:
-        """Announce that the journal has lost entries, because a node's hello names a newer epoch or generation. No
-        nodes but these can have been launched; if there are none, it is not known which."""
+        """Announce a loss of journal entries, which shows when a node's hello has a newer epoch or generation than the
+        journal. `nodes` are the nodes on which that generation may run; an empty `nodes` means that nobody knows."""
         if hello.epoch >= self.epoch:
             self.journal.raise_epoch(hello.epoch + 1)
         lost = Lost(kept=self.seq, of=0, generation=hello.generation, nodes=tuple(sorted(nodes)))
@@ -263,7 +265,7 @@ class Controller:
             self._spawn_task(self.executor.end_at_once(-1 if counted else self.reached_step))
 
     def on_store_lost(self) -> None:
-        """If ranks are starting, raise an alarm unless they soon make a step: they may wait for the lost store."""
+        """If ranks are starting, raise an alarm unless they make a step soon. They may wait for the lost store."""
         if self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
             self._spawn_task(self._check_starting(self.view.generation))
 
@@ -282,13 +284,13 @@ class Controller:
         task.add_done_callback(self._acts.discard)
 
     def _prepare_launch(self, action: Action) -> None:
-        """Prepare detectors and copies for a generation that is about to start."""
+        """Before a launch, reset the detectors and choose the nodes that keep copies of snapshots."""
         if isinstance(action, Launch):
             self.detectors.on_launch(self.clock(), action)
             self.aims.place_copies(action.generation, action.seats, self.view.mesh)
 
     def _prepare_copies(self, event: Event) -> None:
-        """Place copies again once the script has reported its parallel groups."""
+        """After a report of the script's parallel groups, choose again which nodes keep copies of snapshots."""
         if isinstance(event, MeshReport):
             self.aims.place_copies(self.view.generation, self.view.seats, self.view.mesh)
 
@@ -316,7 +318,7 @@ class Controller:
         return unanswered
 
     def _unfinished_actions(self, unanswered: dict[int, Action]) -> list[Action]:
-        """Return the actions to carry out again; launches and stops count only if the decider still waits for them."""
+        """Return the actions to carry out again: all but launches and stops for which the decider does not wait."""
         stale = {a.id for a in unanswered.values() if isinstance(a, Launch | Stop) and a.id != self.view.awaited}
         return [action for id, action in unanswered.items() if id not in stale]
 
@@ -331,8 +333,8 @@ class Controller:
             await self._pause_surveys()
 
     async def _pause_surveys(self) -> None:
-        """Wait for the next survey. A node whose link is closed may have been ended, and its fleet may know that before
-        the node counts as silent: then the wait is short."""
+        """Wait for the next survey. The wait is short if a node's link is closed: the fleet may already know that the
+        node has ended, before the node counts as silent."""
         clock = asyncio.get_running_loop().time
         until = clock() + self.fleet.survey_s
         while (left_s := until - clock()) > 0:
@@ -356,7 +358,7 @@ class Controller:
             self.links.send_acks()
 
     def check_nodes(self) -> None:
-        """Check for silent or cut-off nodes, late copies and stalls, and report them; called at short intervals."""
+        """Report silent nodes, cut-off nodes, slow copies of snapshots and stalls. Called at short intervals."""
         now = self.clock()
         for silent in self.registry.overdue_alarms(now):
             self._on_silence(silent)

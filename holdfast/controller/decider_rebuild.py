@@ -11,7 +11,8 @@ from holdfast.model.event import Decision, Entry
 
 
 class RebuildError(Exception):
-    """At one journal entry this version of the decider requests other actions than those written there."""
+    """This version of the decider requests other actions than those in the journal. The argument is the number of the
+    entry."""
 
     def __init__(self, seq: int) -> None:
         otherwise = f"this version of holdfast decides otherwise than entry {seq} of the journal"
@@ -20,7 +21,8 @@ class RebuildError(Exception):
 
 
 def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
-    """Step the decider through the journal and yield each entry; RebuildError if it decides on other actions."""
+    """Step the decider through the journal and yield each entry. Raise RebuildError if it requests other actions than
+    those in the journal."""
     for entry in journal.read():
         decision = decider.step(entry.at, entry.event)
         if decision != entry.decision and _written_actions(decision) != _written_actions(entry.decision):
@@ -31,7 +33,7 @@ def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
 def _written_actions(decision: Decision) -> bytes:
     """Return a decision's actions without texts, causes and durations, which may differ between versions of holdfast.
 
-    The result is encoded as bytes, because NaN does not equal itself.
+    The result is encoded as bytes. Two values that are NaN then compare as equal.
     """
     actions = [msgspec.to_builtins(action) for action in decision.actions if not isinstance(action, Say)]
     told = [{name: value for name, value in one.items() if not _is_manner(name)} for one in actions]

@@ -15,12 +15,12 @@ from holdfast.config import Settings
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import describe_cause
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
-from holdfast.core.record.failure_questions import FailureOutcome, FailureQuestions, JudgedIncident
+from holdfast.core.record.opinion_requests import FailureOutcome, FailureQuestions, JudgedIncident
 from holdfast.logs import opinion_process
 from holdfast.logs.opinion_action_limit import TEST, limit_action
 from holdfast.logs.opinion_process import OpinionReply, OpinionRequest, OutcomeRequest
 from holdfast.logs.user_rows import past_cases_path
-from holdfast.model.alarm import OPINION, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import OPINION, Alarm, Kind, Stance
 from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.event import Entry
 
@@ -30,8 +30,8 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class FailureOpinions:
-    """Asks for an opinion on one failure at a time, in a separate process with a deadline. Asks for none if there is
-    neither a `model.url` nor a past failure to compare with."""
+    """Asks for an opinion on one failure at a time, in a separate process with a deadline. Without a `model.url` and
+    without past failures to compare with, it asks for none."""
 
     def __init__(self, settings: Settings, log_dir: str, say: Callable[[str], None]) -> None:
         self._settings = settings
@@ -88,7 +88,7 @@ class FailureOpinions:
         )
 
     async def _call_process(self, request: OpinionRequest | OutcomeRequest) -> OpinionReply:
-        """Run the opinion process and return its reply; after a failure or timeout, a reply that only says so."""
+        """Run the opinion process and return its reply. After a failure or timeout, return a reply with the reason."""
         deadline_s = self._settings.model.timeout_s + _READ_S
         try:
             process = await asyncio.create_subprocess_exec(
@@ -118,7 +118,7 @@ class FailureOpinions:
 
 
 def make_diagnosis(cause: Alarm) -> Diagnosis:
-    """Return what the rules said of a failure, as a diagnosis."""
+    """Return what an alarm says of a failure, in the form of a Diagnosis."""
     return Diagnosis(
         klass=cause.klass or UNKNOWN,
         group=cause.group or "unknown",
@@ -133,8 +133,8 @@ def make_diagnosis(cause: Alarm) -> Diagnosis:
 
 
 def make_alarm(judged: JudgedIncident, found: Diagnosis) -> Alarm:
-    """Return an opinion as an alarm that leads only to a message. It names neither nodes nor ranks, so that it cannot
-    count as evidence against any."""
+    """Return an opinion as an alarm that leads only to a message. The alarm names neither nodes nor ranks, so it is no
+    evidence against them."""
     named = f"{found.klass} ({found.title}, {found.confidence:.0%} sure)"
     return Alarm(
         kind=Kind.LINES,

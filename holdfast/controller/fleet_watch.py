@@ -6,15 +6,15 @@ from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller_interfaces import Fleet
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import gone_alarm
-from holdfast.model.alarm import Alarm
-from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
+from holdfast.model.detector_alarm import Alarm
+from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
 
 _FORGOTTEN = FleetNode(state=FleetState.UNKNOWN, reason="the fleet does not know it any more")
 _log = logging.getLogger("holdfast.controller")
 
 
 class FleetWatch:
-    """Compares each survey with what the decider already knows, which a new controller reads from the journal."""
+    """Compares each survey with what the decider knows. A new controller's decider knows this from the journal."""
 
     def __init__(self, fleet: Fleet, view: JobView, registry: NodeRegistry) -> None:
         self._fleet = fleet
@@ -46,7 +46,7 @@ class FleetWatch:
         return FleetReport(nodes=changed) if changed else None
 
     def find_losses(self, now: float, seen: dict[str, FleetNode]) -> list[Alarm]:
-        """Return an alarm for every seated node that is gone, unless it is known to be lost."""
+        """Return an alarm for every seated node that is gone, unless it is already known to be lost."""
         known, generation = self._registry.lost_nodes(), self._view.generation
         gone = self._view.active.intersection(node for node, one in seen.items() if one.state is FleetState.GONE)
         lost = sorted(node for node in gone - known if (generation, node) not in self._alarmed)

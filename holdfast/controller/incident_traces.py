@@ -31,7 +31,7 @@ def is_collector_named(environ: Mapping[str, str]) -> bool:
 
 
 class IncidentTraces:
-    """Passes incidents to a thread of its own, which waits for the collector; the job never does."""
+    """Passes incidents to a thread of its own. Only this thread waits for the collector, never the job."""
 
     def __init__(self, run_id: str, environ: Mapping[str, str]) -> None:
         self._run_id, self._environ = run_id, environ

@@ -15,7 +15,7 @@ class SteadyClock:
 
 
 class JobClock:
-    """The one clock of a controller, which all of its parts read."""
+    """The clock of a controller. All parts of the controller read the same one."""
 
     def __init__(self, make_clock: Callable[[float], Callable[[], float]]) -> None:
         self._make_clock = make_clock

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from holdfast.config import Settings
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decide.job_view import JobView
+from holdfast.core.detect.coincidence import CoincidenceDetector
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.detect.hang_at_exit import ExitHangDetector
-from holdfast.core.detect.machine_strain import CoincidenceDetector
 from holdfast.core.detect.slow import SlowDetector
 from holdfast.core.detect.standstill import StandstillDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.model.action import Launch
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Ended, Phase
 from holdfast.model.job_and_seats import world_size
 from holdfast.model.observation import Beat
@@ -63,14 +63,14 @@ class StallWatch:
         return self.coincidence.check_standstill(now, self.hang.stands_since(now))
 
     def should_look(self, now: float) -> bool:
-        """Whether the job has stood still so long that the stacks of its ranks are needed."""
+        """Return whether the job has stood still so long that the stacks of its ranks are needed."""
         return self.hang.should_look(now) and self.is_under_way() and not self._looking
 
     def is_under_way(self) -> bool:
         return self._view.phase in (Phase.STARTING, Phase.TRAINING)
 
     async def look_at_ranks(self) -> tuple[Alarm | Ended, ...]:
-        """Take all ranks' stacks; return alarms if ranks block others, and alarms or Ended if they hang at exit."""
+        """Take all ranks' stacks. Return alarms if ranks block others, and alarms or Ended if ranks hang at exit."""
         generation, seats = self._view.generation, self._view.seats
         self._looking = True
         try:

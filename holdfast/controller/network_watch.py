@@ -15,7 +15,7 @@ from holdfast.core.detect.switch_loss import SwitchDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.model.action import Launch
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import LinksDown, LinksUp, Phase
 from holdfast.model.observation import Beat, LinkTraffic, Reach, StrainKind
 from holdfast.wire.agent_messages import ReachRequest
@@ -58,7 +58,7 @@ class NetworkWatch:
         self._quiet.on_traffic(now, self._machine_of(node), links)
 
     def on_beat(self, beat: Beat) -> LinksDown | LinksUp | None:
-        """Record the links that a beat reports; return an event if one went down or is up again."""
+        """Record the links that a beat reports; return an event if a node's links went down or are up again."""
         if not beat.links_read:  # nothing is known anew
             return None
         self._switch.on_beat(beat)
@@ -73,7 +73,8 @@ class NetworkWatch:
         return LinksDown(nodes=tuple(sorted(cut)))
 
     def judge_alarm(self, alarm: Alarm) -> Alarm | None:
-        """Return a node's alarm, or one about all machines that lost links at that time; None if already raised."""
+        """Return the alarm to raise for one node's alarm. If several machines lost links at that time, return one alarm
+        about all of them, or None if that one was already raised. Otherwise return the node's alarm unchanged."""
         return self._switch.judge_alarm(alarm, self._view.generation)
 
     def forget_node(self, node: str) -> None:
@@ -85,7 +86,7 @@ class NetworkWatch:
         return {node: links for node, (at, links) in self._traffic.items() if now <= at + _STALE * self._every_s}
 
     def on_reach(self, reach: Reach) -> None:
-        """Store which nodes a node reached; `check_round` judges that together with the answers of the others."""
+        """Store which nodes a node reached; `check_round` judges the answers of all nodes together."""
         if not self._is_under_way() or not self._registry.is_seated(reach.node):
             return
         is_seated = self._registry.is_seated
@@ -111,11 +112,11 @@ class NetworkWatch:
                 self._links.send_message(node, ReachRequest(peers={peer: keepers[peer] for peer in peers}))
 
     def should_look(self, now: float) -> bool:
-        """Whether links have been quiet for so long that the ranks' stacks should be taken."""
+        """Return whether links have been quiet for so long that the ranks' stacks should be taken."""
         return bool(not self._looking and self._is_under_way() and self._lasting_quiet_s(now))
 
     async def look_at_ranks(self) -> Alarm | None:
-        """Take the stacks of all ranks; return an alarm about quiet links that names blocking ranks but no suspects."""
+        """Take the stacks of all ranks; return an alarm about quiet links, with ranks that block but no suspects."""
         began_at, generation, seats = self._now(), self._view.generation, self._view.seats
         lasts_s = self._lasting_quiet_s(began_at)
         self._quiet.on_look(began_at)

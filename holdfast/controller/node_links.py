@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 
 from holdfast.controller_interfaces import Socket
-from holdfast.model.errand import Errand
+from holdfast.model.node_errands import Errand
 from holdfast.model.state_copy import Aim
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage
@@ -19,7 +19,8 @@ Outbox = asyncio.Queue[bytes]
 class NodeLinks:
     """Owns the outbox of every linked node. A node's newer link replaces its older one.
 
-    A send returns False if the node is not linked or its outbox is full, so that a slow node makes nobody wait."""
+    A send never waits for a slow node. It returns False if the node is not linked or its outbox is full.
+    """
 
     def __init__(self, epoch: Callable[[], int]) -> None:
         """`epoch` returns the number of this controller; every errand carries it."""
@@ -42,22 +43,22 @@ class NodeLinks:
         return node in self._outboxes
 
     def is_newest(self, node: str, outbox: Outbox) -> bool:
-        """Whether this outbox belongs to the node's newest link."""
+        """Return whether this outbox belongs to the node's newest link."""
         return self._outboxes.get(node) is outbox
 
     def has_newer_link(self, node: str, outbox: Outbox) -> bool:
-        """Whether the node has ever used a newer link, even a closed one; messages on this link are then outdated."""
+        """Return whether the node has opened a newer link than this one, even if the newer link is already closed."""
         return self._opened.get(outbox, 0) < self._newest.get(node, 0)
 
     def make_outbox(self) -> Outbox:
-        """Return the outbox of a link that was just opened; `open_link` later says which node it belongs to."""
+        """Make the outbox of a link that was just opened. `open_link` later tells whose link it is."""
         outbox: Outbox = asyncio.Queue(_OUTBOX)
         self._links += 1
         self._opened[outbox] = self._links
         return outbox
 
     def open_link(self, node: str, outbox: Outbox) -> bool:
-        """Send the node's messages through this outbox from now on; False if it is the node's newest already."""
+        """Send the node's messages through this outbox from now on. Return False if it was in use for them before."""
         is_new = not self.is_newest(node, outbox)
         self._outboxes[node] = outbox
         self._newest[node] = max(self._newest.get(node, 0), self._opened.get(outbox, 0))
@@ -88,7 +89,7 @@ class NodeLinks:
         return outbox is not None and _put_message(outbox, message)
 
     def hold_ack(self, outbox: Outbox, seq: int) -> None:
-        """Keep a post's acknowledgement until `send_acks` sends it, through the link on which the post came."""
+        """Keep a post's acknowledgement; `send_acks` sends it through the link on which the post came."""
         self._acks.append((outbox, Ack(seq=seq)))
 
     def send_acks(self) -> None:

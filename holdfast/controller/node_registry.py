@@ -6,9 +6,9 @@ from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
 from holdfast.core.snapshots.checkpoint_reports import StorageWatch
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Done
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.node_errands import Done
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Address, Copy
 from holdfast.wire.agent_messages import Hello
@@ -76,18 +76,18 @@ class NodeRegistry:
         self.storage.on_told(at, self._view.generation, told.stored, told.missed)
 
     def record_loss_source(self, source: str) -> bool:
-        """Record a source of losses; return whether to announce it: True for the first few distinct sources."""
+        """Record a source of losses. Return whether to announce it, which is so for the first few sources."""
         if not source or source in self._loss_sources or len(self._loss_sources) >= _SOURCES:
             return False
         self._loss_sources.add(source)
         return True
 
     def record_replayable(self, replayable: str) -> None:
-        """Record whether the script's work may be done again: "seeded", "unseeded", or "" for not at all."""
+        """Record whether the script can repeat its work: "seeded", "unseeded", or "" if it cannot."""
         self.replayable = replayable
 
     def record_imports(self, modules: tuple[str, ...]) -> None:
-        """Record the script's modules in rank 0's zygote; none if that zygote cannot fork ranks with them."""
+        """Record the script's modules in rank 0's zygote; () if no rank can be forked with these modules."""
         self.imports = modules
 
     def record_orphaned(self, generation: int) -> None:
@@ -106,7 +106,7 @@ class NodeRegistry:
         self.beats.pop(node, None)
 
     def record_departure(self, node: str) -> None:
-        """Record that a node was told to leave, so that its silence raises no alarm; forget what it holds."""
+        """Record that a node was told to leave. Its silence then raises no alarm, and its copies are forgotten."""
         self._left.add(node)
         self._silence.forget_node(node)
         self.copies.pop(node, None)
@@ -118,17 +118,17 @@ class NodeRegistry:
         self.copies = {node: held for node, held in self.copies.items() if node in nodes}
 
     def drop_copies_after(self, step: int) -> None:
-        """Forget copies of steps after `step`: they belong to a lineage that the job leaves."""
+        """Forget copies of steps after `step`, because the job goes back to that step and makes new ones."""
         self.copies = {node: tuple(c for c in held if c.step <= step) for node, held in self.copies.items()}
 
     def lower_stored(self, step: int) -> None:
-        """Ignore checkpoints of steps after `step`: they belong to a lineage that the job leaves."""
+        """Ignore checkpoints of steps after `step`, because the job goes back to that step and makes new ones."""
         self.stored = min(self.stored, step)
 
     def expect_nodes(self, now: float, nodes: Collection[str], alone_since: float) -> None:
-        """Give nodes of an earlier controller time to reconnect before they count as silent. `alone_since` is when that
-        controller was last alive, 0 if unknown. If that was long ago, nodes get only this time; else the limit of
-        silence comes on top."""
+        """Give the nodes of an earlier controller time to reconnect before they count as silent. `alone_since` is when
+        the earlier controller was last alive; 0 if unknown. If it was alive until recently, or if that is unknown, the
+        nodes also get the usual limit of silence."""
         looked = bool(alone_since) and now > alone_since + _RECONNECT_S
         heard_at = now + max(0.0, _RECONNECT_S - (self._silence.limits.silence_s if looked else 0.0))
         for node in nodes:
@@ -141,7 +141,7 @@ class NodeRegistry:
         return self._silence.overdue_alarms(now)
 
     def misses_link(self) -> bool:
-        """Whether a node that does not count as silent yet has no link."""
+        """Return whether there is a node without a link that does not count as silent yet."""
         return any(not self._links.is_linked(node) for node in self._silence.watched_nodes)
 
     def heard_at(self, node: str) -> float | None:
@@ -149,14 +149,14 @@ class NodeRegistry:
         return self._silence.heard_at(node)
 
     def may_accuse(self, node: str, suspects: Collection[str]) -> bool:
-        """Whether a node may accuse these suspects: only itself or, if it connected through this host's unix socket,
-        any node of this host, because one agent may report for all nodes of its host."""
+        """Return whether a node may accuse these suspects. A node may accuse itself. If it connected through this
+        host's unix socket, it may accuse any node of this host, because one agent may report for all of them."""
         return set(suspects) <= ({node} | self._local if node in self._local else {node})
 
     def may_raise_alarm(self, node: str, alarm: Alarm) -> bool:
-        """Whether a node may raise this alarm; nodes of this host may. From another host, a node without a seat may
-        accuse only itself, and not about the running generation; a node with a seat may name only its own ranks of that
-        generation."""
+        """Return whether a node may raise this alarm. A node of this host may raise any alarm about nodes that it may
+        accuse. A node of another host may accuse only itself. Without a seat, its alarm must not be about the running
+        generation. With a seat, it may name only its own ranks of the running generation."""
         if not self.may_accuse(node, alarm.suspects):
             return False
         seat, running = self._seat_of(node), self._view.generation
@@ -174,14 +174,15 @@ class NodeRegistry:
         return seat is not None and seat.has_rank(rank)
 
     def has_seat(self, node: str) -> bool:
-        """Whether a node has a seat in this generation, even if it was evicted or is silent."""
+        """Return whether a node has a seat in this generation, even if it was evicted or is silent."""
         return self._seat_of(node) is not None
 
     def is_seated(self, node: str) -> bool:
         return self.has_seat(node) and node not in self.lost_nodes()
 
     def has_left(self, node: str) -> bool:
-        """Whether a node of another host was told to leave for good, so that its messages are ignored."""
+        """Return whether this node was told to leave for good, so that its messages are ignored. Nodes of the
+        controller's own host are exempt. So are nodes that may return."""
         return node in self._left and node not in self._local and not self._view.may_return(node)
 
     def _seat_of(self, node: str) -> Seat | None:
@@ -191,26 +192,25 @@ class NodeRegistry:
         return self._seated.get(node)
 
     def lost_nodes(self) -> set[str]:
-        """Return the nodes that have left, and those that will leave because they fell silent in the open incident."""
+        """Return the nodes that have left, and the nodes that are about to leave because they fell silent."""
         return {*self._view.gone, *self._view.silent_nodes}
 
     def present_nodes(self) -> tuple[str, ...]:
-        """Return the nodes that are linked or expected soon; right after a controller restart, none is linked yet.
-
-        A node that was told to leave does not count: it answers no more, even if its link lasts a little longer."""
+        """Return the nodes that are linked or are expected to link soon, as after a restart of the controller. A node
+        that was told to leave does not count: it answers no more, even if its link lasts a little longer."""
         awaited = {seat.node for seat in self._view.seats} - self.lost_nodes()
         present = {*self._links.linked_nodes, *awaited} - self._left
         return tuple(sorted({*present, *self._view.pool, *self._view.under_probe}))
 
     def ranks_beside(self, node: str) -> tuple[int, ...]:
-        """Return the ranks of other present nodes that are, or may be, on the same host as this one."""
+        """Return the ranks of other present nodes on this node's host, or of nodes whose host is unknown."""
         host, lost = self.hosts.get(node), self.lost_nodes()
         beside = [s for s in self._view.seats if s.node not in (node, *lost) and self.hosts.get(s.node, host) == host]
         return tuple(rank for seat in beside for rank in seat.ranks)
 
     def has_heard_host(self, node: str) -> bool:
-        """Return whether all present nodes that are, or may be, on this node's host have sent this controller a beat,
-        since any of them may report the host's links."""
+        """Return whether this controller has received a beat from every present node on this node's host. Nodes whose
+        host is unknown count as well. Any of these nodes may be the one that reports the host's links."""
         host = self.hosts.get(node)
         return all(one in self.beats for one in self.present_nodes() if self.hosts.get(one, host) == host)
 

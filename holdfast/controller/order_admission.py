@@ -7,9 +7,9 @@ from typing import Annotated, NamedTuple, get_args
 import msgspec
 
 from holdfast.core.decide.job_view import JobView
+from holdfast.model.code_release import Release
 from holdfast.model.event import Order, OrderVerb, Phase
 from holdfast.model.message_bounds import Name, Number
-from holdfast.model.release import Release
 
 VERBS: tuple[OrderVerb, ...] = get_args(OrderVerb)
 NO_SUCH_ORDER = f"there is no such order; the orders are {', '.join(VERBS)}"
@@ -29,7 +29,7 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     window_s: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] = 0.0
 
     def make_order(self, who: str) -> Order | None:
-        """Return the order, as given by a person whose name is proved; None if no order has this verb."""
+        """Return the order as given by `who`, whose identity is proved. Return None if no order has this verb."""
         verb = next((verb for verb in VERBS if verb == self.verb), None)
         if verb is None:
             return None
@@ -77,8 +77,8 @@ class OrderRefusal(NamedTuple):
 
 
 def order_refusal(view: JobView, order: Order, linked: Collection[str] = ()) -> OrderRefusal | None:
-    """Return why an order cannot be taken; None if it can. `linked` are all connected nodes, including those that are
-    not ready and so not known to the job."""
+    """Return why an order cannot be taken; None if it can. `linked` are all connected nodes. The job does not know
+    those of them that are not ready yet."""
     if order.verb != "stop" and view.phase in (Phase.ENDING, Phase.DONE):
         text = f"the job is ending and takes only stop; '{order.verb}' comes too late"
         return OrderRefusal(OrderFault.JOB_ENDING, text)

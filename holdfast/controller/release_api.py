@@ -6,8 +6,8 @@ from aiohttp import web
 
 from holdfast.controller.control_loop import Controller
 from holdfast.core.record.release_history import ReleaseOverview
+from holdfast.model.code_release import Fate, Release
 from holdfast.model.event import Order
-from holdfast.model.release import Fate, Release
 from holdfast.wire.releases import release_signature, tree_archive
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
 
@@ -38,7 +38,7 @@ def update_fault(controller: Controller, order: Order) -> str:
 
 
 async def signature_fault(controller: Controller, order: Order) -> str:
-    """Say why an update's signature is not accepted; empty if it is, or if the job asks for none."""
+    """Return why an update's signature is not accepted; empty if it is accepted or none is required."""
     signers = controller.settings.release.signers
     if order.verb != "update" or order.release is None or not signers:
         return ""

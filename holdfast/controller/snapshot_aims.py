@@ -1,4 +1,4 @@
-"""Chooses which node keeps copies of which node's snapshots, and sends every node its aim."""
+"""Chooses which node copies snapshots to which, and sends every node its aim: the step to pin and copy next."""
 
 from collections.abc import Callable, Collection
 
@@ -28,7 +28,7 @@ class SnapshotAims:
         self._certificates = certificates
         self._say = say
         self._exposed: tuple[str, ...] = ()
-        self._is_behind = False
+        self._is_behind = self._is_lone = False
         self._revoked: tuple[str, ...] = ()  # as all nodes of the last generation were told
 
     def place_copies(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> None:
@@ -36,7 +36,7 @@ class SnapshotAims:
         exposed = self.floor.on_launch(generation, seats, mesh)
         if self._certificates.revoked_ids() != self._revoked:  # a node is back: its first requests come with the launch
             self.send_aims()
-        self._is_behind = False  # nothing is known of the new generation's copies yet
+        self._is_behind = self._is_lone = False  # nothing is known of the new generation's copies yet
         if exposed != self._exposed:
             self._exposed = exposed
             for sentence in exposed:
@@ -53,15 +53,20 @@ class SnapshotAims:
         self._say_pace()
 
     def _say_pace(self) -> None:
-        """Say once that copies do not keep up with the job, and once that they keep up again."""
+        """Say once that copies do not keep up with the job, and once that they keep up again. Say the same of second
+        copies that cannot be kept."""
         if bool(self.floor.behind) != self._is_behind:
             self._is_behind = not self._is_behind
             self._say(self.floor.behind or f"copies on peers keep up again: they are of step {self.floor.floor}")
+        if bool(self.floor.lone) != self._is_lone:
+            self._is_lone = not self._is_lone
+            self._say(self.floor.lone or f"all states have two copies again, of step {self.floor.floor}")
 
     def on_hello(self, node: str) -> None:
-        """Send aims to a node that has just linked, and to the nodes whose aims contain its keeper's address. Aims for
-        all nodes at every hello would be a quadratic number of messages."""
-        peers = {own for own, peer in self.floor.peers.items() if peer == node}
+        """Send an aim to a node that has just linked, and to each node whose aim contains the address of that node's
+        keeper. All other nodes get no aim, or the number of messages would be quadratic."""
+        kept = (*self.floor.peers.items(), *self.floor.seconds.items())
+        peers = {own for own, peer in kept if peer == node}
         halved = {own for own, halves in self.floor.halves.items() if any(half.keeper == node for half in halves)}
         self.send_aims({node, *peers, *halved} & self.floor.nodes)
 
@@ -73,7 +78,8 @@ class SnapshotAims:
     def aim_of(self, node: str) -> Aim:
         aim, at = self.floor.aim_for(node), self._registry.keepers
         halves = tuple(msgspec.structs.replace(half, keeper_at=at.get(half.keeper, ("", 0))) for half in aim.halves)
-        return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
+        peer_at, second_at = at.get(aim.peer, ("", 0)), at.get(aim.second, ("", 0))
+        return msgspec.structs.replace(aim, peer_at=peer_at, second_at=second_at, halves=halves)
 
     def send_aims(self, nodes: Collection[str] | None = None) -> None:
         """Send aims to these nodes, or to all if `nodes` is None."""

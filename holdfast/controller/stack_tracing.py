@@ -22,7 +22,7 @@ class StackTracing:
     async def take_traces(
         self, deadline_s: float, native: bool = False, nodes: tuple[str, ...] | None = None
     ) -> tuple[Trace, ...]:
-        """Return the stacks of each of `nodes`, or of all linked nodes; a late node's trace holds an error."""
+        """Return the stacks of each of `nodes`, or of all linked nodes. A node without an answer gets an error."""
         wanted = self._links.linked_nodes if nodes is None else nodes
         self._newest += 1
         look = TraceRequest(id=self._newest, deadline_s=deadline_s, native=native)
@@ -40,7 +40,7 @@ class StackTracing:
         return tuple(round.traces.get(node) or Trace(node=node, at=self._now(), error=late) for node in wanted)
 
     def on_trace(self, node: str, looked: TraceAnswer) -> None:
-        """Add a node's answer to the round that asked for it; drop late answers and answers about another node."""
+        """Add a node's answer to the round that asked for it. Drop late answers, and answers about another node."""
         round = self._open.get(looked.id)
         if round is not None and looked.trace.node == node:
             round.add_trace(looked.trace)

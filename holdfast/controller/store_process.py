@@ -24,8 +24,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class StoreProcess:
-    """Keeps the store process running and has it open one TCPStore server per generation. The process ends some time
-    after the last controller has disconnected, so every controller stays connected."""
+    """Keeps the store process running. That process opens one TCPStore server per generation. It ends some time after
+    the last controller has disconnected, so every controller stays connected to it."""
 
     def __init__(self, run_dir: Path, host: str, lost_s: float, env: dict[str, str], server: Path | None) -> None:
         """`server` is the socket of a fork server, which has already imported torch; None if there is none."""
@@ -40,9 +40,8 @@ class StoreProcess:
         self._over = False
 
     async def connect_ahead(self, *, start: bool = True) -> None:
-        """Connect before the first request: a new store process starts slowly, and an old one may be about to end.
-
-        Without `start`, connect only to a store process that already runs: a resumed job may turn out to be over."""
+        """Connect before the first request, because a new store process starts slowly and an old one may be about to
+        end. Without `start`, connect only to a store process that already runs: the job may turn out to be over."""
         if not start:
             try:
                 unix_sockets.connect(self._run_dir / "store.sock").close()
@@ -140,5 +139,5 @@ class StoreProcess:
 
 
 def _is_over(reader: asyncio.StreamReader) -> bool:
-    """Whether the connection to the store process has ended, even before the process accepted it."""
+    """Return whether the connection to the store process has ended. It may end before it was accepted."""
     return reader.at_eof() or reader.exception() is not None

@@ -23,7 +23,7 @@ class TrackerFigures:
         self._told: set[str] = set()
 
     def on_beat(self, now: float, beat: Beat) -> None:
-        """Send the job's figures to a seated node that asks for them: after each incident, and now and then."""
+        """Send the job's figures to a seated node that asks for them: after each incident, and also at intervals."""
         if not beat.trackers or beat.generation != self._view.generation:
             return
         if beat.trackers not in self._told and len(self._told) < _SAID:
@@ -37,7 +37,8 @@ class TrackerFigures:
             self._sent[beat.node] = now, generation, incidents
 
     def _make_figures(self, now: float, generation: int, incidents: int) -> JobFigures:
-        """Return figures that are no older than a second: of 2,048 nodes each has its own beat."""
+        """Return the job's figures. They are computed at most once a second, because thousands of nodes ask in their
+        beats."""
         made_at, *made = self._made
         if self._figures is not None and made == [generation, incidents] and now < made_at + 1.0:
             return self._figures

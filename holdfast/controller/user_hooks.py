@@ -157,7 +157,7 @@ class UserHooks:
     # --- an address --------------------------------------------------------------------------------------------
 
     async def _post_notice(self, notice: HookNotice) -> str:
-        """Post a notice; returns why it failed, or "". The URL may hold a secret, so only its host is ever shown."""
+        """Post a notice. Return why it failed, or "". The URL may hold a secret, so only its host is ever shown."""
         if not self._limits.url:
             return ""
         host = urlsplit(self._limits.url).hostname or ""
@@ -176,7 +176,7 @@ class UserHooks:
                 return
 
     async def _post_once(self, notice: HookNotice, trust_env: bool) -> tuple[str, bool]:
-        """Post once; returns why the notice was not accepted, and whether to try again."""
+        """Post once. Return why the notice was not accepted, and whether to try again."""
         slack = self._limits.format == "slack"
         body = msgspec.json.encode({"text": format_slack(notice)} if slack else notice)
         try:

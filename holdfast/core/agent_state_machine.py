@@ -5,10 +5,10 @@ from collections import OrderedDict, deque
 import msgspec
 
 from holdfast.core.detect import nonfinite_loss
-from holdfast.model.alarm import Alarm, Stance
-from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.event import Ended
 from holdfast.model.message_bounds import Number
+from holdfast.model.node_errands import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Exit, Loss
 from holdfast.model.probe import Finding
 from holdfast.model.replay_task import ReplayResult
@@ -78,7 +78,7 @@ class RankExited(msgspec.Struct, frozen=True):
 
 
 class ExitJudged(msgspec.Struct, frozen=True):
-    """The judge has made an alarm for a rank that ended badly, from its last words if they could be read in time."""
+    """An alarm has been made for a rank that ended badly, from the end of the rank's log if it was read in time."""
 
     exit: Exit
     alarm: Alarm
@@ -139,7 +139,7 @@ class CarryOut(msgspec.Struct, frozen=True):
 
 
 class JudgeExit(msgspec.Struct, frozen=True):
-    """Have another process judge a rank's last words, because judging them may take any length of time."""
+    """Have another process judge the end of a rank's log, because judging it may take any length of time."""
 
     exit: Exit
 
@@ -183,7 +183,7 @@ class AgentProtocol:
         *,
         epoch: int = 0,
     ) -> tuple[Deed, ...]:
-        """Take over the state of this node's earlier agent. `leave` is the Leave errand that it had begun, if any."""
+        """Take over the state of this node's earlier agent. `leave` is its errand to leave the job, if it had one."""
         self._done = {d.id: d for d in done}
         self.generation, self.expected, self.stopped = generation, set(ranks), stopped
         self._begun = generation
@@ -196,9 +196,9 @@ class AgentProtocol:
         return not self._linked
 
     def occupied_by(self, running: int) -> int:
-        """Return the newest generation that has ranks on this node or may soon have some; 0 if there is none. A
-        generation counts from its launch errand, before it has ranks, until this node is told to stop it. After that,
-        return `running`: the generation whose processes were seen here."""
+        """Return the newest generation that may have ranks on this node; 0 if there is none. A generation that was
+        launched here counts until this node is told to stop it. If no such generation is left, return `running`, the
+        generation whose processes were seen here."""
         return self.generation if self.generation > self.stopped else running
 
     def step(self, now: float, news: News) -> tuple[Deed, ...]:
@@ -261,13 +261,13 @@ class AgentProtocol:
         return (CarryOut(errand),)
 
     def _begin_leaving(self, errand: Leave) -> tuple[Deed, ...]:
-        """Start to leave the job, and record it on disk: nobody else would tell a new agent to finish leaving."""
+        """Begin to leave the job. Record the order on disk first, so that a new agent knows that it must finish."""
         self.leaving, self.stopped = True, self.generation
         return (RememberLeaving(errand), CarryOut(errand))
 
     def _is_over(self, generation: int) -> bool:
-        """Whether to refuse a launch of this generation: it or a newer one was already stopped or launched here. A
-        launch that an earlier agent of this node began may be repeated, since it may be incomplete."""
+        """Return whether to refuse a launch of this generation: this or a newer one was stopped or launched here. A
+        launch that this node's earlier agent began is not refused, since it may be incomplete."""
         return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
 
     def _on_finished(self, news: ErrandDone) -> tuple[Deed, ...]:
@@ -323,7 +323,8 @@ class AgentProtocol:
         return self._post_due()
 
     def _post_due(self) -> tuple[Deed, ...]:
-        """Send waiting posts in the order of their events. An exit that is still being judged holds up later posts."""
+        """Return the due messages to the controller, in the order of their events; none while there is no link. The
+        exit of a rank that is still being judged holds up later messages."""
         posts = []
         while self._due and not isinstance(body := self._due[0], Exit):
             self._due.popleft()

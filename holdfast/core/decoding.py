@@ -1,7 +1,7 @@
-"""Decoders for input from outside the process: any bytes give a value or a `msgspec.DecodeError`.
+"""Decoders for input from outside the process. Any bytes give a value or a `msgspec.DecodeError`.
 
-msgspec alone lets other errors through: for text that is not UTF-8, nesting that is too deep, and numbers that are
-too large. tomllib does so too; `from_toml` raises `tomllib.TOMLDecodeError`.
+msgspec alone raises other errors for text that is not UTF-8, for nesting that is too deep, and for numbers that are too
+large. tomllib does the same; `from_toml` raises `tomllib.TOMLDecodeError` for all of these.
 """
 
 import tomllib

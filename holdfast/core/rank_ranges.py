@@ -19,7 +19,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 def format_nodes(nodes: Iterable[str]) -> str:
-    """Format nodes for a sentence in their order, as `n0, n1`; of many, the first few and how many more."""
+    """Format nodes for a sentence in their order, as `n0, n1`. Of many nodes, name the first few and count the rest."""
     names = list(nodes)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"

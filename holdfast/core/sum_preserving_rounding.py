@@ -12,9 +12,10 @@ def in_tenths(seconds: float) -> float:
 
 
 def share_tenths(parts: Mapping[K, float], total: float | None = None) -> dict[K, float]:
-    """Round the parts to tenths that add up to the rounded total; those with the largest remainders are rounded up.
+    """Round the parts to tenths that add up to the rounded total. The parts with the largest remainders are rounded up.
 
-    If the total is itself a sum of rounded rows, the difference may be larger; then the largest parts absorb it.
+    If the total is itself a sum of rounded rows, it may differ from the parts by more than rounding explains. The
+    largest parts then take the rest of the difference.
     """
     whole = round(10 * in_tenths(sum(parts.values()) if total is None else total))
     shared = {key: int(10 * seconds + 1e-6) for key, seconds in parts.items()}

@@ -35,7 +35,7 @@ def sentence_of_ours(text: str) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Return whether this is text throughout; what the system gave us as bytes, such as a file name, may not be."""
+    """Return whether every character is valid text. A file name from the system may contain bytes that are not."""
     return not _HALVES.search(text)
 
 
@@ -45,7 +45,7 @@ def plain_line(text: str) -> str:
 
 
 def _as_text(text: str) -> str:
-    """Return the text with U+FFFD for bytes that are no text, such as in names of files."""
+    """Return the text with U+FFFD in place of bytes that are no valid text. File names may contain such bytes."""
     return _HALVES.sub("\ufffd", text)
 
 
@@ -55,7 +55,8 @@ def cut_words(text: str, most: int) -> str:
 
 
 def mark_cut(text: str) -> str:
-    """Return a text that was cut, without the half word at its end, and with a mark that it was cut."""
+    """Return a text whose end was cut off, with the mark for cut text in its place. A last word that may be incomplete
+    is removed, unless half of the text would go with it."""
     words = text.rpartition(" ")[0]
     return f"{words if 2 * len(words) > len(text) else text}{CUT}"
 

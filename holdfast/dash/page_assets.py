@@ -18,7 +18,8 @@ _EXPORT = re.compile(r"^export (?:(?:async )?function|const) (\w+)", re.M)
 
 @cache
 def served_assets() -> dict[str, str]:
-    """Return the files that a browser fetches, by name: all modules are one script, as each request takes its time."""
+    """Return the files that a browser fetches, by name. All modules are joined into one script, because each request
+    takes time."""
     assets = read_assets()
     modules = {name for name in assets if name.endswith(".js")} - {_MAIN}
     return {name: text for name, text in assets.items() if name not in modules} | {_MAIN: join_modules(assets)}

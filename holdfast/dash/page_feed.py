@@ -30,7 +30,7 @@ def shown_sections(view: PageView) -> Sections:
 
 
 def compare_sections(before: Sections, after: Sections) -> Sections:
-    """Return the sections that changed; of a list or object in them, only the entries or fields that changed."""
+    """Return the sections that changed. Lists and objects among them have only their changed entries or fields."""
     return {name: _compare_values(before.get(name), new) for name, new in after.items() if before.get(name) != new}
 
 
@@ -44,7 +44,7 @@ def _compare_values(old: Any, new: Any) -> Any:
 
 
 class PageFeed:
-    """Folds new journal entries into versions of the page's view. Other threads may call only `patches_since`."""
+    """Reads new journal entries and keeps versions of the page's view. Other threads may call only `patches_since`."""
 
     def __init__(self, source: PageSource, clock: Callable[[], float] = time.monotonic) -> None:
         self._source, self._clock = source, clock
@@ -78,7 +78,7 @@ class PageFeed:
         self.whole = msgspec.json.encode({"version": self.version, "sections": after})
 
     def patches_since(self, version: int) -> list[bytes] | None:
-        """Return the changes since a version, oldest first; None if that version is too old."""
+        """Return the changes since a version, the oldest first; None if the changes since then are no longer kept."""
         found = [(number, patch) for number, patch in list(self._patches) if number > version]
         if version > self.version or (version < self.version and (not found or found[0][0] != version + 1)):
             return None
@@ -96,8 +96,8 @@ class PageFeed:
         return render_page(f"holdfast: {self._sections['head']['run_id']}", sections, stories)
 
     def tell_story(self, number: int, *, logged: bool = True) -> Any:
-        """Return the story of an incident as plain values, with what the ranks in question printed last before it; None
-        if there is no such incident."""
+        """Return the story of an incident as plain values, with the last output of the ranks that the story names.
+        Return None if there is no such incident. Without `logged`, leave the output out."""
         story = self._fold.tell_story(number)
         if story is None:
             return None
@@ -114,6 +114,6 @@ class PageFeed:
         return {"rank": rank, "lines": [line[:_LINE_CHARS] for line in lines[-_LINES:]]}
 
     def compare_release(self, number: int) -> Any:
-        """Return what a release changed against the one before it, as plain values; None if there is no such pair."""
+        """Return what a release changed against the one before it, as plain values; None if either is unknown."""
         pair = self._fold.find_releases(number)
         return strip_tree(msgspec.to_builtins(compare_releases(self._source, *pair))) if pair else None

@@ -1,5 +1,5 @@
-"""Access control of a job's page: the first browser that sends the code in the page's address gets a key. The key is a
-header, not a cookie, which a browser would also send to other users' servers on this host."""
+"""Access control of a job's page. The first browser that sends the code in the page's address gets a key, and sends the
+key in a header. A cookie would not do: browsers also send cookies to other users' servers on this host."""
 
 import secrets
 

@@ -14,7 +14,7 @@ class SourceError(Exception):
 
 
 class JobPresence(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller's status, or why the job has no controller."""
+    """The status that a job's controller reports, or the reason why the job has no controller."""
 
     status: dict[str, Any] | None = None  # as the controller tells it; None: there is no controller
     absence: str = ""  # why there is none
@@ -31,11 +31,12 @@ class PageSource(Protocol):
         """Return the controller's status, or why none answers; runs in the same thread as `read_entries`."""
 
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a request to the controller and return its answer; SourceError if it refuses or no controller runs."""
+        """Send a request to the controller and return its answer. Raise SourceError if it refuses or no controller
+        runs."""
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
-        """Return the last lines of a rank's output, of its newest generation or of this one; SourceError if this host
-        does not have them."""
+        """Return the last lines that a rank printed in this generation, or in its newest if `generation` is 0. Raise
+        SourceError if this host does not have the rank's output."""
 
     def find_archive(self, digest: str) -> Path:
-        """Return the archive of a release's tree; SourceError if this host does not have it."""
+        """Return the archive of a release's tree. Raise SourceError if this host does not have it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.dash.page_source import PageSource, SourceError
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases.tree_archive import ArchiveError, archive_contents, archive_files
 
 _FILES, _LINES, _LINE_CHARS = 50, 600, 400
@@ -19,7 +19,7 @@ class ReleaseDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_releases(source: PageSource, before: Release, after: Release) -> ReleaseDiff:
-    """Return what a release changed; SourceError, in one sentence, if that cannot be known here."""
+    """Return what a release changed. Raise SourceError, with one sentence, if that cannot be known here."""
     found = list(_compare_commands(before, after))
     files = 0
     if before.digest != after.digest:
@@ -44,7 +44,7 @@ def _compare_commands(before: Release, after: Release) -> Iterator[str]:
 
 
 def _compare_trees(source: PageSource, before: Release, after: Release) -> tuple[list[str], int]:
-    """Return the lines in which two trees differ, and in how many further files they differ."""
+    """Return the lines in which two trees differ, and the number of differing files that these lines leave out."""
     for release in (before, after):
         if not release.digest:
             raise SourceError(f"release {release.number} ran where its files stand, and no copy of them was kept")

@@ -1,4 +1,4 @@
-"""The summary of several runs as one file to mail: no script, nothing fetched, in the style of the page."""
+"""The summary of several runs as one file to mail, in the style of the page. It has no script and fetches nothing."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

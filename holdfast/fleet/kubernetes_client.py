@@ -43,7 +43,7 @@ class UnknownFieldError(ValueError):
 
 
 def read_config() -> KubeConfig:
-    """Return the credentials of this pod's service account or of the kubeconfig; OSError if there are none."""
+    """Return the credentials of this pod's service account or of the kubeconfig. Raise OSError if there are none."""
     try:
         return KubeConfig.from_env()
     except (ConfigError, OSError) as e:
@@ -56,7 +56,7 @@ def default_namespace(config: KubeConfig) -> str:
 
 
 def check_pod(manifest: Manifest) -> None:
-    """Raise UnknownFieldError if the manifest has a field that pods lack, ValueError if one has the wrong type."""
+    """Raise UnknownFieldError if the manifest has a field that pods lack, ValueError if a field has a wrong type."""
     try:
         kept = Pod.from_dict(manifest).to_dict()
     except (msgspec.ValidationError, TypeError) as e:
@@ -101,7 +101,8 @@ def _told_errors() -> Iterator[None]:
 
 
 async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Return the result of `ask`, called again for up to 30 s if we lack a right; FleetRefusal if it stays refused."""
+    """Return the result of `ask`. If Kubernetes says that we lack a right, call `ask` again for up to 30 s. Raise
+    FleetRefusal after that, or at once for another refusal."""
     until = time.monotonic() + _RIGHTS_S
     while True:
         try:
@@ -193,7 +194,7 @@ class KubernetesClient:
             await self._client.patch(Node, name, patch, patch_type=PatchType.MERGE)
 
     async def get_or_make_lease(self, name: str, labels: dict[str, str]) -> Lease:
-        """Return the lease of this name, which is made if there is none."""
+        """Return the lease of this name. Make it if there is none."""
         with _told_errors():
             try:
                 return await self._client.get(Lease, name)
@@ -208,6 +209,6 @@ class KubernetesClient:
                 return await self._client.get(Lease, name)
 
     async def replace_lease(self, lease: Lease) -> Lease:
-        """Write a lease back; KubernetesError with CONFLICT if somebody else was faster."""
+        """Write a lease back. Raise KubernetesError with CONFLICT if somebody else was faster."""
         with _told_errors():
             return await self._client.replace(lease)

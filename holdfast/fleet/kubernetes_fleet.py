@@ -25,7 +25,7 @@ from holdfast.fleet.pod_manifest import (
 from holdfast.fleet.pod_reading import HostView, PodView, describe_pod, has_ended, is_in_doubt
 from holdfast.fleet.pod_table import PodTable
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetState
 from holdfast.model.observation import Departure
 
 _RECORDS = "pods.json"
@@ -142,7 +142,8 @@ class KubernetesFleet:
         return self._owner
 
     async def _find_bad_hosts(self, evicted: Collection[str]) -> list[str]:
-        """Return the hosts to avoid: those of nodes that were or are being evicted, or whose pods have failed."""
+        """Return the hosts to avoid: those of nodes that were or are being evicted, or whose pods failed or are in
+        doubt."""
         await self._table.refresh(anew=True)
         nodes = {*self._records.nodes, *evicted}  # of a pod that has just gone, no record may be left
         pods = {node: self._table.pods.get(node) or self._table.removed.get(node) for node in sorted(nodes)}
@@ -178,7 +179,7 @@ class KubernetesFleet:
         self._keep(nodes={name: one for name, one in self._records.nodes.items() if name != node})
 
     async def _end_pod(self, node: str) -> None:
-        """Delete the pod, and wait for proof that it has ended; OSError if no proof comes in time."""
+        """Delete the pod, and wait for proof that it has ended. Raise OSError if no proof comes in time."""
         name = pod_name(self._shape.run, node)
         until, asked = time.monotonic() + _GRACE_S + _BEYOND_S, False
         while True:
@@ -196,7 +197,7 @@ class KubernetesFleet:
             await asyncio.sleep(_LOOK_S)
 
     async def _is_over(self, node: str, name: str) -> bool:
-        """Return whether the pod has ended; OSError if nobody can tell."""
+        """Return whether the pod has ended. Raise OSError if nobody can tell."""
         pod = self._table.pods.get(node)
         if pod is not None:
             seen = describe_pod(pod, await self._look_at_host(pod))
@@ -212,7 +213,7 @@ class KubernetesFleet:
         return True
 
     async def _avoid_host_of(self, node: str, reason: str) -> None:
-        """Keep this job's later nodes off the host of this node, and other jobs' nodes too if we may taint the host."""
+        """Keep this job's later nodes off this node's host. Other jobs' nodes avoid the host if we may taint it."""
         with contextlib.suppress(KubernetesError):
             await self._table.refresh(anew=True)
         pod = self._table.pods.get(node) or self._table.removed.get(node)
@@ -247,7 +248,7 @@ class KubernetesFleet:
         return FleetNode(state=FleetState.UNKNOWN, reason="its pod is not there any more, and nobody saw it end")
 
     async def _look_at_host(self, pod: PodView) -> HostView | None:
-        """Return a pod's host, from memory unless the host or the pod is in trouble; None if we may not read it."""
+        """Return a pod's host; None if we may not read it. It is read anew only if host or pod is in trouble."""
         name = pod.spec.node_name
         known = self._hosts.get(name)
         if name and (name not in self._hosts or is_in_doubt(pod) or (known is not None and known.trouble)):
@@ -260,8 +261,8 @@ class KubernetesFleet:
         return self._hosts.get(name)
 
     async def _delete_strays(self) -> None:
-        """Delete this run's pods that have no record, as after an interrupted acquisition, or that were given back. The
-        record of a node that was given back is kept until its end is proven."""
+        """Delete this run's pods that have no record, which an interrupted acquisition leaves, and those of nodes that
+        were given back. The record of a node that was given back is kept until its end is proven."""
         records = self._records.nodes
         left = {node for node, record in records.items() if record.released} - self._ending
         for node in left:
@@ -277,7 +278,8 @@ class KubernetesFleet:
             await self._call_all([self._delete_node(node) for node in sorted(deleted)])
 
     async def _gather(self, found: dict[str, FleetNode]) -> None:
-        """Delete all pods if too few got machines in time: two jobs may each hold machines that the other waits for."""
+        """Give all pods back if too few of them got machines in time. Otherwise two jobs could each hold machines that
+        the other one waits for."""
         having = [node for node, seen in found.items() if seen.state in (FleetState.STARTING, FleetState.UP)]
         queued = [node for node, seen in found.items() if seen.state is FleetState.QUEUED]
         if self._records.gathered or self._shape.is_queued or not self._wishes.gather_s:
@@ -313,7 +315,7 @@ class KubernetesFleet:
             self._keep(nodes=self._records.nodes | {node: record})
 
     async def _call_all(self, calls: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Await all calls, a few at a time; raise the first refusal, or else the first error."""
+        """Await all calls, a few at a time. Raise the first FleetRefusal among the errors, else the first error."""
 
         async def call(one: Coroutine[Any, Any, None]) -> None:
             async with self._room:

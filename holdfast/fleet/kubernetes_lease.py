@@ -20,7 +20,7 @@ _LOOK_S = 1.0
 
 class KubernetesLease:
     def __init__(self, client: KubernetesClient, run: str, holder: str, note: Path, say: Callable[[str], None]) -> None:
-        """`note` is a file of the run with the name of the controller that last took the lease on this machine."""
+        """`note` is a file. It holds the name of the run's controller that last took the lease on this machine."""
         self._client, self._run, self._holder, self._note, self._say = client, run, holder, note, say
         self._seen = ""  # the holder and its last renewal, by its own clock
         self._seen_at = 0.0  # when it changed last, by ours: clocks of other hosts are not compared
@@ -48,7 +48,7 @@ class KubernetesLease:
             await asyncio.sleep(_LOOK_S)
 
     async def keep(self) -> None:
-        """Renew the lease forever; LeaseLostError if another controller has it."""
+        """Renew the lease forever. Raise LeaseLostError if another controller has it."""
         while True:
             await asyncio.sleep(_RENEW_S)
             try:
@@ -60,7 +60,7 @@ class KubernetesLease:
                 continue  # nobody else gets it from a cluster that cannot be asked; a conflict is looked at again
 
     async def let_go(self) -> None:
-        """Give up the lease; if holdfast made it, delete it, and with it Kubernetes deletes the run's other objects."""
+        """Give up the lease. Delete it if holdfast made it; Kubernetes then deletes the run's other objects with it."""
         try:
             lease = await self._find()
             labels = (lease.metadata.labels if lease.metadata else None) or {}
@@ -83,7 +83,7 @@ class KubernetesLease:
             return False
 
     def _is_free(self, lease: Lease) -> bool:
-        """Whether the lease can be taken: it is ours, has no holder, or was not renewed for its whole duration."""
+        """Return whether the lease can be taken: it is ours, has no holder, or was not renewed in time."""
         spec = lease.spec or LeaseSpec()
         if _holder_of(lease) in ("", self._holder):
             return True

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs
 from holdfast.wire.program_fork_server import ProgramProcess
@@ -82,7 +82,7 @@ class LocalFleet:
         return tuple(found)
 
     def _used_numbers(self) -> list[int]:
-        """Return the numbers of all nodes that this run ever had; a name is never used twice in a run."""
+        """Return the numbers of all nodes of this run, past ones included, because no name is used twice in a run."""
         return sorted(int(path.name[1:]) for path in self._dir.iterdir() if _NAME.fullmatch(path.name))
 
     async def acquire(self, count: int, evicted: Collection[str] = ()) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class LocalFleet:
 
 
 def end_node(folder: Path, grace_s: float = 5.0) -> None:
-    """End a node's holder, then kill all other processes of the node; OSError if some survive."""
+    """End a node's holder, then kill all other processes of the node. Raise OSError if some survive."""
     mark = _node_mark(folder)
     pid = _read_pid(folder / "holder.pid")
     if pid and _signal_marked(pid, signal.SIGTERM, mark):
@@ -161,7 +161,8 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
 
 
 def survey_node(folder: Path) -> FleetNode:
-    """Return a local node's state: up if its holder runs; else starting, gone or unknown, by its other processes."""
+    """Return a local node's state. The node is up if its holder runs. Otherwise it is gone if none of its processes is
+    left, starting if it was never up, and unknown in all other cases."""
     was_up = (folder / "agent.log").exists()  # asked first: a holder notes its pid before it starts an agent
     pid = _read_pid(folder / "holder.pid")
     if pid and _has_mark(pid, _node_mark(folder)):
@@ -179,7 +180,7 @@ def survey_node(folder: Path) -> FleetNode:
 
 
 def node_processes(folder: Path) -> list[int]:
-    """Return the pids of all processes of a node, known by an environment variable, even if its holder is gone."""
+    """Return the pids of all processes of a node. An environment variable marks them, even if its holder is gone."""
     mark = _node_mark(folder)
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_mark(pid, mark)]
 
@@ -212,7 +213,8 @@ def _has_mark(pid: int, mark: str) -> bool:
 
 
 def _signal_marked(pid: int, number: int, mark: str) -> bool:
-    """Signal the process if its environment carries the mark, never a reused pid; return whether it was signalled."""
+    """Send the signal to a process whose environment carries the mark. Return whether the signal was sent. A process
+    that has only got the same pid later is never hit."""
     if not _has_mark(pid, mark):
         return False
     try:

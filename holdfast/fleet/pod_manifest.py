@@ -37,7 +37,7 @@ class PodShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_queued(self) -> bool:
-        """Whether the pods wait in a queue of Kueue, which admits them all at once."""
+        """Return whether the pods wait in a queue of Kueue, which admits all pods of a job at the same time."""
         return _QUEUE_LABEL in _whole_pod(self.template)["metadata"].get("labels", {})
 
 
@@ -114,7 +114,7 @@ def make_secret(shape: PodShape, node: str, files: Mapping[str, bytes], owner: M
 
 
 def owner_reference(run: str, uid: str) -> Manifest:
-    """Return the owner reference by which Kubernetes removes all objects of a run together with its lease."""
+    """Return an owner reference to the run's lease: when the lease goes, Kubernetes removes the run's objects, too."""
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "name": run, "uid": uid}
 
 
@@ -159,7 +159,7 @@ def _fill_container(own: Manifest, shape: PodShape, command: Sequence[str]) -> N
 
 
 def _add_volumes(spec: Manifest, own: Manifest, secret: str) -> None:
-    """Mount the secret, a folder for the run's files, and shared memory, which would be 64 MiB otherwise."""
+    """Mount the secret, a folder for the run's files, and shared memory (the default has only 64 MiB)."""
     ours: tuple[tuple[str, str, Manifest], ...] = (
         ("holdfast-secret", SECRET_FOLDER, {"secret": {"secretName": secret, "defaultMode": _SECRET_MODE}}),
         ("holdfast-home", HOME_FOLDER, {"emptyDir": {}}),

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetState
 
 # Labels that say where a machine is, from wide to narrow. Clusters have some of them, rarely all.
 PLACES = (
@@ -97,7 +97,7 @@ class _HostStatus(msgspec.Struct, frozen=True):
 
 
 class HostView(msgspec.Struct, frozen=True):
-    """The parts of a machine, which Kubernetes calls a node, that a fleet reads."""
+    """What a fleet reads about a machine. Kubernetes calls the machine a node."""
 
     metadata: _PodMeta = _PodMeta()
     status: _HostStatus = _HostStatus()
@@ -124,7 +124,7 @@ def view_host(host: Mapping[str, Any]) -> HostView:
 
 
 def describe_pod(pod: PodView, host: HostView | None = None, *, removed: bool = False) -> FleetNode:
-    """Return where the pod's node is. With `removed`, the pod no longer exists, and `pod` is its last state."""
+    """Return the fleet's report on the pod's node. With `removed`, `pod` is the last state of a pod that is gone."""
     name, near = pod.spec.node_name, host.near if host else ()
     if pod.status.phase in ("Succeeded", "Failed") or removed:
         reason = _ending_text(pod)
@@ -156,7 +156,7 @@ def has_ended(pod: PodView, *, removed: bool = False) -> bool:
 
 
 def is_in_doubt(pod: PodView) -> bool:
-    """Return whether the pod runs but is not ready, as when its machine is silent; then look at the machine too."""
+    """Return whether the pod runs but is not ready. Its machine may be silent, so the caller checks the machine."""
     return pod.status.phase == "Running" and any(
         one.type == "Ready" and one.status != "True" for one in pod.status.conditions
     )

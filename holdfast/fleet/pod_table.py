@@ -37,7 +37,7 @@ class PodTable:
         self._alone = asyncio.Lock()
 
     async def refresh(self, *, anew: bool = False) -> None:
-        """Apply the changes that the watch has reported; with `anew`, list all pods. OSError if the API server
+        """Apply the changes that the watch has reported; with `anew`, list all pods. Raise OSError if the API server
         fails."""
         async with self._alone:
             await self._read_changes(_SETTLE_S)

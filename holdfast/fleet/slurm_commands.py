@@ -74,7 +74,7 @@ class SlurmCommands:
         return max((int(word) for word in found.split() if word.isdecimal()), default=0)
 
     def look(self, jobs: Iterable[int], hosts: Iterable[str]) -> ClusterView:
-        """Ask Slurm about these jobs and hosts; OSError if Slurm does not answer."""
+        """Ask Slurm about these jobs and hosts. Raise OSError if Slurm does not answer."""
         asked = frozenset(jobs)
         if not asked:
             return ClusterView(asked=asked, jobs={}, steps=(), hosts={})
@@ -123,8 +123,9 @@ class SlurmCommands:
         return {id: self._name_end(job) for id, job in found.items()}
 
     def _name_end(self, job: SlurmJob) -> SlurmJob:
-        """Replace a job's state COMPLETING by its final state if the job's log names that; else return the job.
-        Older versions of Slurm report the final state late but write it to the log, in our folder unless redirected."""
+        """Return a COMPLETING job with the final state that the job's log names. Return any other job, or a job without
+        such a log, unchanged. Older versions of Slurm report the final state late, but write it to the log. The log is
+        in our folder unless the user redirects it."""
         if job.state != "COMPLETING":
             return job
         try:
@@ -135,7 +136,7 @@ class SlurmCommands:
         return msgspec.structs.replace(job, state=end) if end else job
 
     def cancel(self, what: str) -> None:
-        """Cancel a job (12) or a job step (12.3); one that is already over is no error."""
+        """Cancel a job (12) or a job step (12.3). It is no error if the job or step is already over."""
         done = self._run(["scancel", "--quiet", what])
         sentence = slurm_reports.last_sentence(done.stderr)
         if done.returncode and "invalid job" not in sentence.lower() and "already" not in sentence.lower():
@@ -146,7 +147,7 @@ class SlurmCommands:
         self._ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(hosts)}"])
 
     def drain_host(self, host: str, reason: str) -> None:
-        """Ask Slurm to give a host to no further job; OSError if we lack the right to."""
+        """Ask Slurm to give a host to no further job. Raise OSError if we lack the right to."""
         self._ask(["scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={reason}"])
 
     def start_step(self, words: Sequence[str], env: Mapping[str, str], log: str) -> int:
@@ -196,7 +197,7 @@ _children: dict[int, "subprocess.Popen[bytes]"] = {}  # of ours: polled, so that
 
 
 def is_alive(pid: int, mark: str) -> bool:
-    """Whether process `pid` still runs: it is our unfinished child, or has `mark` in its environment."""
+    """Return whether a process still runs. A process that is not our child must have `mark` in its environment."""
     if (child := _children.get(pid)) is not None:
         if child.poll() is None:
             return True

@@ -20,7 +20,7 @@ from holdfast.fleet.local_process_fleet import MARK
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive
 from holdfast.fleet.slurm_step_liveness import NodeRecord, judge_node, step_name
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.wire import run_and_node_specs
 
@@ -61,7 +61,7 @@ class SlurmFleet:
     can_acquire = True
 
     def __init__(self, run_dir: Path, plan: SlurmPlan, env: Mapping[str, str], mint: Callable[[str], str]) -> None:
-        """`mint` makes the token with which a node of this name enrols."""
+        """Read the records of this run's nodes. `mint` returns the token with which a node of a given name joins."""
         self.survey_s = _SOON_S
         self._dir, self._plan, self._env, self._mint = run_dir / FOLDER, plan, dict(env), mint
         self._dir.mkdir(parents=True, exist_ok=True)
@@ -128,8 +128,8 @@ class SlurmFleet:
         return tuple(f"n{number}" for number in range(first, first + count))
 
     def _submit_each(self, names: tuple[str, ...], some: bool) -> tuple[str, ...]:
-        """Submit one Slurm job per node. If Slurm refuses one, the earlier ones stay, and the caller asks again
-        later."""
+        """Submit one Slurm job per node, and return the nodes that have one. If Slurm refuses a job, the jobs before it
+        stay. Raise OSError if there are none, unless `some` nodes have a job already."""
         asked: list[str] = []
         for name in names:
             try:
@@ -142,7 +142,7 @@ class SlurmFleet:
         return tuple(asked)
 
     def _submit(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Submit one Slurm job for these nodes, recorded on disk first so that the next controller finds the job."""
+        """Write the nodes' records, so that the next controller finds the job. Then submit one Slurm job for all."""
         if not names:
             return ()
         job_name = f"holdfast-{self._plan.run_id}-{names[0]}"
@@ -210,7 +210,8 @@ class SlurmFleet:
         return view
 
     def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
-        """Return the fields of a node's record to change, by Slurm's news of its host, step, place or lost contact."""
+        """Return those fields of a node's record that Slurm's answers change, such as the node's host or place in the
+        network."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
             host = job.hosts[record.order]
@@ -294,7 +295,7 @@ class SlurmFleet:
                     _log.warning("%s is not drained: %s", record.host, e)
 
     def _end_node(self, node: str) -> None:
-        """End a node's job step, then give up its host. OSError unless Slurm has seen the step end."""
+        """End a node's job step, then give up its host. Raise OSError unless Slurm has seen the step end."""
         record = self._records[node]
         if not record.job:
             self._change({node: {"job": self._commands.find_job(record.job_name)}})
@@ -372,7 +373,7 @@ class SlurmFleet:
 
 
 def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
-    """Return `node` with an end no later than `end_at`, when the controller's own allocation ends."""
+    """Return `node` with an end no later than `end_at`, which is when the controller's own allocation ends."""
     if node.state not in (FleetState.STARTING, FleetState.UP):
         return node
     return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at), reason=node.reason or why)
@@ -404,7 +405,7 @@ def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
 
 
 def end_all(run_dir: Path, env: Mapping[str, str]) -> None:
-    """Cancel all remaining Slurm jobs and steps of a run, as a last resort; OSError if that fails."""
+    """Cancel all remaining Slurm jobs and steps of a run, as a last resort. Raise OSError if that fails."""
     folder = run_dir / FOLDER
     commands = SlurmCommands(env, str(folder))
     left = {name: record for name, record in read_records(folder).items() if not record.released and record.job}

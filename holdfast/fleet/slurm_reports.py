@@ -58,7 +58,7 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of the job runs any more on hosts that answer."""
+        """Return whether nothing of the job runs any more on hosts that answer."""
         return not (self.completing or self.is_queued or self.is_starting or self.is_running)
 
     @property
@@ -209,7 +209,7 @@ def last_sentence(stderr: str) -> str:
 
 
 def may_pass(sentence: str) -> bool:
-    """Whether this error may be temporary, so that Slurm may answer otherwise next time."""
+    """Return whether this error may be temporary, so that Slurm may answer otherwise next time."""
     return bool(_PASSING.search(sentence))
 
 

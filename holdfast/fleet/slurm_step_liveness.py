@@ -5,11 +5,11 @@ import msgspec
 from holdfast.fleet.slurm_commands import ClusterView
 from holdfast.fleet.slurm_reports import SlurmJob
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetState
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the fleet records about a node; it is on disk before the fleet acts."""
+    """What the fleet records about a node. The record is written to disk before the fleet acts on it."""
 
     job: int = 0  # 0: asked for, and Slurm's answer is not known
     job_name: str = ""
@@ -30,8 +30,8 @@ def step_name(node: str) -> str:
 
 
 def judge_node(node: str, record: NodeRecord, view: ClusterView, *, launching: bool) -> FleetNode:
-    """Return where a node is. `launching` says that its `sbatch` or `srun` is alive. A node is gone only if Slurm has
-    seen it end on a host with which Slurm never lost contact."""
+    """Return the fleet's view of a node. `launching` says that its `sbatch` or `srun` is alive. If Slurm ever lost
+    contact with the host of a running node, the node is unknown: an end that Slurm reports is no proof."""
     job = view.jobs.get(record.job)
     if record.job not in view.asked and (record.job or launching):
         return FleetNode(state=FleetState.QUEUED, reason="its job is being submitted")

@@ -1,1 +1,1 @@
-"""The journal, the record of a job, behind the Journal port."""
+"""The journal, which is the record of a job: implementations of the Journal interface."""

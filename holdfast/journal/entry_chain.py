@@ -1,4 +1,4 @@
-"""Encodes journal entries as bytes, and computes the checksum that ties each to the one before it.
+"""Encodes journal entries as bytes, and computes their checksums, each of which covers the one before it.
 
 Entries are msgpack, not JSON, because msgpack can hold every float that a script may report, including NaN and
 infinity.
@@ -42,7 +42,7 @@ class JournalRow(msgspec.Struct, frozen=True):
 
 
 def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = None) -> JournalRow:
-    """Return the next row; `chain` is the checksum of the row before it, and `key` encrypts environments."""
+    """Return an entry as the next row. `chain` is the checksum of the row before, and `key` encrypts environments."""
     event, decision = _ENCODER.encode(entry.event), _ENCODER.encode(entry.decision)
     if key:
         event, decision = key.encrypt_env(event), key.encrypt_env(decision)
@@ -51,7 +51,7 @@ def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = 
 
 
 def parse_row(values: tuple[object, ...]) -> JournalRow | None:
-    """Return the row; None if a value has the wrong type, as in a damaged file."""
+    """Return a table's row as a JournalRow; None if a value has the wrong type, as in a damaged file."""
     seq, at, event, decision, epoch, chain = values
     whole = isinstance(seq, int) and isinstance(at, float) and isinstance(epoch, int)
     if whole and isinstance(event, bytes) and isinstance(decision, bytes) and isinstance(chain, bytes):
@@ -60,7 +60,8 @@ def parse_row(values: tuple[object, ...]) -> JournalRow | None:
 
 
 def heading_checksum(start: bytes, epoch: int, marked: bool) -> bytes:
-    """Return the checksum of a journal file's heading: its start, its epoch and whether it has a mark."""
+    """Return the checksum of a journal file's heading: the start of the journal, its epoch, and whether it has a mark
+    file, which records how far the journal was written."""
     return hashlib.blake2b(start + struct.pack("<q?", epoch, marked), digest_size=CHAIN_BYTES).digest()
 
 

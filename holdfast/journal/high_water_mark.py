@@ -96,7 +96,7 @@ class MarkFile:
     """The writer's open handle on the mark file."""
 
     def __init__(self, path: Path, mark: HighWaterMark) -> None:
-        """Replace the mark file with a new one, atomically and readable by its owner only. Raises JournalError."""
+        """Replace the mark file, atomically, with one that only its owner can read. Raise JournalError on failure."""
         self._path = path
         self._mark = mark
         self._writes = 0
@@ -126,7 +126,8 @@ class MarkFile:
         return fd
 
     def write_mark(self, mark: HighWaterMark) -> None:
-        """Write the mark, once the entries it covers are on disk. A mark not yet synced is lost only in a power cut."""
+        """Write the mark. Call this only after the entries that the mark covers are on disk. A mark that is not synced
+        yet is lost only in a power cut."""
         self._writes += 1
         now = time.monotonic()
         changed, self._mark = mark.job_standing != self._mark.job_standing, mark
@@ -139,7 +140,8 @@ class MarkFile:
             raise self._make_error(e) from None
 
     def touch_file(self) -> None:
-        """Update the file's time, at most once a second; it tells the next writer how long this one lived."""
+        """Set the modification time of the mark file to now, at most once a second. From this time the next writer
+        learns how long this writer was alive."""
         now = time.monotonic()
         if now >= self._touched_at + TOUCH_S:
             self._touched_at = now

@@ -14,7 +14,7 @@ class JournalFullError(JournalError):
 
 
 class JournalAwayError(JournalError):
-    """The database does not answer. Every entry that was acted on is in it and readable once it answers again."""
+    """The database does not answer. It has all entries that were acted on, and returns them when it answers again."""
 
 
 class LeaseLostError(JournalError):

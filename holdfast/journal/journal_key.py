@@ -1,7 +1,7 @@
 """Proves that a run's data in a database is unchanged, and encrypts notes and environments, with the job's secret.
 
-Encryption is AES-SIV, so the same content under the same name always gives the same bytes. That lets a reader without
-the secret rebuild a decider: its decisions hold the same encrypted values as those that were written.
+Encryption is AES-SIV, so the same content under the same name always gives the same bytes. This lets a reader without
+the secret rebuild a decider: the rebuilt and the written decisions hold the same encrypted values.
 """
 
 import base64
@@ -40,8 +40,8 @@ class JournalKey:
         self._proof, self._cipher = keys[:_PROOF_BYTES], AESSIV(keys[_PROOF_BYTES:])
 
     def make_proof(self, seq: int, chain: bytes, tags: Mapping[str, bytes]) -> bytes:
-        """Return the proof of a journal: a keyed hash of its newest entry's number and checksum and its notes' tags.
-        That checksum covers all entries, so the proof does, too."""
+        """Return the proof of a journal: a keyed hash of the number and the checksum of its newest entry, and of the
+        tags of its notes. The checksum of the newest entry covers all entries, so the proof covers them as well."""
         told = msgspec.msgpack.encode((seq, chain, sorted(tags.items())))
         return hashlib.blake2b(told, key=self._proof, digest_size=_PROOF_BYTES).digest()
 
@@ -58,7 +58,7 @@ class JournalKey:
             raise DecryptionError from None
 
     def encrypt_env(self, encoded: bytes) -> bytes:
-        """Return an encoded event or decision with encrypted values in the environment of releases."""
+        """Return an encoded event or decision after encrypting the values in the environments of its releases."""
         return _change_env(encoded, self._encrypt_value)
 
     def decrypt_env(self, encoded: bytes) -> bytes:

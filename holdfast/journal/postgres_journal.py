@@ -9,12 +9,14 @@ entry and of all notes, made with a key derived from the job's secret, and notes
 before anybody acts on a journal."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.journal import postgres_schema, run_lease
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.journal import checkpoint_table, postgres_schema, run_lease
 from holdfast.journal.entry_chain import JournalRow, make_row, parse_row
 from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
 from holdfast.journal.journal_key import TAG_BYTES, DecryptionError, JournalKey
@@ -22,6 +24,7 @@ from holdfast.journal.postgres_link import PostgresLink
 from holdfast.journal.run_lease import LEASE_S, MARGIN_S, RENEW_S, LeasedRun
 from holdfast.model.event import Entry, Lost
 
+_log = logging.getLogger("holdfast.journal")
 _PAGE = 1000  # entries that are read at a time
 _AGAIN_S = 0.1
 _OURS = "run_id = %(run)s and epoch = %(epoch)s and holder = %(holder)s"
@@ -77,9 +80,9 @@ class PostgresJournal:
         *,
         adopts: bool = False,
     ) -> None:
-        """Open a run's journal for reading or, with `holder`, take its lease and write. Raises JournalError. A writer
-        needs `key`; a reader without it cannot read notes or the environments of releases. `adopts` accepts a run
-        without a proof, as older versions of holdfast leave none."""
+        """Open a run's journal for reading. With `holder`, take the run's lease and write. Raise JournalError on
+        failure. A writer needs `key`. A reader without `key` cannot read notes or the environments of releases. With
+        `adopts`, the journal may lack a proof of who wrote it, as older versions of holdfast leave none."""
         self.run_id = run_id
         self.lost: Lost | None = None  # a committed entry is not lost; what a failover loses, nodes know
         self.doubt = ""
@@ -88,6 +91,7 @@ class PostgresJournal:
         self._tags: dict[str, bytes] = {}  # of all notes, by name, when the journal was proved and since
         self._proven: tuple[int, bytes] | None = None  # the newest entry when the journal was proved, and its checksum
         self._rows: list[JournalRow] = []  # appended, and not known to be committed
+        self._listings: dict[str, CheckpointListing] = {}  # by storage: not in the table yet
         self._broken: JournalError | None = None  # why nothing can be written any more
         self._asked_at = time.monotonic()
         try:
@@ -118,7 +122,7 @@ class PostgresJournal:
 
     def prove(self, *, adopts: bool = False) -> None:
         """Raise JournalDamagedError unless the entries and notes were written by holders of the job's secret. After
-        this call, reading also raises if an entry or note was changed or was written by another process."""
+        this call, reading also raises if an entry or note has changed, or if another process has written one."""
         for seq, chain, start, proof, names, tags in self._link.execute(_PROVE, {"run": self.run_id}):
             self._seq, self._chain, self._committed, self._start = seq, chain, chain, start
             self._tags, self._proven = dict(zip(names, tags, strict=True)), (seq, chain)
@@ -158,7 +162,7 @@ class PostgresJournal:
 
     @property
     def _deadline(self) -> float:
-        """Return the monotonic time, counted from our last request, until which nobody else can hold the lease."""
+        """Return the monotonic time until which nobody else can hold the lease, judged by our last request."""
         assert self._holder is not None
         return self._asked_at + self._holder.lease_s * (1 - MARGIN_S / LEASE_S)
 
@@ -184,8 +188,28 @@ class PostgresJournal:
             self._commit()
 
     def flush(self) -> None:
-        if self._holder and (self._rows or time.monotonic() >= self._asked_at + self._renew_s):
+        if self._holder and (self._rows or self._listings or time.monotonic() >= self._asked_at + self._renew_s):
             self._commit()
+            self._write_listings()
+
+    def put_listing(self, listing: CheckpointListing) -> None:
+        """Have the next flush write down which checkpoints are at a storage."""
+        self._listings[listing.base] = listing
+
+    def _write_listings(self) -> None:
+        """Write the listings that wait. The table is for people, so only a lost lease keeps us from going on."""
+        while self._listings:
+            base, listing = next(iter(self._listings.items()))
+            try:
+                written = checkpoint_table.write_listing(self._link, self._ours(), listing)
+            except JournalAwayError:
+                return  # the next flush tries again
+            except JournalError as e:
+                _log.warning("checkpoints in %s are not listed in the database: %s", base, e)
+                written = True
+            if not written:
+                raise self._break_off(self._why_not_ours())
+            del self._listings[base]
 
     @property
     def _renew_s(self) -> float:
@@ -213,7 +237,7 @@ class PostgresJournal:
         return {"run": self.run_id, "epoch": self._epoch, "holder": self._holder.name}
 
     def _retry(self, statement: str, values: dict[str, object]) -> list[tuple[object, ...]]:
-        """Run a statement that may be repeated; repeat it while the server is away and the lease is surely ours."""
+        """Run a statement that does no harm if repeated. Repeat it while the server is away and the lease is ours."""
         if self._broken:
             raise self._broken
         while True:
@@ -227,12 +251,12 @@ class PostgresJournal:
                 raise self._break_off(e) from None
 
     def _break_off(self, why: JournalError | None) -> JournalError:
-        """Refuse all further writes, since entries we count as written may not be on the server; return the error."""
+        """Refuse all writes from now on, because some may be missing on the server. Return the error that says why."""
         self._broken = why or JournalError(f"run {self.run_id} in {self._link.url} was written to by another process")
         return self._broken
 
     def _why_not_ours(self) -> JournalError | None:
-        """Return why a write changed no row; None if an earlier attempt, whose answer was lost, had done the write."""
+        """Return why a write changed no row; None if an attempt whose answer was lost had made the change before."""
         query = "select epoch, holder, address, chain from holdfast.run where run_id = %(run)s"
         found = self._retry(query, {"run": self.run_id})
         assert self._holder is not None
@@ -264,7 +288,7 @@ class PostgresJournal:
             raise self._make_forged(f"{self._where} lacks the entries after {seq}")
 
     def _check_place(self, seq: int, chain: bytes) -> None:
-        """Raise if an entry was added or changed by others since the journal was proved."""
+        """Raise JournalError if others have added or changed this entry since the proof was checked."""
         if self._proven and (seq > self._seq or (seq == self._proven[0] and chain != self._proven[1])):
             raise self._make_forged(f"entry {seq} of {self._where} was not written by its controllers")
 
@@ -294,7 +318,7 @@ class PostgresJournal:
     # --- notes -------------------------------------------------------------------------------------------------
 
     def put_note(self, name: str, content: bytes) -> None:
-        """Store a note, encrypted; LeaseLostError if another controller has the lease."""
+        """Store a note, encrypted. Raise LeaseLostError if another controller has the lease."""
         if self._rows:
             self._commit()  # the proof is of what the server has
         encrypted = self._own_key.encrypt(name, content)
@@ -305,7 +329,7 @@ class PostgresJournal:
         self._tags = tags
 
     def get_note(self, name: str) -> bytes:
-        """Return a note's content, or b""; JournalDamagedError if others than this run's controllers changed it."""
+        """Return a note's content, or b"". Raise JournalDamagedError if anybody but our controllers changed it."""
         encrypted = self._stored_note(name)
         try:
             if self._proven and self._tags.get(name, b"") != encrypted[:TAG_BYTES]:

@@ -26,7 +26,7 @@ class _BoundedConnection(psycopg.Connection[tuple[Any, ...]]):
 
 
 def _give_up_late(gen: Generator[Any, Any, T], until: float) -> Generator[Any, Any, T]:
-    """Run psycopg's generator to its end and return its result; OperationalError after the monotonic time `until`."""
+    """Run psycopg's generator to its end and return its result. Raise OperationalError after monotonic time `until`."""
     try:
         wanted = next(gen)
         while True:
@@ -39,7 +39,8 @@ def _give_up_late(gen: Generator[Any, Any, T], until: float) -> Generator[Any, A
 
 
 def why_no_url(url: str) -> str:
-    """Return why this cannot be a database address, worded to follow the address in a sentence; "" if it can be."""
+    """Return what is wrong with a database address, as the end of a sentence that begins with the address; "" if it can
+    be used."""
     if not url.startswith(("postgres://", "postgresql://")):
         return "is no address of a database; write it as postgres://HOST/DATABASE"
     try:
@@ -64,7 +65,7 @@ class PostgresLink:
         self._open: _BoundedConnection | None = None
 
     def execute(self, statement: str, values: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
-        """Run a statement and return its rows. JournalAwayError if the server does not answer, or drops us: then
+        """Run a statement and return its rows. Raise JournalAwayError if the server does not answer, or drops us: then
         nobody knows whether the statement was carried out. Any other error is a JournalError."""
         try:
             found = self._connection().execute(statement, values)

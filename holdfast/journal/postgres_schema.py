@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.postgres_link import PostgresLink
 
-SCHEMA = 4
+SCHEMA = 5
 _LOCK = 7_403_411_204_582  # any number: who changes the tables holds the lock of it
 _BEGINNING = (
     "create schema if not exists holdfast",
@@ -37,8 +37,17 @@ _FORWARD = {
     3: ("create table holdfast.shared (name text primary key, content bytea not null)",),
     # That entries and notes were written by who knows the job's secret; '': an older version has left no proof.
     4: ("alter table holdfast.run add column if not exists proof bytea not null default ''",),
+    # For people: which checkpoints a run has, without its storage.
+    5: (
+        "create table if not exists holdfast.checkpoint ("
+        " run_id text not null references holdfast.run on delete cascade, place text not null, base text not null,"
+        " step bigint not null, generation bigint, author text not null, ranks bigint, bytes bigint,"
+        " doubted boolean not null, why text not null, written_at timestamptz, seen_at timestamptz not null,"
+        " primary key (run_id, place))",
+    ),
 }
-_BACK: dict[int, tuple[str, ...]] = {4: ()}  # older programs need not know it, and controllers go on meanwhile
+# Older programs need not know what stays, and controllers go on meanwhile. Rows that nobody updates would be untrue.
+_BACK: dict[int, tuple[str, ...]] = {5: ("delete from holdfast.checkpoint",)}
 
 
 def read_version(link: PostgresLink) -> int:
@@ -57,7 +66,7 @@ def require_schema(link: PostgresLink) -> None:
 
 
 def prepare_schema(link: PostgresLink) -> None:
-    """Make the tables, or bring older ones forward. JournalError if they are newer."""
+    """Make the journal's tables, or migrate older tables. Raise JournalError if the tables are of a newer version."""
     if (version := read_version(link)) > SCHEMA:
         raise JournalError(_why_not(link, version))
     if version < SCHEMA:
@@ -65,7 +74,7 @@ def prepare_schema(link: PostgresLink) -> None:
 
 
 def migrate_schema(link: PostgresLink, to: int) -> int:
-    """Bring the tables to version `to`, the current one or the one before; return the version that they had."""
+    """Bring the tables to version `to`: the current one, or the one before. Return the version that they had so far."""
     if not SCHEMA - 1 <= to <= SCHEMA:
         raise JournalError(f"this holdfast can bring tables to version {SCHEMA} or back to {SCHEMA - 1}, not to {to}")
     with link.transaction():

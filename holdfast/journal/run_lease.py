@@ -1,8 +1,8 @@
 """The lease of a run in Postgres: which controller may write to its journal and act, and until when.
 
-A writer is known by its holder (one `holdfast run`) and its epoch. Each write names both, and the row of the run is
-locked until the write is committed: so a write of an older controller comes before the takeover, or not at all.
-Only the server's clock says whether a lease has expired.
+A writer is known by its holder (one `holdfast run`) and its epoch, and each write names both. The row of the run is
+locked until the write is committed. So an older controller's write either comes before the takeover or fails. Only the
+server's clock says whether a lease has expired.
 """
 
 import os
@@ -96,7 +96,7 @@ def glance_at_run(link: PostgresLink, run_id: str) -> RunGlance:
 
 
 def forget_run(link: PostgresLink, run_id: str) -> None:
-    """Delete a run that has ended or has had no controller for a day; JournalError otherwise."""
+    """Delete a run that has ended or has had no controller for a day. Raise JournalError for any other run."""
     postgres_schema.require_schema(link)
     gone = "run_id = %(run)s and (phase = 'done' or expires_at < clock_timestamp() - interval '1 day')"
     if not link.execute(f"delete from holdfast.run where {gone} returning 1", {"run": run_id}):
@@ -105,14 +105,15 @@ def forget_run(link: PostgresLink, run_id: str) -> None:
 
 
 def claim_run(link: PostgresLink, run_id: str, holder: str, address: str, for_s: float, *, ended: bool = False) -> bool:
-    """Take a run's lease for a controller about to start, so that older ones cannot write; False if another holds it.
-    A run that does not exist is created. A run that has ended is claimed only with `ended`, to continue it."""
+    """Take a run's lease for a controller about to start, so that older ones cannot write. Return False if another
+    holds it. A run that does not exist is created. A run that has ended is claimed only with `ended`, to continue
+    it."""
     postgres_schema.prepare_schema(link)
     return _claim(link, run_id, holder, address=address, for_s=for_s, epochs=0, ended=ended)
 
 
 def begin_epoch(link: PostgresLink, run_id: str, holder: str, address: str, for_s: float) -> LeasedRun | None:
-    """Take or keep the lease and move on to the next epoch; None if another controller has the lease."""
+    """Take or keep the lease and move on to the next epoch. Return None if another controller has the lease."""
     postgres_schema.prepare_schema(link)
     if not _claim(link, run_id, holder, address=address, for_s=for_s, epochs=1):
         return None

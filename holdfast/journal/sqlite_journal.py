@@ -1,7 +1,7 @@
 """The journal in one SQLite file: write-ahead log, one writer, synced before actions are carried out.
 
-Every entry carries a checksum over itself and the one before it, and a mark outside the file records how far it was
-written. Opening the journal for writing detects and reports entries that are lost or damaged.
+The checksum of every entry covers the entry and the checksum of the entry before. A mark in a file of its own records
+how far the journal was written. Opening the journal for writing detects and reports entries that are lost or damaged.
 """
 
 import contextlib
@@ -138,7 +138,8 @@ class SqliteJournal:
             self.lost = self._describe_loss(kept, known.seq, damaged=False)
 
     def _repair_end(self) -> JournalRow | None:
-        """Set aside the first damaged entry and all later ones; return the last entry left. Sets `lost` or `doubt`."""
+        """Set aside the first damaged entry and all later ones, and return the last entry that is left. Set `lost` if
+        entries are missing, or `doubt` if nobody can know."""
         last, damaged = self._last_sound()
         if damaged:
             self._set_aside(damaged)
@@ -155,8 +156,8 @@ class SqliteJournal:
         return last
 
     def _has_lost(self, known: HighWaterMark, kept: int) -> bool:
-        """Return whether an entry up to the mark is missing or changed; if the mark is another journal's, whether all
-        are missing."""
+        """Return whether an entry up to the mark is missing or changed. A mark of another journal tells only one thing:
+        entries are missing if that journal had some and this one is empty."""
         if known.start != self._start:
             return known.seq > 0 and kept == 0
         return known.seq > kept or (known.seq > 0 and not self._agrees_with_mark(known))

@@ -13,9 +13,9 @@ _UNIQUE = re.compile(r"[0-9a-f-]{32,36}")
 
 
 def read_host_id(root: Path = Path("/")) -> str:
-    """Return this host's id: HOLDFAST_HOST_ID, else a digest of the machine's own id, else the host name. It is a
-    digest because the machine's own id should stay private. An id of very few distinct digits is a vendor's placeholder
-    and is ignored. Raises ValueError if HOLDFAST_HOST_ID is malformed."""
+    """Return this host's id: HOLDFAST_HOST_ID, or a digest of the machine's own id, or the host name. The machine's id
+    stays private, so only its digest is used. A machine's id of very few distinct digits is a placeholder and is
+    ignored. Raise ValueError if HOLDFAST_HOST_ID is malformed."""
     if given := os.environ.get(HOST_ID):
         if not _GIVEN.fullmatch(given):
             raise ValueError(f"{HOST_ID} must have 1 to 100 ASCII letters, digits, dots, colons, dashes or underscores")

@@ -1,4 +1,4 @@
-"""Calls a function in a child process with little memory: whatever a file of strangers makes of it ends only there."""
+"""Calls a function in a child process with little memory, so that a file from a stranger can crash only the child."""
 
 import faulthandler
 import gc
@@ -19,7 +19,8 @@ class ChildEndedError(Exception):
 
 
 def call_in_child(call: Callable[[], bytes], most_bytes: int) -> bytes:
-    """Return what `call` returns in a fork of this process that may take `most_bytes` more of memory."""
+    """Run `call` in a fork of this process and return the result. The child may use `most_bytes` more memory than this
+    process does. Raise ChildEndedError if the child fails."""
     answers, answer = os.pipe()
     parent, pid = os.getpid(), os.fork()
     if pid == 0:

@@ -10,8 +10,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def network_kind(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Return the kind of network file system that holds this path, such as nfs4; empty if it is a local one, or if that
-    cannot be known."""
+    """Return the kind of network file system that holds this path, such as nfs4; empty if it is local or unknown."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

@@ -10,7 +10,8 @@ _ROOT = 0
 
 
 class SocketPeer(NamedTuple):
-    """The peer's pid and user. For a client they date from its connect call, for a server from its listen call."""
+    """The pid and user of the process at a socket's other end. The kernel takes them from a client at its connect call,
+    and from a server at its listen call."""
 
     pid: int
     user: int

@@ -48,8 +48,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The descriptors left open in a child: stdout, stderr, and `keep`, whose numbers the child finds in
-    HOLDFAST_KEPT."""
+    """The descriptors that stay open in a child: stdout, stderr, and `keep`, whose numbers are in HOLDFAST_KEPT."""
 
     stdout: int
     stderr: int
@@ -93,8 +92,8 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _end_program(code: int) -> NoReturn:
-    """End a forked program without freeing its imported modules. Freeing them would first copy every page of them,
-    because the parent shares these pages: half a second of processor time for each node of a job."""
+    """End a forked program without freeing its imported modules. Their memory is shared with the parent, so freeing
+    them would first copy every page. The copies would cost half a second of processor time for each node of a job."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -106,17 +105,19 @@ def _end_program(code: int) -> NoReturn:
 
 
 def exclude_modules(modules: set[str]) -> None:
-    """Hide these modules, except the standard library and holdfast, from forked programs that are `bare`."""
+    """Hide these modules from programs forked with `bare`, which are to have none that were imported for other
+    programs. The standard library and holdfast are never hidden."""
     _others.update(name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, "holdfast"})
 
 
 def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: bool) -> int:
-    """Fork a program into its own session and return its pid; with `tied`, the child dies with this process.
+    """Fork a program into its own session and return its pid. With `tied`, the child dies with this process.
 
-    This process must have no threads. In the child, `let_go` must close all inherited file objects, or they would later
-    close descriptors that the program has reused. No caller up to `run` may catch all exceptions or clean up. A program
-    whose module is not imported, or was imported with another environment, runs in a new interpreter. On return, ps and
-    /proc show the child's command line."""
+    This process must have no threads. In the child, `let_go` must close all inherited file objects. Left open, they
+    would later close descriptors that the program has reused. No caller up to `run` may catch all exceptions or clean
+    up. A program whose module is not imported, or was imported with another environment, runs in a new interpreter. On
+    return, ps and /proc show the child's command line.
+    """
     assert _born_env, "who forks is below `run`"
     parent = os.getpid()
     shown, show = os.pipe()

@@ -75,7 +75,7 @@ def die_with_parent(parent: int, code: int = 1) -> None:
 
 
 def die_with(pid: int) -> None:
-    """Kill this process when process `pid`, parent or not, dies; exit at once if `pid` is already gone."""
+    """Kill this process when process `pid` (any process) dies. Exit at once if `pid` is already gone."""
     if os.getppid() == pid:
         die_with_parent(pid)
         return
@@ -108,7 +108,7 @@ def allow_stack_reads() -> None:
 
 
 def set_command_line(argv: Sequence[str], environ: Sequence[str]) -> bool:
-    """Make ps and /proc show this command line and environment; False where the kernel cannot."""
+    """Make ps and /proc show this command line and environment. Return False if the kernel does not allow it."""
     blocks = ["".join(f"{word}\0" for word in block).encode(errors="surrogateescape") for block in (argv, environ)]
     # The kernel reads them from private anonymous memory only; it must stay for the life of the process.
     text = mmap.mmap(-1, sum(map(len, blocks)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,4 @@
-"""Loads catalogs from files for detectors, which may not read files; a bad catalog raises ConfigError."""
+"""Loads the catalogs that detectors use, because detectors may not read files. A bad catalog raises ConfigError."""
 
 import re
 import tomllib
@@ -12,7 +12,7 @@ import msgspec
 from holdfast import core
 from holdfast.config import ConfigError, Settings, WordLimits
 from holdfast.core.decoding import from_toml
-from holdfast.core.detect import catalog_lines, health
+from holdfast.core.detect import health, lines
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, FailureClass
 from holdfast.core.record.gpu_peak import GpuPeak
 from holdfast.logs import precompiled_catalog, user_rows
@@ -26,8 +26,8 @@ _CLASSES = "classes.toml"
 
 
 def load_failures(limits: WordLimits | None = None) -> FailureCatalog:
-    """Return the catalog of last words: the built-in classes and rows, plus the user's own rows if `limits` is
-    given."""
+    """Return the catalog of failures that logs can show: the built-in classes and rows, and the user's own rows if
+    `limits` is given."""
     more = _user_rows(limits, frozenset(klass.klass for klass in load_classes())) if limits else ()
     return _built_in_with(more) if more else load_built_in()
 
@@ -63,8 +63,8 @@ def load_classes() -> tuple[FailureClass, ...]:
 
 
 def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow, ...]:
-    """Return the user's rows; ConfigError if one is faulty. They are not compared with the built-in rows here, or an
-    update of holdfast could stop a job; `holdfast catalog` compares them."""
+    """Return the user's rows. Raise ConfigError if one is faulty by itself. Only `holdfast catalog` compares them with
+    the built-in rows: a comparison here would let an update of holdfast stop a job."""
     path = user_rows.user_rows_path(limits)
     rows = (
         _parse_rows(_read_users(limits.catalog), limits.catalog, CatalogRow)
@@ -77,19 +77,20 @@ def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow,
     return rows
 
 
-def load_lines(path: str = "") -> catalog_lines.LineCatalog:
-    """Return the catalog of log lines, built-in and from the user's file; ConfigError if two rows match one sample."""
-    rows = _parse_rows(_read_ours("lines"), "lines.toml", catalog_lines.LineRow)
+def load_lines(path: str = "") -> lines.LineCatalog:
+    """Return the catalog of log lines: the built-in rows, and those of the user's file at `path`. Raise ConfigError if
+    a row is faulty or if two rows match the same sample."""
+    rows = _parse_rows(_read_ours("lines"), "lines.toml", lines.LineRow)
     if path:
-        rows = (*rows, *_parse_rows(_read_users(path), path, catalog_lines.LineRow))
+        rows = (*rows, *_parse_rows(_read_users(path), path, lines.LineRow))
         for row in rows:
-            if not catalog_lines.find_row_fault(row) and (fault := find_explosive_part(row.pattern)):
+            if not lines.find_row_fault(row) and (fault := find_explosive_part(row.pattern)):
                 raise ConfigError(f"the catalog {path}: the row '{row.say}' {fault}")
     where = path or "lines.toml"
     for row in rows:
-        if fault := catalog_lines.find_row_fault(row):
+        if fault := lines.find_row_fault(row):
             raise ConfigError(f"the catalog {where}: the row '{row.say}' {fault}")
-    catalog = catalog_lines.LineCatalog(rows)
+    catalog = lines.LineCatalog(rows)
     for row in rows:
         if len(found := catalog.match_line(row.sample, rank=row.rank)) > 1:
             named = " and ".join(f"'{other.say}'" for other, _ in found)

@@ -33,7 +33,7 @@ class LineWords:
         self.words = frozenset(word.lower() for word in _WORD.findall(replace_variables(text)))
 
     def share_with(self, other: "LineWords") -> float:
-        """Return the share of words that both lines have; 0 if the share is small or their codes differ."""
+        """Return the share of words that both lines have; 0 if it is small or the lines have different codes."""
         if self.codes != other.codes:
             return 0.0
         share = len(self.words & other.words) / max(1, len(self.words | other.words))

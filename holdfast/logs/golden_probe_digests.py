@@ -1,5 +1,5 @@
-"""Loads the digests that sound devices give in probes, for core/diagnose/probe_assessment.py, which may not read
-files."""
+"""Loads the digests that healthy devices give in probes. The comparison is in core/diagnose/probe_assessment.py, which
+may not read files."""
 
 import tomllib
 from importlib import resources
@@ -14,7 +14,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load_golden(text: str | None = None) -> dict[Key, str]:
-    """Return the expected digests from golden.toml, or from `text`; ValueError if two rows have the same key."""
+    """Return the expected digests from golden.toml, or from `text`. Raise ValueError if two rows have the same key."""
     if text is None:
         text = resources.files("holdfast.core").joinpath("catalog/golden.toml").read_text(encoding="utf-8")
     rows = msgspec.convert(tomllib.loads(text), _File).row

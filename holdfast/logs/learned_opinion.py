@@ -23,9 +23,9 @@ _DOUBTED = 0.15  # an eviction that words make less likely than this is probed f
 def weigh_words(
     rules: Diagnosis, lines: Sequence[LogLine], code: int | None, catalog: FailureCatalog, learned: LearnedWords
 ) -> Diagnosis:
-    """Return the rules' diagnosis with its confidence adjusted by learned words, or another class if the words outweigh
-    the rules. A diagnosis that comes from the user's own rows is returned unchanged, and so is the class of one that
-    evicts a machine. Words never evict, but they may ask for probes before an eviction."""
+    """Return the rules' diagnosis with its confidence adjusted by learned words. If the words outweigh the rules,
+    return another class. A diagnosis from the user's own rows is returned unchanged. A diagnosis that evicts a machine
+    keeps its class, but the words may ask for probes before the eviction. Words never evict."""
     words = read_log_words(lines, code)
     odds = learned.class_odds(words)
     if not odds or _is_users(rules, catalog):
@@ -44,8 +44,8 @@ def weigh_words(
 
 
 def _doubt_eviction(rules: Diagnosis, odds: Mapping[str, float]) -> Diagnosis:
-    """Return the rules' diagnosis, with probes in place of an eviction that is not proven and seldom right in logs of
-    such words."""
+    """Return the rules' diagnosis, with probes instead of an eviction if the eviction is doubtful. It is doubtful if
+    the rules have no proof and logs with the same words are seldom from a bad machine."""
     if rules.confidence >= _PROVEN or odds.get(_EVICT, 1.0) >= _DOUBTED:
         return rules
     told = f"{rules.explanation} But logs of such words are seldom of a bad machine: probe it first."

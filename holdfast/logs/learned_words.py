@@ -33,8 +33,9 @@ _CODE = re.compile(  # numbers that say what happened; all others are chance
 
 
 class LearnedWords(msgspec.Struct, frozen=True, kw_only=True):
-    """Learned weights of words for classes and for actions. `words` maps a word to characters: its rarity, then each
-    class or action and its weight. Actions are counted after the classes."""
+    """Learned weights of words for classes and for actions. `words` maps each word to a string, whose first character
+    encodes how rare the word is. Two characters follow for each weight: the number of a class or an action, and the
+    weight itself. The number of the first action follows that of the last class."""
 
     classes: tuple[str, ...]
     actions: tuple[str, ...] = ()
@@ -88,8 +89,8 @@ def load_learned() -> LearnedWords:
 
 
 def read_log_words(lines: Sequence[LogLine], code: int | None = None) -> set[str]:
-    """Return the words of a log without tracebacks' code lines, plus "exit N" for exit code N and "kernel:" if it has
-    kernel lines."""
+    """Return the words of a log, except those of code lines in tracebacks. The set also has "exit N" for an exit code
+    N, and "kernel:" if the log has lines of the kernel."""
     for _ in parse_tracebacks(lines):  # which marks frames and code
         pass
     found = set() if code is None else {f"exit {code}"}
@@ -113,7 +114,8 @@ def _file_name(path: re.Match[str]) -> str:
 
 
 def weigh_rules(odds: Mapping[str, float], klass: str, confidence: float, trust: Sequence[float]) -> dict[str, float]:
-    """Combine the class odds from a log's words with the class that the rules name and the rules' confidence."""
+    """Return the share of belief in each class, from the odds by a log's words and from the rules' class and
+    confidence. `trust` weighs the words, the rules, and the rules' confidence."""
     words, rules, sure = trust
     logs = {one: words * math.log(max(share, 1e-4)) for one, share in odds.items() if one != NOTHING}
     if klass in logs:

@@ -1,10 +1,10 @@
-"""Condenses gigabytes of log into a few hundred kinds of lines, with count, first and last place, and nearby lines.
+"""Condenses gigabytes of log into a few hundred kinds of lines, each with its count, place, and nearby lines.
 
 Works like Drain: lines with the same number of words and the same beginning are compared word by word, and words that
-differ become wildcards. We measured the package drain3 and did not take it: it needs 20 µs per line, has had no
-release since 2022, pins old versions of two other packages, and keeps no surrounding lines. Most lines of a log
-repeat an earlier one but for its digits. So each block is counted without digits by fast built-in loops, and only new
-lines are compared.
+differ become wildcards. We measured the package drain3 and did not take it: it needs 20 µs per line, has had no release
+since 2022, pins old versions of two other packages, and keeps no surrounding lines. Most lines of a log differ from an
+earlier line only in digits. So each block is counted without digits by fast built-in loops, and only new lines are
+compared.
 """
 
 import re
@@ -99,7 +99,7 @@ class TemplateMiner:
         self._in_key = False
 
     def add_lines(self, lines: list[bytes]) -> None:
-        """Add the next lines: whole lines without their line ends."""
+        """Sort the next lines of the log into kinds. Lines are whole and have no line ends."""
         lines = self._tidy_lines(lines)
         for window in self._open:
             window.add_lines(lines)
@@ -119,8 +119,8 @@ class TemplateMiner:
         self.tail = [*self.tail, *lines[-_STACK:]][-_STACK:]
 
     def _tidy_lines(self, lines: list[bytes]) -> list[bytes]:
-        """Return the lines as a terminal shows them, cut to a limit and without private keys. Masking works line by
-        line and could not recognize the lines inside a key."""
+        """Return the lines as a terminal shows them. Long lines are cut, and the lines of private keys are replaced:
+        masking sees one line at a time, and would not recognize the lines inside a key."""
         if any(b"\r" in line for line in lines):
             lines = [_last_overwrite(line) for line in lines]
         if max(map(len, lines), default=0) > _LINE:

@@ -85,7 +85,7 @@ def diagnose_logs(
 def read_log_lines(
     logs: Sequence[RankLog], catalog: FailureCatalog, progress: Callable[[int], None] | None = None
 ) -> list[LogLine]:
-    """Return the lines of all logs that may help a diagnosis, parsed."""
+    """Parse all logs, and return the lines that may help a diagnosis."""
     lines: list[LogLine] = []
     for source, log in enumerate(logs):
         with log.open() as file:

@@ -81,7 +81,7 @@ def digest_log(chunks: Iterable[bytes | str], *, budget: int, mask: Callable[[st
 
 
 def rank_trouble(miner: TemplateMiner) -> tuple[list[str], list[str]]:
-    """Return a sample of each kind of line that tells of trouble, gravest first; and the last lines, newest first."""
+    """Return samples of the kinds of lines that tell of trouble, gravest first, and the last lines, newest first."""
     scored = [(_kind_score(kind, miner.lines), kind) for kind in miner.kinds if kind.alarming or _is_grave(kind)]
     scored.sort(key=lambda one: (-one[0], one[1].first))
     return [plain_line(kind.sample) for _, kind in scored], [plain_line(raw) for raw in reversed(miner.tail)]
@@ -116,7 +116,7 @@ def _shown_tail(miner: TemplateMiner, budget: int, mask: Callable[[str], str]) -
 
 
 def _shown_windows(kinds: list[LineKind], budget: int, mask: Callable[[str], str]) -> dict[int, ShownLine]:
-    """Return the worst and rarest lines, each with the lines around it, or alone if those do not fit."""
+    """Return the worst and rarest lines, each with the lines around it, or alone if more would exceed the budget."""
     found: dict[int, ShownLine] = {}
     misses = 0
     for window in _ranked_windows(kinds):
@@ -132,7 +132,7 @@ def _shown_windows(kinds: list[LineKind], budget: int, mask: Callable[[str], str
 
 
 def _ranked_windows(kinds: list[LineKind]) -> Iterator[LineWindow]:
-    """Yield windows in the order of their kinds, but let other kinds come between two windows of one kind."""
+    """Yield windows in the order of their kinds. Windows of some other kinds stand between two of the same kind."""
     ranked = [(at + _AGAIN * again, window) for at, k in enumerate(kinds) for again, window in enumerate(k.windows)]
     return (window for _, window in sorted(ranked, key=lambda one: (one[0], one[1].first)))
 

@@ -36,7 +36,8 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True, rename={"klass": "c
 
 
 def parse_answer(text: str) -> ModelAnswer:
-    """Return the JSON object in the reply: alone, in a code fence, or after other text. Raises NoAnswer."""
+    """Return the answer that a model's reply gives as a JSON object. The object may stand alone, in a code fence, or
+    after other text. Raise NoAnswer if the reply holds no complete answer."""
     text = text.rpartition("</think>")[2]
     starts = [m.start() for m in re.finditer(r"\{", text)][:_OBJECTS]
     for start in starts:
@@ -67,7 +68,7 @@ class ModelVote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_answer(answer: ModelAnswer, shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]) -> ModelVote:
-    """Return the answer as a vote. NoAnswer if its class does not exist, or if the log has none of the lines it
+    """Return the answer as a vote. Raise NoAnswer if its class does not exist, or if the log has none of the lines it
     quotes."""
     if answer.klass not in classes:
         raise NoAnswer(f"named an unknown class: {sanitize_words(answer.klass)[:60]}")
@@ -80,8 +81,8 @@ def check_answer(answer: ModelAnswer, shown: Sequence[ShownLine], classes: Mappi
 
 
 def count_votes(votes: Sequence[ModelVote]) -> ModelVote:
-    """Return the most confident vote for the class that most votes name; raise NoAnswer if there is no majority. Its
-    confidence is at most CAP times the share of votes that agree."""
+    """Return the most confident of the votes for the class that most votes name. Raise NoAnswer if no class has a
+    majority. The confidence of the returned vote is at most CAP times the share of votes that agree."""
     named = Counter(vote.answer.klass for vote in votes)
     klass, count = named.most_common(1)[0]
     if count * 2 <= SAMPLES:
@@ -93,12 +94,14 @@ def count_votes(votes: Sequence[ModelVote]) -> ModelVote:
 
 
 def _tally_text(named: Counter[str]) -> str:
-    return ", ".join(f"{klass} {count} time{'s' if count > 1 else ''}" for klass, count in named.most_common())
+    tally = sorted(named.items(), key=lambda vote: (-vote[1], vote[0]))  # votes come in any order
+    return ", ".join(f"{klass} {count} time{'s' if count > 1 else ''}" for klass, count in tally)
 
 
 def apply_vote(vote: ModelVote, rules: Diagnosis, klass: FailureClass) -> Diagnosis:
-    """Return the diagnosis that follows from the majority's vote. NoAnswer if it names another class than the rules and
-    is no surer than they are. The model can name and explain a cause, but its answer alone never evicts a machine."""
+    """Return the diagnosis that follows from the majority's vote. Raise NoAnswer if the vote contradicts the class of
+    the rules and is no surer than the rules. The model can name and explain a cause, but its answer alone never evicts
+    a machine."""
     answer = vote.answer
     explanation = f"A language model thinks: {sanitize_words(answer.explanation) or klass.title}"
     if klass.klass == rules.klass:
@@ -124,7 +127,7 @@ def apply_vote(vote: ModelVote, rules: Diagnosis, klass: FailureClass) -> Diagno
 
 
 def sanitize_words(text: str) -> str:
-    """Return foreign text fit for a terminal and a journal: one line, no control characters, limited length."""
+    """Return a model's text made safe for a terminal and a journal: one line, no controls, limited length."""
     words = " ".join(plain_line(text.replace("\n", " ")).split())
     return words if len(words) <= _WORDS_CHARS else words[:_WORDS_CHARS] + "..."
 

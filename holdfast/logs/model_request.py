@@ -51,13 +51,13 @@ class _Got(msgspec.Struct):
 
 
 def ask_model(question: ModelQuestion, limits: ModelLimits, key: str) -> list[str | NoAnswer]:
-    """Return the model's raw replies, one per sample; in place of a missing reply, the NoAnswer that says why. Blocks
-    until the deadline at most."""
+    """Return the model's raw replies, one for each sample. A missing reply is replaced by the NoAnswer that says why.
+    The call ends by the deadline."""
     return asyncio.run(_ask_within(question, limits, key))
 
 
 def completions_url(url: str) -> str:
-    """Return the address for questions; `url` may be the server, its /v1 path, or the full address."""
+    """Return the address for posting questions; `url` may be the server, its /v1 path, or the full address."""
     url = url.rstrip("/")
     if url.endswith("/chat/completions"):
         return url
@@ -91,8 +91,8 @@ async def _take_sample(
 async def _ask_patiently(
     session: aiohttp.ClientSession, question: ModelQuestion, limits: ModelLimits, temperature: float, until: float
 ) -> bytes:
-    """Return the body of the answer; NoAnswer if there is none. If the server is busy and names a wait time, wait and
-    ask once more. If it does not understand the request, ask again without the schema and other options."""
+    """Return the body of the answer, or raise NoAnswer. If the server is busy and names a wait time, ask once more
+    after this time. If it rejects the form of the request, ask once more without schema and other options."""
     bare: dict[str, Any] = {"model": limits.name, "messages": question.messages}
     shape = {"type": "json_schema", "json_schema": {"name": "diagnosis", "strict": True, "schema": question.schema}}
     full = bare | {"temperature": temperature, "max_tokens": _ANSWER_TOKENS, "response_format": shape}

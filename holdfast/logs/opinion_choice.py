@@ -31,9 +31,9 @@ class FailureOpinion(msgspec.Struct, frozen=True, kw_only=True):
 def find_opinion(
     rules: Diagnosis, logs: Sequence[RankLog], settings: Settings, *, ask: bool, say: Callable[[str], None]
 ) -> FailureOpinion:
-    """Return an opinion on what these logs show. With `ask`, a language model is asked, but only if the rules are
-    unsure and no person has said what a similar failure was. Errors are reported by `say`; only logs that cannot be
-    read raise OSError."""
+    """Return an opinion on the failure that these logs show. What a person said of a similar failure comes first.
+    Otherwise a language model is asked, but only with `ask` and if the rules are unsure. The last resort is the
+    diagnosis by the rules. Errors are reported to `say`. OSError is raised only if a log cannot be read."""
     lines = read_telling_lines_of(logs)
     near = _recall_nearest(lines, say)
     classes = {klass.klass: klass for klass in catalog_files.load_classes()}
@@ -69,9 +69,9 @@ def apply_correction(
     *,
     sure: bool,
 ) -> Diagnosis | None:
-    """Return a diagnosis of the class that a person gave to a similar past failure, with diagnostics in place of an
-    eviction. None if no past failure is alike enough, or if the rules name the same class. If the rules are `sure`, the
-    past failure must be even more alike."""
+    """Return a diagnosis with the failure class that a person gave to a similar past failure. If the class calls for an
+    eviction, the diagnosis calls for diagnostics instead. Return None if no such failure is similar enough, or if the
+    rules name the same class. Similarity must be greater if the rules are `sure`."""
     best = next((one for one in near if one.case.said_by == "person"), None)
     if best is None or best.likeness < (SURELY_ALIKE if sure else ALIKE) or best.case.klass == rules.klass:
         return None

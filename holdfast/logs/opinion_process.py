@@ -69,8 +69,8 @@ def answer_request(request: Request) -> OpinionReply:
 
 
 def _open_logs(request: OpinionRequest) -> list[RankLog]:
-    """Return the ends of the generation's logs, failed ranks' logs last; if there are none, the lines in the
-    request."""
+    """Return the ends of the generation's logs, with those of failed ranks last. If there are no logs, return the last
+    lines that the request brings."""
     first = {f"rank-{rank}" for rank in request.ranks}
     paths = sorted(Path(request.folder).rglob("*.log"), key=lambda path: (path.parent.name not in first, path))
     chosen = reversed(paths[:_FILES])
@@ -83,7 +83,8 @@ def _open_end(path: Path) -> io.BytesIO:
 
 
 def _keep_case(store: PastCases, request: OpinionRequest, opinion: FailureOpinion) -> str:
-    """Store the failure as a past one and return its id; "" if the rules are sure of it or it has no telling lines."""
+    """Store the failure among the past failures and return its id. Return "" if the rules are sure of their diagnosis,
+    or if the failure has no telling lines."""
     if not opinion.lines or (opinion.said_by == "rules" and request.rules.confidence >= request.settings.model.below):
         return ""
     by_model = opinion.said_by == "model"  # a person has spoken of another failure, not of this one
@@ -99,7 +100,8 @@ def _keep_case(store: PastCases, request: OpinionRequest, opinion: FailureOpinio
 
 
 def main() -> None:
-    """Answer the request on standard input. The argument is the pid of the controller, which this process dies with."""
+    """Answer the request on standard input. The argument is the pid of the controller; this process ends when the
+    controller ends."""
     process_attributes.die_with_parent(int(sys.argv[1]))
     os.nice(_NICE)
     reply = answer_request(to_request(sys.stdin.buffer.read()))

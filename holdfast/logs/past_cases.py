@@ -43,7 +43,7 @@ class NearCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastCases:
-    """The file of past failures. Every change rewrites it under a lock; ConfigError if that fails."""
+    """The file of past failures. Every change rewrites it under a lock, and raises ConfigError if this fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,8 +62,8 @@ class PastCases:
             raise ConfigError(f"{self._path} cannot be understood ({e}); remove it to begin anew") from None
 
     def find_nearest(self, lines: Sequence[str]) -> tuple[NearCase, ...]:
-        """Return the few past failures most like this one, nearest first; the nearest that a person corrected is always
-        among them."""
+        """Return the past failures that are most similar to this one, nearest first. The list is short, but always
+        contains the most similar failure whose class a person has given."""
         asked = read_words(lines)
         found = [
             NearCase(likeness=likeness, case=past)

@@ -1,8 +1,9 @@
-"""The built-in rows about last words as one prepared file: rows parsed, and the literals of their patterns found.
+"""The built-in catalog rows as one prepared file: already parsed, and with the literals of their patterns.
 
 People edit TOML files, but parsing their 2,400 patterns takes half a second, too long for `holdfast diagnose` and for a
 failed rank. `python -m tests.prepared_rows` writes the prepared file, and a test fails if it is out of date. If a TOML
-file has changed since, the prepared rows are ignored."""
+file has changed since, the prepared rows are ignored.
+"""
 
 import zlib
 from collections.abc import Iterable, Mapping
@@ -36,7 +37,7 @@ def read_prepared(folder: Path, sources: Mapping[str, bytes]) -> list[PreparedRo
 
 
 def format_prepared(sources: Mapping[str, bytes], rows: Iterable[CatalogRow]) -> bytes:
-    """Return the content of the prepared file, with one line for each row."""
+    """Return the content of the file of prepared catalog rows, with one line for each row."""
     made_from = msgspec.json.encode(_checksums(sources))
     lines = b",\n".join(msgspec.json.encode(prepare_row(row)) for row in rows)
     return b'{"made_from":%s,\n"rows":[\n%s\n]}\n' % (made_from, lines)

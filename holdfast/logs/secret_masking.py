@@ -77,7 +77,7 @@ def make_masker(*, hosts: bool, known: Iterable[str] = ()) -> Masker:
 
 
 def env_secrets(env: Mapping[str, str]) -> list[str]:
-    """Return the values of environment variables that are named like secrets, except paths and addresses."""
+    """Return the values of environment variables with names like PASSWORD; leave out paths and addresses."""
     return [value for name, value in env.items() if _NAMED.search(name) and not _PLACE.search(value)]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
-from holdfast.core.log_analysis.telling_lines import WHOLE, LineSieve, sift_log
+from holdfast.core.log_analysis.log_sieve import WHOLE, LineSieve, sift_log
 
 _CHUNK = 4 << 20
 _LINE = 16 << 20  # a line longer than this is cut
@@ -13,7 +13,7 @@ _LINE = 16 << 20  # a line longer than this is cut
 def read_telling_lines(
     file: BinaryIO, catalog: FailureCatalog, progress: Callable[[int], None] | None = None
 ) -> list[tuple[int, str]]:
-    """Return the numbers and text of a log's telling lines. `progress` gets the count of bytes read so far."""
+    """Return the telling lines of a log, with their numbers. `progress` is called with the count of bytes read."""
     first = file.read(WHOLE + 1)
     if len(first) <= WHOLE:
         return sift_log(first, catalog)

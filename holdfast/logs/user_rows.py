@@ -1,4 +1,4 @@
-"""The user's own catalog rows about last words, and proposed rows, which have no effect until a person accepts them."""
+"""The user's own catalog rows, and proposed rows, which have no effect until a person accepts them."""
 
 import json
 import os
@@ -109,7 +109,8 @@ def find_row_fault(row: CatalogRow, others: Iterable[CatalogRow], classes: froze
 
 
 def _find_collision(row: CatalogRow, mine: FailureCatalog, others: Iterable[CatalogRow]) -> str:
-    """Return how this row conflicts with a row of another class that matches the same sample; empty if none does."""
+    """Return how a row conflicts with rows of other classes; empty if it does not. Rows conflict if both match a sample
+    of one of them, and the weights do not decide for the sample's own row."""
     strangers = [
         other for other in others if other.klass != row.klass and other.pattern and not (other.raised or other.frames)
     ]
@@ -129,7 +130,7 @@ def add_rows(rows: Iterable[CatalogRow], path: Path) -> None:
 
 
 def propose_row(row: CatalogRow, path: Path) -> str:
-    """Save a row for a person to review; return its id, which is the same for the same row. Raises ConfigError."""
+    """Save a row for a person to review; return its id. Raise ConfigError if too many wait or writing fails."""
     import hashlib  # and OpenSSL with it, for which nobody who only reads rows has to wait
 
     folder = path.with_name("proposals")

@@ -4,8 +4,9 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import HostIdentity, Seat
-from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.loss_response import Ease, Skip
 from holdfast.model.state_copy import Doubt
 
 
@@ -30,7 +31,7 @@ class Dismissal(StrEnum):
 
 
 class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag="dismiss"):
-    """Give a node back to the fleet, which ends its processes."""
+    """Give a node back to the fleet; the fleet ends the node's processes."""
 
     id: int
     node: str
@@ -68,7 +69,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
-    """End all ranks of the generation on these nodes or, with `park_s`, have them park and end those that do not."""
+    """End all ranks of the generation on these nodes. With `park_s`, ranks may park within this time instead; those
+    that do not are ended."""
 
     id: int
     generation: int
@@ -93,8 +95,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """Test these nodes while no rank runs on them: each alone and, if none fails, in pairs.
 
-    The outcome is ok if all nodes could be tested. `failed` names bad nodes; `nodes` names nodes of which an unknown
-    one is bad.
+    The outcome is ok if all nodes could be tested. `failed` names bad nodes. `nodes` names a set of nodes of which one
+    is bad, but the probe could not find out which.
     """
 
     id: int

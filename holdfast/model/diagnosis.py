@@ -1,4 +1,4 @@
-"""The diagnosis of ranks' last words: the failure class, the party at fault, and the next action."""
+"""The diagnosis of what failed ranks printed last: the failure class, the party at fault, and the next action."""
 
 import msgspec
 

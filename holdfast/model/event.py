@@ -6,12 +6,12 @@ from typing import Literal
 import msgspec
 
 from holdfast.model.action import Action
-from holdfast.model.alarm import Alarm
-from holdfast.model.fleet_report import FleetReport
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
+from holdfast.model.fleet_node_states import FleetReport
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_and_seats import Dims, HostIdentity, Job
 from holdfast.model.message_bounds import Number
-from holdfast.model.release import Release
 from holdfast.model.state_copy import MissedCheckpoint
 
 
@@ -93,6 +93,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     skipped: int = 0  # batches that each rank has left out in this generation
     skipped_samples: int = 0  # in these, of all ranks, as far as they could be counted
     backed: bool = False  # every node has copied its state to a peer
+    lone: bool = False  # and some of them, of two peers, to one alone
     numbered: bool = False  # not told by the script, but counted by us, and it is known from where on
     parted: bool = False  # every rank's script has left its process groups or returned: it makes no more steps
     tokens: float = 0.0  # that the steps of this generation took; 0: the script does not tell
@@ -108,17 +109,17 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
     @property
     def is_steady(self) -> bool:
-        """Whether the first steps of the generation, which say nothing about its pace, are over."""
+        """Return whether the first steps of the generation, which say nothing about its pace, are over."""
         return self.step >= self.first_step + WARM_STEPS
 
     @property
     def is_told(self) -> bool:
-        """Whether the script itself reported the step's number."""
+        """Return whether the script itself reported the step's number."""
         return not self.counted and not self.numbered
 
     @property
     def mean_step_s(self) -> float:
-        """Return the mean time of a step in this generation; 0 after its first step."""
+        """Return the mean time of a step in this generation; 0 until its second step."""
         return max(0.0, self.at - self.first_at) / max(1, self.step - self.first_step)
 
     def reached_at(self, step: int, before: "Progress | None") -> float:
@@ -144,7 +145,7 @@ class StorageReport(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """All ranks of a node have exited with code 0, or have finished their scripts and hang at exit."""
+    """All ranks of a node are done: they have exited with code 0, or have finished their scripts and hang at exit."""
 
     node: str
     generation: Number
@@ -193,7 +194,7 @@ class MeshReport(msgspec.Struct, frozen=True, kw_only=True, tag="mesh"):
 
 
 class LinksDown(msgspec.Struct, frozen=True, kw_only=True, tag="links_down"):
-    """A link of the machine that these nodes run on is down. There is no such event if they hold all seats."""
+    """A link of these nodes' machine is down. The event is not sent if all seats are on these nodes."""
 
     nodes: tuple[str, ...]
 
@@ -205,11 +206,11 @@ class LinksUp(msgspec.Struct, frozen=True, kw_only=True, tag="links_up"):
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
-    """The time at which the decider asked to be woken has come."""
+    """Wakes the decider at the time at which it has asked to be woken."""
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """A loss of journal entries, and what is still known of the job's state when those entries were written."""
+    """A loss of journal entries, with what is still known of the job's state at the time of those entries."""
 
     kept: int  # entries that are left
     of: int  # that it had, at least; 0: nobody knows

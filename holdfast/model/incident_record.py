@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from holdfast.model.release import Ease, Skip
+from holdfast.model.loss_response import Ease, Skip
 
 HELD = "held by "  # how the reason of a planned restart begins that a person's hold led to
 

@@ -24,6 +24,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     replays: bool = False  # and whether its own work may be done again by groups of them, where the script allows it
     mesh: Dims = ()  # the parallel groups, where the user told
     parity: bool = False  # copies are laid over one another, so that more depends on each node
+    copies: int = 1  # of each node's states on other nodes
     blocks: bool = False  # whether a host whose machine is at fault is blocked, for this job and for others
 
     @property

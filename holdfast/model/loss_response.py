@@ -1,4 +1,4 @@
-"""The user's chosen response to a loss that stands out, and its text form, which alarms carry."""
+"""The user's chosen response to a loss that stands out, in the form that alarms carry, and the steps it changes."""
 
 from enum import StrEnum
 
@@ -28,11 +28,26 @@ class LossResponse(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.policy}:{factor}{self.steps}"
 
 
+class Skip(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of steps whose batches the script leaves out."""
+
+    first: int
+    last: int
+
+
+class Ease(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of steps made at a fraction of the learning rate."""
+
+    first: int
+    last: int
+    factor: float
+
+
 _MOST_STEPS = 1_000_000
 
 
 def parse_response(text: str) -> LossResponse | None:
-    """Return the response that an alarm carries; None if it carries none."""
+    """Return the response that this text of an alarm describes; None if it describes none."""
     name, *numbers = text.split(":")
     try:
         match name, numbers:

@@ -1,6 +1,7 @@
 """Bounds of numbers and texts in messages from other processes; a message that exceeds them is rejected.
 
-The numbers of an honest node are far below them. Sums and differences of numbers in these bounds fit into the journal.
+The numbers of an honest node are far smaller. The bounds ensure that the journal can store what the controller computes
+from two such numbers.
 """
 
 from typing import Annotated

@@ -63,7 +63,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StrainKind(StrEnum):
-    """The kind of a strain: it slows the job, makes it stand, or is a link that is down or was."""
+    """The kind of a strain: it slows the job, it makes the job stand still, or it is a link that is or was down."""
 
     SLOWS = "slows"  # a job that has lost its pace: heat, a power brake
     STANDS = "stands"  # a job that stands: a driver that does not answer
@@ -72,8 +72,8 @@ class StrainKind(StrEnum):
 
 
 class Strain(msgspec.Struct, frozen=True, kw_only=True):
-    """A reading of a machine that lasts, such as heat. It matters only if the job or other machines have trouble
-    meanwhile."""
+    """A lasting state of a machine that its readings show, such as heat. It matters only if the job or other machines
+    have trouble at the same time."""
 
     kind: StrainKind
     sign: str  # the signature of an alarm about the same reading
@@ -103,7 +103,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     arrivals: dict[Number, tuple[Arrival, ...]] = {}  # by rank: when it came to its newest collectives
     gpus: dict[Number, str] = {}  # by rank: the UUID of its GPU, where the rank tells it
     sealed: Number = -1  # newest snapshot that every rank of the node has taken
-    backed: Number = -1  # newest that was wanted as a floor, and now is held here and by the peer
+    backed: Number = -1  # newest that was wanted as a floor, and now is held here and by the peers
+    absent: Name = ""  # of two peers the one that could not be given that; "": all have it
     kept: Number = -1  # with parity: newest of which this node keeps all that it is to keep for others
     stored: Number = -1  # newest checkpoint that was published from here in this generation
     missed: MissedCheckpoint | None = None  # since then
@@ -140,7 +141,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node that had lost its controller wrote to disk before it left."""
+    """What a node wrote to disk before it left, after it had lost its controller."""
 
     node: str
     generation: int  # newest that was launched there

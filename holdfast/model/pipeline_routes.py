@@ -1,7 +1,8 @@
-"""Routes of microbatches through pipelines whose layers may change hands, and what is known when they are chosen anew.
+"""Routes of microbatches through pipelines, and the situation in which new routes are chosen. A layer may move from one
+worker to another.
 
-Workers are ranks of the generation that goes on. Layers are numbered in the order of the forward pass. A step has
-always the same microbatches, whoever computes them.
+Workers are ranks of the new generation. Layers are numbered in the order of the forward pass. The microbatches of a
+step are always the same, whichever workers compute them.
 """
 
 from enum import IntEnum
@@ -10,7 +11,7 @@ import msgspec
 
 
 class Semantics(IntEnum):
-    """What holds of results, beside a run without failures; a user names the least that must hold."""
+    """How closely results match those of a run without failures. A user names the least match that is allowed."""
 
     BATCH_CHANGED = 0  # other samples count in a step
     FP_ORDER = 1  # the same samples, sums of floats in another order
@@ -34,7 +35,7 @@ class LayerTransfer(msgspec.Struct, frozen=True):
 
 
 class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds which layers, and who computes them for each microbatch."""
+    """A plan: which worker holds which layers, and which workers compute each microbatch."""
 
     held: tuple[tuple[int, ...], ...]  # by worker: its layers, which take part in every optimizer step
     routes: tuple[tuple[RouteSegment, ...], ...]  # by microbatch, in the order of the forward pass; (): left out
@@ -47,7 +48,7 @@ class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change while a pipeline trains."""
+    """The properties of a pipeline that do not change while it trains."""
 
     layers: int
     microbatches: int
@@ -60,7 +61,7 @@ class PipelineJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineSituation(msgspec.Struct, frozen=True, kw_only=True):
-    """What every worker knows when routes are chosen: the same for all, so that all choose the same."""
+    """The situation in which routes are chosen. All workers know the same, so all choose the same routes."""
 
     committed: int  # the newest step that is applied wherever its layer is held
     held: tuple[tuple[int, ...], ...]  # by worker: layers at `committed`; () for one that has just come

@@ -6,7 +6,7 @@ from holdfast.model.message_bounds import Duration, Number, Real
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One result of one probe. `ok` is None if it could not be judged on this machine; `detail` says why.
+    """One result of one probe. If this machine cannot judge the result, `ok` is None and `detail` says why.
 
     Digests and values are comparable only between findings with the same probe, device, torch and form.
     """

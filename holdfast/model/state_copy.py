@@ -59,7 +59,7 @@ class Doubt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MissedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that should be on storage and could not be written; none was written after it."""
+    """A step that should be on storage but could not be written. No later step was written either."""
 
     step: Number
     why: str  # a sentence that names the step
@@ -91,12 +91,12 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_held(self) -> bool:
-        """Whether ranks get this step from memory or disks."""
+        """Return whether ranks get this step from memory or disks, not from storage."""
         return bool(self.sources) or self.replicated
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):
-    """The keeper of one half of a node's backup. The keeper XORs this half with a half of another node's backup."""
+    """The keeper of one half of a node's backup. It stores this half XORed with a half of another node's backup."""
 
     keeper: str
     keeper_at: Address = ("", 0)
@@ -104,14 +104,16 @@ class Half(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Aim(msgspec.Struct, frozen=True, kw_only=True):
-    """The snapshot steps that a node must hold for the job and copy to its peer."""
+    """The snapshot steps that a node must hold for the job and copy to its peers."""
 
     generation: int
-    floor: int = -1  # every rank holds it, and so does every peer: not to be given up; -1: there is none yet
+    floor: int = -1  # every rank holds it, and so do the peers: not to be given up; -1: there is none yet
     next: int = -1  # the first snapshot from this step on is to become the next floor
     verified: int = -1  # a floor after which training went on well
     peer: str = ""  # the node that keeps the copies; "": nobody does
     peer_at: Address = ("", 0)
+    second: str = ""  # another node that keeps them too, with two copies; "": nobody does
+    second_at: Address = ("", 0)
     halves: tuple[Half, ...] = ()  # with parity the peer keeps the first of these only
     disk: int = -1  # the floor that every node writes to its disk; -1: none just now
     disk_from: int = -1  # on every disk: older states may be removed there

@@ -30,7 +30,7 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryTally:
-    """Folds journal entries into the ledger, a hash and the cost of recovery, so that none must be kept in memory."""
+    """Sums up journal entries in the ledger, a hash and the cost of recovery, without keeping any entry."""
 
     def __init__(self, record: Callable[[Entry], None]) -> None:
         self.entries = 0
@@ -95,7 +95,8 @@ def _strike_next(world: JobWorld, fault: SimFault, faults: Iterator[tuple[float,
 
 
 def _calm_down(world: JobWorld, tally: EntryTally) -> None:
-    """Stop the faults. Raises UnsafeError unless the job trains again in time and then ends when ordered to."""
+    """Stop the faults. After a while order the job to stop. Raise UnsafeError if the job did not train again by then,
+    or does not end in time."""
     world.calm = True
     step = tally.ledger.step
     world.run(world.now + CALM_S)

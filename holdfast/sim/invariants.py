@@ -6,9 +6,9 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.standbys import LONGEST_RETRY_S
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Begin, Entry, Event, Lost, Order, Outcome, Phase, Progress, Ready, Successor, Tick
-from holdfast.model.fleet_report import FleetReport, FleetState
+from holdfast.model.fleet_node_states import FleetReport, FleetState
 from holdfast.model.job_and_seats import Seat
 
 _AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
@@ -16,7 +16,7 @@ _OVER = (Phase.ENDING, Phase.DONE)
 
 
 class Invariant(StrEnum):
-    """A condition that must hold; its value is a sentence that states it."""
+    """The conditions that a safe job meets. Each value states its condition in words."""
 
     ENTRIES_IN_ORDER = "entries follow one another"
     ACTION_IDS_GROW = "action ids grow"
@@ -55,7 +55,7 @@ class UnsafeError(Exception):
 
 
 class UnconfirmedStop:
-    """Checks that after an unconfirmed stop no launch happens before the nodes are empty or the fence has passed."""
+    """Checks that a launch after a stop that no node has confirmed waits for empty nodes or for a fence."""
 
     def __init__(self) -> None:
         self.fence_s = 0.0
@@ -207,7 +207,7 @@ class InvariantWatch:
         _require(enough or asks_soon, Invariant.MISSING_IS_REQUESTED)
 
     def _check_count(self, entry: Entry, view: JobView) -> None:
-        """Check that a job neither lets nodes go that it needs, nor gives up while it has enough of them."""
+        """Check that a job does not evict nodes that it needs, and does not give up while it has enough nodes."""
         job, event, left = view.job, entry.event, view.out - self._out
         enough = len(view.active) + len(view.pool.keys() - view.without_links) >= job.min_nodes
         lost = {*self._excused, *(event.failed if isinstance(event, Outcome) else ())}

@@ -11,7 +11,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.crash import FailureCatalog, alarm_of
 from holdfast.core.detect.job_progress import JobPace, PaceLimits
 from holdfast.core.detect.silence import SilenceLimits
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Entry, Event, Phase, Ready, Tick
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Exit
@@ -27,7 +27,7 @@ _ECHO = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.7]:24017"
 
 
 class SimSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The setup of a simulation; together with code and costs it determines every entry of the journal."""
+    """The setup of a simulation. The same setup, code and costs always give the same journal."""
 
     seed: int
     nodes: int
@@ -235,7 +235,7 @@ class JobWorld:
             self._raise_alarm(alarm_of(exit, self._catalog))
 
     def _break_off(self, node: SimNode) -> None:
-        """Stall training because of this node, and let ranks on some other nodes fail as an echo."""
+        """Stall training because of this node. Ranks on some other nodes fail a moment later for this reason."""
         if not node.generation:
             return
         self._stall_training(node.generation)

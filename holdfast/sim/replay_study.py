@@ -50,7 +50,7 @@ class NamingRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of both methods for one q, the chance that one replay reproduces the fault."""
+    """Results of dual-phase and two-half replays for one `q`, the chance that one replay shows the fault."""
 
     q: float
     repeats: int
@@ -71,8 +71,8 @@ class TwoFaulty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCrossing(msgspec.Struct, frozen=True, kw_only=True):
-    """The least q at which a dual-phase replay costs no more per named machine than a two-half replay; None if there is
-    none."""
+    """The least q from which a dual-phase replay costs no more than a two-half replay, per machine named. A value is
+    None if there is no such q. `by_steps` counts only steps; `with_launches` includes the costs of launches."""
 
     steps: int  # of one replay
     by_steps: float | None
@@ -90,8 +90,8 @@ class ReplayStudy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_study(setup: ReplaySetup, chosen: tuple[float, ...]) -> ReplayStudy:
-    """Run the study for the chosen values of q; UnfitError if the nodes cannot be divided into replicas, stages and
-    groups."""
+    """Run the study for the chosen values of q. Raise UnfitError if the nodes cannot be divided into replicas, stages
+    and groups."""
     made = plan_replay(setup)
     rng = Random(setup.seed)
     lines = tuple(_study_chance(setup, made, q, rng) for q in chosen)
@@ -123,7 +123,8 @@ def plan_replay(setup: ReplaySetup) -> ReplayPlan:
 
 
 def play_replay(replay: DualPhaseReplay, bad: set[str], q: float, rng: Random) -> tuple[ReplayRuling, int]:
-    """Simulate a dual-phase replay with these bad nodes; return its ruling and the number of waves."""
+    """Simulate a dual-phase replay in which the nodes in `bad` are faulty. Return the nodes that it names (its ruling),
+    and how many rounds of replays it took."""
     waves = 0
     while not isinstance(asked := replay.next_wave(), ReplayRuling):
         waves += 1
@@ -188,8 +189,8 @@ def _watched_steps(setup: ReplaySetup, q: float) -> int:
 
 
 def _reckon_rate(setup: ReplaySetup, p: float, steps: int) -> float:
-    """Return the chance that a two-half replay names the faulty node. If a stage has several nodes, the fault must show
-    twice, the second time to tell them apart."""
+    """Return the chance that a two-half replay names the faulty node. With several nodes in a stage, the fault must
+    show twice: first to find the stage, then to find the node."""
     if setup.replica == setup.stages or p == 1.0:
         return detection_odds.shown_odds(p, steps)
     # The referee does a step, too: the last at which a first showing still leaves one to look inside is two before.
@@ -230,7 +231,8 @@ def _study_two_faulty(setup: ReplaySetup, made: ReplayPlan, rng: Random) -> TwoF
 
 
 def dual_cost(setup: ReplaySetup, q: float, launch_s: float) -> float:
-    """Return the mean cost, in steps, of a dual-phase replay per machine named."""
+    """Return what a dual-phase replay costs for each machine that it names, in steps: trials that name none count
+    too."""
     repeats = detection_odds.repeats_needed(q, setup.confidence, setup.most)
     shown = detection_odds.shown_odds(q, repeats)
     m = setup.group or fit_grid(setup.nodes, setup.replica)[0]
@@ -239,7 +241,7 @@ def dual_cost(setup: ReplaySetup, q: float, launch_s: float) -> float:
 
 
 def halves_cost(setup: ReplaySetup, q: float, launch_s: float, group_launch_s: float) -> float:
-    """Return the mean cost, in steps, of a two-half replay per machine named."""
+    """Return the mean cost of a two-half replay, in steps: of all trials, divided by the number of machines named."""
     p, steps = detection_odds.step_odds(q, setup.steps), _watched_steps(setup, q)
     shown = detection_odds.shown_odds(p, steps)
     inside = setup.replica > setup.stages
@@ -258,7 +260,8 @@ def find_crossing(setup: ReplaySetup, steps: int) -> CostCrossing:
 
 
 def _least_chance(setup: ReplaySetup, launch_s: float, group_launch_s: float) -> float | None:
-    """Return the least q from which on a dual-phase replay never costs more than a two-half replay; None if none."""
+    """Find the least q from which a dual-phase replay costs no more than a two-half replay, up to q = 1. Return None if
+    the dual-phase replay costs more even at q = 1."""
     found = None
     for point in range(_POINTS + 1):
         q = _LEAST_Q ** (point / _POINTS)

@@ -1,6 +1,6 @@
 """For loops on Accelerate: `HeldTraining` yields a loop's epochs and batches, and saves its state after every step. It
-saves right before it yields the next batch, when everything that belongs to the step before is done. After a restart
-the epoch, the order of its batches and the place in it are the same, and so are all random numbers."""
+saves right before it yields the next batch, because all work of the step before is done by then. After a restart,
+training continues at the same batch, with the same order of batches and the same random numbers."""
 
 import os
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from accelerate import Accelerator, DistributedType
 
 import holdfast
 from holdfast.checkpoint.foreign_file_faults import first_fault
-from holdfast.checkpoint.image_metadata import GeneratorStates
+from holdfast.checkpoint.snapshot_record import GeneratorStates
 from holdfast.checkpoint.state_image import StateError, bytes_of
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.core.decoding import from_msgpack
-from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint, list_newest_first
+from holdfast.trainers.newest_trainer_checkpoint import OwnCheckpoint, find_own_checkpoint, list_newest_first
 
 _NAME = r"checkpoint_(\d+)"  # as `automatic_checkpoint_naming` gives it
 _SAVED = frozenset({".safetensors", ".bin", ".pkl", ".json"})
@@ -46,9 +46,9 @@ class HeldTraining:
         every: int | str | None = None,
         keep: int = 3,
     ) -> None:
-        """Pass each model and optimizer as `prepare` returned it; the other options are those of a Checkpointer. If
-        holdfast has no state, the loop resumes from the newest whole checkpoint of `accelerator.save_state`, provided
-        that Accelerate names its checkpoints itself."""
+        """Restore the newest state. Pass `model` and `optimizer` as `prepare` returned them; the other options are
+        those of a Checkpointer. Without a state of holdfast, the newest whole checkpoint of `accelerator.save_state` is
+        loaded. This requires `automatic_checkpoint_naming`."""
         if why := refusal_of(accelerator):
             raise StateError(f"HeldTraining cannot keep this state: {why}")
         self.epoch = self.step = 0
@@ -77,14 +77,14 @@ class HeldTraining:
         self._go_on()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the epochs, out of `count`, that are still to be trained."""
+        """Yield the numbers of the epochs, out of `count`, that are not finished yet."""
         for epoch in range(self.epoch, count):
             yield epoch
             if self.epoch == epoch:  # left before its end
                 self.epoch, self._done = epoch + 1, 0
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield the batches of this epoch that are not done; call it once an epoch, with a prepared loader."""
+        """Yield the remaining batches of this epoch. Call this once in each epoch, with a prepared loader."""
         self._begin_epoch(loader)
         for batch in self._accelerator.skip_first_batches(loader, self._done) if self._done else loader:
             if self._generators:
@@ -117,7 +117,7 @@ class HeldTraining:
         self._order = state["order"]
 
     def _go_on(self) -> None:
-        """Restore the newest state, ours or Accelerate's; a collective."""
+        """Restore holdfast's newest state or else Accelerate's newest checkpoint. All ranks must call this."""
         self._saved = self._checkpointer.restore()
         configuration = self._accelerator.project_configuration
         is_named = configuration.automatic_checkpoint_naming and self._accelerator.project_dir

@@ -1,7 +1,7 @@
-"""For loops on DeepSpeed's engine: `hold_engine(engine)` after `deepspeed.initialize`, and the loop as it was.
+"""For loops on DeepSpeed's engine: call `hold_engine(engine)` after `deepspeed.initialize`; the loop stays as it was.
 
-With ZeRO 1 and 2 each rank saves only its own part of the master weights and of the optimizer's state. The engine makes
-the weights of the model from them, as it does after every step.
+With ZeRO 1 and 2, each rank saves only its own part of the master weights and of the optimizer's state. From these, the
+engine computes the weights of the model, as it does after every step.
 """
 
 import os
@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 
 import holdfast
 from holdfast.checkpoint.foreign_file_faults import first_fault
-from holdfast.checkpoint.image_metadata import GeneratorStates
+from holdfast.checkpoint.snapshot_record import GeneratorStates
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.training.stderr_sentence import say
 from holdfast.core.decoding import from_msgpack
+from holdfast.trainers.newest_trainer_checkpoint import find_own_checkpoint
 from holdfast.trainers.optimizer_shards import PlainFields, ShardCheckpointer
-from holdfast.trainers.own_checkpoints import find_own_checkpoint
 
 _TAG = r"global_step(\d+)"  # as the engine names a checkpoint that is given no tag
 _COUNTS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
@@ -40,11 +40,11 @@ def hold_engine(
     every: int | str | None = None,
     keep: int = 3,
 ) -> Extras:
-    """Restore the newest state into the engine, whose `global_steps` then tells where to go on; report its steps, and
-    save its state after each.
+    """Restore the newest state into the engine. From then on, report the engine's steps and save its state after each.
+    The loop must go on from `engine.global_steps`.
 
-    `own` is the folder that the engine's own checkpoints are saved to: the newest whole one is loaded if there is no
-    state of ours, and its client state is returned. The other options are those of a Checkpointer.
+    `own` is the folder of the engine's own checkpoints. If holdfast has no state, the newest whole one is loaded from
+    there, and its client state is returned. The other options are those of a Checkpointer.
 
     >>> from holdfast.trainers.deepspeed import hold_engine
     >>> hold_engine(engine, path="ckpt", every=100)  # doctest: +SKIP
@@ -94,13 +94,13 @@ def _shards_of(engine: DeepSpeedEngine, extra: Extras, storage: Extras) -> Shard
 
 
 def _gather_of(engine: DeepSpeedEngine) -> Callable[[], object]:
-    """Return what makes the model's weights from the masters of all ranks."""
+    """Return a function that computes the model's weights from the master weights of all ranks."""
     is_split = isinstance(engine.optimizer, DeepSpeedZeroOptimizer)
     return engine.optimizer.update_lp_params if is_split else lambda: None
 
 
 def _report_steps(engine: DeepSpeedEngine, held: ShardCheckpointer | None) -> None:
-    """Follow the engine's backward, step and save_checkpoint."""
+    """Wrap the engine's backward, step and save_checkpoint, to report its steps and save its state."""
     backward, make_step, save = engine.backward, engine.step, engine.save_checkpoint
     losses: list[Any] = [None]
 

@@ -26,7 +26,7 @@ from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.state_preview import PeekedState, peek_state
 from holdfast.trainers.accelerate import refusal_of
-from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint
+from holdfast.trainers.newest_trainer_checkpoint import OwnCheckpoint, find_own_checkpoint
 
 _STATE = "trainer_state.json"
 _HISTORY_BYTES = 64 << 10  # of what was logged, the newest: a snapshot has room for so much
@@ -37,9 +37,9 @@ _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 def train(
     trainer: Trainer, *, path: str | os.PathLike[str] | None = None, every: int | str | None = None, keep: int = 3
 ) -> TrainOutput:
-    """Train as `trainer.train()` does, from the state that the job has chosen, or else from the newest of holdfast's
-    saved state and the whole checkpoints in the output directory; `path`, `every` and `keep` are those of a
-    Checkpointer.
+    """Train as `trainer.train()` does, from the newest state. If the job has chosen a state, that one is used.
+    Otherwise it is the newest of holdfast's saved state and the whole checkpoints in the output directory. `path`,
+    `every` and `keep` are those of a Checkpointer.
 
     >>> from holdfast.trainers.huggingface import train
     >>> train(trainer, path="ckpt", every=100)  # doctest: +SKIP
@@ -70,7 +70,7 @@ class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a libra
 
     @contextmanager
     def resumable_folder(self) -> Iterator[str | None]:
-        """Yield the path to pass as `resume_from_checkpoint`, or None; a collective."""
+        """Yield the value to pass as `resume_from_checkpoint`: a path or None. All ranks must call this."""
         ours = PeekedState() if self._refusal else peek_state(self._storage["path"])
         if not ours.is_chosen:
             self._own = _find_own(self._trainer.args)
@@ -159,7 +159,8 @@ class TrainerStateCallback(TrainerCallback):  # type: ignore[misc]  # of a libra
 
 @contextmanager
 def _weights_left_out(trainer: Trainer, folder: str) -> Iterator[None]:
-    """Keep the trainer from loading weights from our folder, which has none; there is no public option for that."""
+    """During the block, keep the trainer from loading weights from holdfast's folder, which has none. The trainer has
+    no public option for this, so its method is replaced."""
     load = trainer._load_from_checkpoint
 
     def load_from_others(checkpoint: str, model: object = None) -> None:
@@ -197,7 +198,7 @@ def _find_own(args: TrainingArguments) -> OwnCheckpoint | None:
 
 
 def _fault_of(folder: Path, args: TrainingArguments) -> str:
-    """Say what is wrong with a checkpoint of the Trainer; empty if it is whole."""
+    """Return what is wrong with a checkpoint of the Trainer; empty if it is whole."""
     if fault := first_fault([folder / _STATE]):
         return fault
     if f"checkpoint-{json.loads((folder / _STATE).read_bytes()).get('global_step')}" != folder.name:

@@ -1,6 +1,6 @@
 """For the Trainer of Lightning: add `HoldfastCallback` to its callbacks. A callback may set the position of Lightning's
-loops before they run, so the state is restored when the fit starts. Lightning cannot skip batches: those that are done
-are loaded once more, and dropped."""
+loops before they run, so the state is restored when the fit starts. Lightning cannot skip batches: those of finished
+steps are loaded once more, and dropped."""
 
 import os
 from pathlib import Path
@@ -14,15 +14,15 @@ from lightning.pytorch.utilities import rank_zero_info
 
 import holdfast
 from holdfast.checkpoint.foreign_file_faults import first_fault
-from holdfast.checkpoint.image_metadata import GeneratorStates
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
-from holdfast.checkpoint.retention import find_checkpoints
+from holdfast.checkpoint.snapshot_record import GeneratorStates
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.checkpointer_args import storage_of
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.core.decoding import from_msgpack
-from holdfast.trainers.own_checkpoints import say_left_out
+from holdfast.trainers.newest_trainer_checkpoint import say_left_out
 from holdfast.wire.rank_keeper_messages import StateRequest
 
 _BATCHES = "epoch_loop.batch_progress"  # where the loops keep how many batches were made
@@ -30,7 +30,7 @@ Extras = dict[str, Any]
 
 
 class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may be missing
-    """Reports the steps and phases of a Trainer, saves its state at every step, and restores the newest.
+    """Reports the steps and phases of a Trainer, saves its state at every step, and restores the newest state.
 
     >>> from holdfast.trainers.lightning import HoldfastCallback
     >>> callback = HoldfastCallback(path="ckpt", every=100)
@@ -50,8 +50,8 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
         self._saved = self._told = 0
 
     def newest_checkpoint(self, folder: str | os.PathLike[str]) -> str | None:
-        """Return Lightning's newest whole checkpoint in a folder, for `ckpt_path`; None if there is none, or if there
-        is a state of ours, which will be restored instead."""
+        """Return Lightning's newest whole checkpoint in a folder, to pass as `ckpt_path`; None if there is none. If
+        holdfast has a state, return None too, because that state will be restored."""
         rank, link = int(os.environ.get("RANK", "0")), KeeperClient.for_this_rank()
         if link and link.request_state(StateRequest(rank=rank, generation=current_generation())).source != "none":
             return None
@@ -92,7 +92,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
                 callback.load_state_dict(self._extra["callbacks"][callback.state_key])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Load and drop the epoch's batches that are done, before Lightning reads from the loader's iterator."""
+        """If the fit resumes within an epoch, load and drop the finished batches before Lightning reads the loader."""
         self._told = trainer.global_step
         if not self._epoch:
             return
@@ -139,7 +139,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
         holdfast.phase("")
 
     def state_dict(self) -> Extras:
-        """Return the random number generators of all ranks, which Lightning's own checkpoints lack; a collective."""
+        """Return all ranks' random number generators; Lightning's checkpoints lack them. All ranks must call this."""
         return {"generators": RankWorld().gather_all(_encode())}
 
     def load_state_dict(self, state_dict: Extras) -> None:

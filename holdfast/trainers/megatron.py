@@ -1,7 +1,8 @@
-"""For loops on Megatron-Core: `HeldMegatron` after `get_megatron_optimizer`, and its `save` after every step.
+"""For loops on Megatron-Core: make a `HeldMegatron` after `get_megatron_optimizer`; call its `save` after every step.
 
 Each rank saves only what its torch optimizers hold: with Megatron's distributed optimizer, a part of the master weights
-and of their state. Megatron copies the masters to the weights of the model and gathers these, as after every step.
+and of their state. After a restore, Megatron computes the model's weights as after every step: it copies the master
+weights to the model and gathers the parts of all ranks.
 """
 
 import os
@@ -20,8 +21,8 @@ import holdfast
 from holdfast.checkpoint.foreign_file_faults import distcp_fault, first_fault
 from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.trainers.newest_trainer_checkpoint import OwnCheckpoint, find_own_checkpoint
 from holdfast.trainers.optimizer_shards import ShardCheckpointer
-from holdfast.trainers.own_checkpoints import OwnCheckpoint, find_own_checkpoint
 
 _NAME = r"iter_(\d+)"  # as Megatron-LM names its checkpoints
 Extras = dict[str, Any]
@@ -48,8 +49,9 @@ class HeldMegatron:
         every: int | str | None = None,
         keep: int = 3,
     ) -> None:
-        """Restore the newest state; `step` is then its step, or 0. `models` are the chunks of this rank, in Megatron's
-        DistributedDataParallel. The other options are those of a Checkpointer."""
+        """Restore the newest state, and set `step` to the step of this state, or to 0 if there is none. `models` are
+        this rank's model chunks, wrapped in Megatron's DistributedDataParallel; `schedule` is the optimizer's parameter
+        scheduler. The other options are those of a Checkpointer."""
         chain = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
         self._chain = [one for one in chain if not getattr(one, "is_stub_optimizer", False)]
         if why := refusal_of(self._chain):
@@ -76,13 +78,13 @@ class HeldMegatron:
         self.step = self._held.restore(self._gather_weights)
 
     def save(self, step: int, **reported: Any) -> None:
-        """Report this step with what `holdfast.step` takes besides, and save its state; after the schedule's step."""
+        """Report this step and save its state, after the schedule's step. `reported` goes to `holdfast.step`."""
         holdfast.step(step, **reported)
         self.step = step
         self._held.save(step)
 
     def _gather_weights(self) -> None:
-        """Make the weights of the model from the masters of all ranks."""
+        """Compute the weights of the model from the master weights of all ranks."""
         for one in self._chain:
             if isinstance(one, MixedPrecisionOptimizer):
                 one._copy_main_params_to_model_params()
@@ -92,7 +94,7 @@ class HeldMegatron:
 
 
 class TrackedGenerators:
-    """The random numbers of a rank's place among the tensor parallel ranks, which Megatron keeps apart."""
+    """The states of Megatron's own CUDA random number generators, which differ among tensor parallel ranks."""
 
     def state_dict(self) -> Extras:
         return dict(tensor_parallel.get_cuda_rng_tracker().get_states())
@@ -102,8 +104,8 @@ class TrackedGenerators:
 
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> OwnCheckpoint | None:
-    """Return the newest whole `iter_N` that `dist_checkpointing.save` has written to this folder, in the format
-    torch_dist; a collective."""
+    """Return the newest whole checkpoint `iter_N` in a folder, or None. Only checkpoints in the format torch_dist of
+    `dist_checkpointing.save` are found. All ranks must call this."""
     return find_own_checkpoint(Path(folder), _NAME, _fault_of)
 
 
@@ -120,8 +122,8 @@ def refusal_of(chain: Sequence[MegatronOptimizer]) -> str:
 
 
 def _find_replicas() -> "dist.ProcessGroup | None":
-    """Return the group of ranks that hold the same tensors; None if some of them hold different experts. A collective.
-    Experts of different ranks have the same names and shapes here, so one would be taken for the other."""
+    """Return the group of ranks that hold the same tensors, or None if some of them hold different experts. Such
+    experts have the same names and shapes, so one could be restored in place of another. All ranks must call this."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     of_experts = parallel_state.get_expert_data_parallel_group()
     is_same = sorted(dist.get_process_group_ranks(group)) == sorted(dist.get_process_group_ranks(of_experts))

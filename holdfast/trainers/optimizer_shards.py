@@ -1,8 +1,8 @@
-"""Keeps what the torch optimizers of this rank hold: master weights and their state, wherever a trainer has split them.
+"""Saves and restores the state of this rank's torch optimizers, and the part of the master weights that they update.
 
-Trainers with an optimizer of their own (ZeRO, Megatron) give each rank's part of the weights to an optimizer of torch.
-The trainer makes the weights of the model from these parts. Optimizers create their state in their first step, so the
-Checkpointer is made after that, or when there is a state to restore.
+Trainers with an optimizer of their own (ZeRO, Megatron) divide the master weights among the ranks. Each rank updates
+its part with a torch optimizer. The trainer computes the model's weights from these parts. An optimizer has no state
+before its first step. So the Checkpointer is made after this step, unless there is a state to restore.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ _PLAIN = (int, float, bool, str, tuple, list, type(None))
 
 
 class ShardCheckpointer:
-    """Saves and restores the parameters and states of these optimizers, and the buffers of a module."""
+    """Saves and restores the parameters and states of some optimizers, and the buffers of a module."""
 
     def __init__(self, optimizers: Sequence[Optimizer], module: torch.nn.Module, extra: Values, **more: Any) -> None:
-        """Each rank saves its own `extra` and its own buffers. `more` is passed on to the Checkpointer and must have
-        `path`."""
+        """Make a checkpointer for these optimizers and the buffers of `module`. Each rank saves its own buffers and
+        `extra`. `more` has the options of a Checkpointer, among them `path`."""
         self._optimizers = optimizers
         self._weights = set(module.parameters())
         self._more = more
@@ -33,8 +33,8 @@ class ShardCheckpointer:
         self._checkpointer: Checkpointer | None = None
 
     def restore(self, gather: Callable[[], object]) -> int:
-        """Restore the newest state, then call `gather`, which makes the model's weights from it; return its step, or 0
-        if there is none. A collective."""
+        """Restore the newest state, then call `gather`, which computes the model's weights from it. Return the state's
+        step, or 0 if there is none. All ranks must call this."""
         if not peek_state(self._more["path"]).step:
             return 0
         for optimizer in self._optimizers:
@@ -58,15 +58,15 @@ class ShardCheckpointer:
             self._checkpointer.close()
 
     def _is_trained(self, parameter: torch.Tensor) -> bool:
-        """Autograd knows the weights of the model, of which some may be frozen. It does not know all masters of them:
-        trainers copy gradients there."""
+        """Return whether a parameter is trained: a weight of the model that is not frozen, or a master weight. Master
+        weights are trained even if they do not require a gradient, because trainers copy gradients to them."""
         return parameter.requires_grad or parameter not in self._weights
 
     def _make_checkpointer(self) -> Checkpointer:
         return Checkpointer(state_dict=self._read, extra=self._extra, **self._more)
 
     def _read(self) -> Values:
-        """Return the live tensors; the dicts of states are the optimizers' own, so that values are restored there."""
+        """Return the live tensors and the optimizers' own state dicts, so that values can be restored into them."""
         return {
             f"{n}.{g}.{p}": {"weights": parameter.detach(), "state": optimizer.state.get(parameter, {})}
             for n, optimizer in enumerate(self._optimizers)
@@ -76,8 +76,8 @@ class ShardCheckpointer:
 
 
 class GroupValues:
-    """The plain values of parameter groups, such as learning rates and step counts. Beside them it saves how many state
-    entries each optimizer has; loading a state with another number fails."""
+    """The plain values of parameter groups, such as learning rates and step counts. The number of state entries of each
+    optimizer is saved too. Loading fails if the saved numbers differ from those of the optimizers."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
@@ -99,13 +99,13 @@ class GroupValues:
 
 
 class ModuleBuffers:
-    """The buffers that a module saves, such as the statistics of this rank's batches."""
+    """The buffers that a module saves, such as running means of this rank's batches."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
 
     def state_dict(self) -> Values:
-        """Return the live buffers by their names in the module; wrappers may name them in another way in theirs."""
+        """Return the live buffers by their names in the module; state dicts of wrappers may name them differently."""
         return {
             f"{path}.{name}" if path else name: buffer
             for path, part in self._module.named_modules()
@@ -122,7 +122,7 @@ class ModuleBuffers:
 
 
 class PlainFields:
-    """The plain values of any object, such as the scale of a loss and how long it has held."""
+    """The plain values of any object, such as a loss scaler's scale and how many steps it has kept that scale."""
 
     def __init__(self, thing: object, names: Sequence[str] = ()) -> None:
         self._thing, self._names = thing, names

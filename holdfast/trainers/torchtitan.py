@@ -1,6 +1,6 @@
-"""For TorchTitan: `hold_trainer(trainer)` before `trainer.train()`. TorchTitan's loop asks its checkpointer for a state
-when it starts, and hands it every step that is made. Ours stands before the trainer's own, and passes on what it gets.
-"""
+"""For TorchTitan: call `hold_trainer(trainer)` before `trainer.train()`. TorchTitan's loop asks its checkpointer for a
+state when it starts, and calls it after every step. holdfast replaces this checkpointer by one that saves the state
+itself, and then calls the original."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.state_preview import peek_state
 from holdfast.client.training.stderr_sentence import say
-from holdfast.trainers.own_checkpoints import find_own_checkpoint, list_newest_first
+from holdfast.trainers.newest_trainer_checkpoint import find_own_checkpoint, list_newest_first
 
 _NAME = r"step-(\d+)"
 Extras = dict[str, Any]
@@ -23,8 +23,8 @@ Extras = dict[str, Any]
 def hold_trainer(
     trainer: Trainer, *, path: str | os.PathLike[str] | None = None, every: int | str | None = None, keep: int = 3
 ) -> None:
-    """Have this trainer resume from the newest state, report its steps, and save its state after each; its own
-    checkpoints are used where there is no state of ours. The options are those of a Checkpointer.
+    """Make this trainer resume from the newest state, report its steps, and save its state after each step. If holdfast
+    has no state, the trainer's own checkpoints are used. The options are those of a Checkpointer.
 
     >>> from holdfast.trainers.torchtitan import hold_trainer
     >>> hold_trainer(trainer, path="ckpt", every=100)  # doctest: +SKIP
@@ -37,7 +37,7 @@ def hold_trainer(
 
 
 class HeldCheckpoints:
-    """Stands in the place of a trainer's checkpointer, which it calls for everything that it does not do itself."""
+    """Replaces a trainer's checkpointer, and passes on to it all calls that it does not handle itself."""
 
     def __init__(self, trainer: Trainer, storage: Extras) -> None:
         self._trainer = trainer
@@ -52,8 +52,9 @@ class HeldCheckpoints:
         return getattr(self._own, name)
 
     def load(self, step: int = -1) -> bool:
-        """Restore the newest state of ours, else the newest whole checkpoint of TorchTitan's; a step that the
-        configuration names comes before both, unless the job has chosen a state. A collective."""
+        """Restore the first of these that exists, and return whether one does: a state chosen by the job, the step that
+        the configuration names, holdfast's newest state, TorchTitan's newest whole checkpoint. With pipeline
+        parallelism only TorchTitan's checkpoints are used. All ranks must call this."""
         trainer = self._trainer
         if trainer.parallel_dims.pp_enabled:
             if RankWorld().rank == 0:
@@ -72,7 +73,7 @@ class HeldCheckpoints:
         return found is not None and bool(self._own.load(found.step))
 
     def save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Report the step, save its state, and let TorchTitan save its own if that is due."""
+        """Report the step and save its state. Then TorchTitan's own checkpointer decides whether it saves too."""
         holdfast.step(curr_step, **self._logged)
         self._logged = {}
         if self._checkpointer:

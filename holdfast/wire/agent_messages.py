@@ -8,13 +8,14 @@ import msgspec
 
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decoding import make_decoder
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Errand
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.model.message_bounds import MOST_S, Name, Number
+from holdfast.model.node_errands import Errand
 from holdfast.model.observation import Beat, LinkTraffic, Mark, Reach
 from holdfast.model.rank_traces import Trace
-from holdfast.model.release import Release
 from holdfast.model.state_copy import Address, Aim, Copy
 
 MAX_BYTES = 1 << 20  # of one message
@@ -128,7 +129,7 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True, tag="figures"):
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
-    """Asks a node for the current stacks of all training processes; the node sends those it has by the deadline."""
+    """Asks a node for the stacks of all training processes. At the deadline the node sends those that it has."""
 
     id: int
     deadline_s: float
@@ -141,7 +142,18 @@ class ReachRequest(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
     peers: dict[str, Address]
 
 
-FromAgent = Hello | Beat | Post | NodeNotice | HashReport | TraceAnswer | TrafficReport | Reach | ScriptImports
+FromAgent = (
+    Hello
+    | Beat
+    | Post
+    | NodeNotice
+    | HashReport
+    | TraceAnswer
+    | TrafficReport
+    | Reach
+    | ScriptImports
+    | CheckpointListing
+)
 FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest | ReachRequest | ScriptImports | JobFigures
 
 encode = msgspec.msgpack.Encoder().encode
@@ -149,8 +161,8 @@ _decode_message = make_decoder(msgspec.msgpack.Decoder(FromAgent))
 
 
 def decode_from_agent(content: bytes) -> FromAgent:
-    """Decode an agent's message; DecodeError if it is malformed or an alarm's time or confidence is out of range. The
-    check is not in Alarm's type, because that type also decodes old journals, whose alarms may have any values."""
+    """Decode an agent's message. Raise DecodeError if it is malformed, or if it is an alarm with an impossible time or
+    confidence. Alarm's type has no such bounds, because alarms in old journals may have any values."""
     message: FromAgent = _decode_message(content)
     alarm = message.body if isinstance(message, Post) else None
     if isinstance(alarm, Alarm) and not (abs(alarm.at) <= MOST_S and 0.0 <= alarm.confidence <= 1.0):
@@ -162,6 +174,6 @@ decode_from_controller = make_decoder(msgspec.msgpack.Decoder(FromController))
 
 
 def make_script_imports(generation: int, names: Iterable[str]) -> ScriptImports:
-    """Return a message with the valid ones of these module names, up to the message's limit."""
+    """Return a message with these module names, without invalid ones and without those beyond the message's limit."""
     fit = [name for name in names if len(name) <= _NAME_CHARS and re.search(_MODULE, name)]
     return ScriptImports(generation=generation, modules=tuple(fit[:_MODULES]))

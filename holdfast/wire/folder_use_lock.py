@@ -24,8 +24,8 @@ class LockError(Exception):
 def lock_shared(folder: Path) -> tuple[int, ...]:
     """Lock a folder as in use, until this process and all children that inherit the lock file have closed it.
 
-    Returns the lock file's descriptor for `pass_fds`; empty if the file system has no locks, and then nobody will clean
-    up this folder. Raises BlockingIOError if a process holds the lock exclusively.
+    Return the descriptor of the lock file, to be passed on in `pass_fds`. Return an empty tuple if the file system has
+    no locks; then no process will remove the folder. Raise BlockingIOError if a process holds the lock exclusively.
     """
     fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -55,7 +55,8 @@ def shared_lock(folder: Path) -> Iterator[tuple[int, ...]]:
 
 
 def lock_file_alone(path: Path, wait_s: float) -> int | None:
-    """Open a file, locked exclusively until it is closed; None if another process holds the lock for all of `wait_s`.
+    """Open a file, locked exclusively until it is closed. Return None if another process keeps the lock for `wait_s`
+    seconds.
 
     On a file system without locks every caller gets the file.
     """
@@ -76,7 +77,8 @@ def lock_file_alone(path: Path, wait_s: float) -> int | None:
 
 
 def lock_exclusively(folder: Path) -> int | None:
-    """Lock a folder and return the lock file; None if a process uses the folder, LockError if that is unknown."""
+    """Lock a folder exclusively and return the descriptor of its lock file. Return None if a process uses the folder.
+    Raise LockError if nobody can tell whether one does."""
     try:
         fd = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

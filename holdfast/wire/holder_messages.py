@@ -39,7 +39,8 @@ class ExecRank(msgspec.Struct, frozen=True, kw_only=True, tag="exec"):
 
 
 class PreloadZygote(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
-    """Keep a zygote that has imported these modules; replace one that was made with another `key`."""
+    """Asks the holder for a zygote that has imported these modules. A warm zygote with the same `key` stays in use
+    until the new one is warm; any other zygote ends at once. `key` stands for the environment, `env`."""
 
     modules: tuple[str, ...]
     learned: tuple[str, ...] = ()  # the same, but they are done without if a rank could not be forked with them

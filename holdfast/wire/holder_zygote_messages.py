@@ -38,7 +38,7 @@ class ForkFailed(msgspec.Struct, frozen=True, kw_only=True, tag="fork_failed"):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, kw_only=True, tag="warm"):
-    """The zygote is ready; reports its number of modules, its threads (two or more are unsafe) and skipped modules."""
+    """The zygote is ready. It could not import the modules in `skipped`. A fork is safe only if `threads` is 1."""
 
     modules: int
     threads: int

@@ -3,13 +3,13 @@
     python -u -m holdfast.wire.program_fork_server FD PARENT RANKS_MODULE... -- MODULE...
         [-- RANKS_MODULE... -- MODULE... -- S]
 
-It listens at FD and answers only its own user; a caller also checks that the server belongs to its user. It dies with
-its parent PARENT, but the processes that it forked live on. With it, ten nodes on a laptop import torch once, not
-twenty-one times. The modules in brackets are imported after S seconds without a request: no early caller waits for
-them.
+The server listens at FD and answers only its own user; a caller also checks that the server belongs to its user. It
+imports each RANKS_MODULE for ranks, and each MODULE for other programs. It imports the modules in brackets later, after
+S seconds without a request, so that no early caller waits for them. The server dies with its parent PARENT, but the
+processes that it forked live on. With a server, ten nodes on a laptop import torch once, not twenty-one times.
 
 A caller sends a program and its open files. The server answers that it has begun, the caller confirms that it still
-wants the program, and the server returns the pid. A caller may give up before that: then nothing is forked.
+wants the program, and the server returns the pid. A caller may give up before it confirms: then nothing is forked.
 """
 
 import gc
@@ -58,8 +58,7 @@ class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Later(msgspec.Struct, frozen=True):
-    """Modules that the fork server imports after `quiet_s` seconds without a request. By then the ranks it started
-    are probably training."""
+    """Modules that the fork server imports after `quiet_s` seconds without a request, when ranks probably train."""
 
     modules: tuple[str, ...]
     quiet_s: float = 10.0
@@ -71,7 +70,8 @@ class ForkServer:
     def __init__(
         self, path: Path, preload: Sequence[str], env: dict[str, str], log: int, later: "Later | None" = None
     ) -> None:
-        """Start a server. `preload`: modules that ranks import besides ours; `later`: modules to import when idle."""
+        """Start a fork server that listens at `path` and writes to `log`. It imports holdfast's own modules and
+        `preload`, the modules that ranks import. When it is idle it also imports those of `later`."""
         self.path = path
         programs = (_HOLDER, *(("holdfast.client.boot.tcp_store_server",) if "torch" in preload else ()))
         # The first controller is executed, and the first holders prepare themselves, so there is time for that.
@@ -147,8 +147,8 @@ class ProgramProcess:
 
 
 def start_program(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> ProgramProcess:
-    """Fork a program through the fork server, or execute it if no server begins the fork in time. After an OSError the
-    program may be running."""
+    """Start a program: fork it by the fork server or, if no server begins in time, execute it. If OSError is raised,
+    the program may have started all the same."""
     if server is not None:
         try:
             return ProgramProcess(_request_fork(server, program, files, begin_s))
@@ -172,7 +172,8 @@ class NoForkServer(Exception):
 
 
 def _await_start(server: socket.socket, pid: int, begin_s: float) -> None:
-    """Wait for the server's first answer; TimeoutError if it is stopped or slow, ConnectionError if it has ended."""
+    """Wait for the fork server's first answer. Raise TimeoutError if the server is stopped or slow, and ConnectionError
+    if it has ended."""
     until = time.monotonic() + begin_s
     server.settimeout(min(_ASK_S, begin_s))
     while time.monotonic() < until and process_attributes.process_state(pid) not in ("T", "t"):
@@ -247,7 +248,8 @@ def _groups(words: list[str]) -> list[list[str]]:
 
 
 def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None:
-    """Import modules for ranks and for programs; forked zygotes do not see the modules that only programs need."""
+    """Import modules for ranks and for programs. Forked zygotes do not see the modules that only programs need.
+    `prepares` says whether the holder's module is prepared too."""
     gc.disable()  # imports make no garbage worth looking for
     _import_modules(ranks, prepares)
     seen = set(sys.modules)
@@ -259,7 +261,7 @@ def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None
 
 
 def _import_modules(names: Sequence[str], prepares: bool) -> None:
-    """Import these modules, skipping those that fail; with `prepares`, also call the holder module's `prepare`."""
+    """Import these modules and skip those that fail. With `prepares`, also call `prepare` of the holder's module."""
     for name in names:
         try:
             module = importlib.import_module(name)

@@ -8,7 +8,7 @@ _FR_BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of torc
 
 
 def make_rank_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's environment without our secrets, plus our defaults where the user has set nothing."""
+    """Return the user's environment plus holdfast's defaults, without holdfast's secrets and non-UTF-8 text."""
     found = {k: v for k, v in env.items() if k not in _SECRET and _is_text(k) and _is_text(v)}
     found.setdefault("OMP_NUM_THREADS", "1")
     found.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # its recorder then tells what has begun on the GPU
@@ -18,7 +18,7 @@ def make_rank_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_whole_paths(env: Mapping[str, str], cwd: str) -> dict[str, str]:
-    """Make the paths in PYTHONPATH absolute; relative ones start at `cwd`, where the command was typed."""
+    """Return the environment with absolute paths in PYTHONPATH. Its relative paths start at `cwd`."""
     found = dict(env)
     if given := found.get("PYTHONPATH"):
         paths = (os.path.normpath(os.path.join(cwd, path)) for path in given.split(os.pathsep))
@@ -27,7 +27,7 @@ def with_whole_paths(env: Mapping[str, str], cwd: str) -> dict[str, str]:
 
 
 def _is_text(value: str) -> bool:
-    """Whether the value can be encoded as UTF-8, as sending it requires."""
+    """Return whether the value can be encoded as UTF-8. Only such values can be sent to other processes."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Environment variables and files of a rank in a replay; every script pays for the imports here, so there are few."""
+"""Environment variables and files of a rank in a replay. Every script imports this module, so it imports little."""
 
 import os
 
@@ -38,8 +38,7 @@ def signature_path(folder: str, rank: int) -> str:
 
 
 def encode_signature(step: int, state: int, sent: int | None) -> bytes:
-    """Return a line with a step, the hash of the rank's state after it, and the hash of the data sent (None: no
-    hash)."""
+    """Return a line with a step, the hash of the rank's state after it, and the hash of the data sent, if any."""
     return f"{step} {state} {'-' if sent is None else sent}\n".encode()
 
 

@@ -8,8 +8,8 @@ import msgspec
 
 from holdfast.config import Settings
 from holdfast.core.decoding import from_json
+from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import HostIdentity, Job
-from holdfast.model.release import Release
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # where torch.compile keeps what it has compiled
 COMPILED_ARCHIVES = "compiled"  # folder of its archives, among those of releases; no other host writes there
@@ -29,8 +29,7 @@ class EntryPoint(msgspec.Struct, frozen=True, kw_only=True):
     copied: bool = False  # it is run from the copy of a release
 
     def interpreter_argv(self) -> tuple[str, ...]:
-        """Return the interpreter and its flags; with `-P`, a module run from a release copy imports nothing from the
-        working directory."""
+        """Return the interpreter and its flags; `-P` keeps the working directory out of a copied module's imports."""
         if not self.python:
             return ()
         return (self.python, "-u", *(("-P",) if self.copied and self.module else ()), *(("-m",) if self.module else ()))

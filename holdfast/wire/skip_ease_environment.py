@@ -1,7 +1,8 @@
 """Environment variables that tell a rank which batches to skip and which steps to make at a lower learning rate.
 
-HOLDFAST_SKIP="101-103,200-200" and HOLDFAST_EASE="0.5:101-200,0.25:300-310": first and last step, both included, in
-the numbers that the script reports as done. Every script pays for the imports here, so there are few.
+Examples are HOLDFAST_SKIP="101-103,200-200" and HOLDFAST_EASE="0.5:101-200,0.25:300-310". Each range has a first and a
+last step and includes both. Steps are numbered as the script reports them. Every script imports this module, so it
+imports little.
 """
 
 SKIP = "HOLDFAST_SKIP"
@@ -11,12 +12,12 @@ Span = tuple[int, int]
 
 
 def parse_skips(text: str) -> tuple[Span, ...]:
-    """Return the ranges of steps to skip; ValueError if the text is malformed."""
+    """Return the ranges of steps to skip. Raise ValueError if the text is malformed."""
     return tuple(_parse_span(part) for part in text.split(",") if part.strip())
 
 
 def parse_eases(text: str) -> tuple[tuple[float, Span], ...]:
-    """Return pairs of factor and range of steps, in the order given; ValueError if the text is malformed."""
+    """Return pairs of factor and range of steps, in the order given. Raise ValueError if the text is malformed."""
     found = []
     for part in filter(str.strip, text.split(",")):
         factor, _, span = part.partition(":")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def listen(path: Path, backlog: int = 16) -> socket.socket:
-    """Return a listening stream socket that only its owner can use; FileExistsError if the path is in use."""
+    """Return a listening socket that only its owner can use. Raise FileExistsError if another process listens there."""
     if _is_answered(path):
         raise FileExistsError(f"another process listens at {path}")
     path.unlink(missing_ok=True)
@@ -24,7 +24,7 @@ def listen(path: Path, backlog: int = 16) -> socket.socket:
 
 
 def connect(path: Path) -> socket.socket:
-    """Connect to the process that listens at this path; OSError if there is none."""
+    """Return a socket connected to the process that listens at this path. Raise OSError if none does."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _call_through_folder(path, peer.connect)

@@ -16,12 +16,14 @@ from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, MakeArena
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.core.snapshots.copy_keepers import choose_keepers
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.lineage import Line
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.restore_choice import choose_known_restore
-from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.state_copy import Aim, Copy, Half, Restore
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
@@ -52,13 +54,15 @@ def layout(rank: int, world: int, shared: bool) -> ImageLayout:
     return arrange_image(specs, lambda one: (64, one.bytes + 128), rank=rank, world=world, form="test")
 
 
-def keeper_ports(make: MakeArena, said: list[str]) -> KeeperPorts:
-    """Memory from the test, and a list of what is said; no controller hears of the rest."""
+def keeper_ports(make: MakeArena, said: list[str], listed: list[CheckpointListing] | None = None) -> KeeperPorts:
+    """Memory from the test, and lists of what is said and listed; no controller hears of the rest."""
+    listed = [] if listed is None else listed
     return KeeperPorts(
         make_arena=make,
         clock=SystemClock(),
         say=said.append,
         report_progress=lambda: None,
+        report_checkpoints=listed.append,
         report_marks=lambda marks: None,
     )
 
@@ -121,6 +125,7 @@ class Fleet:
         self.nodes: dict[str, Node] = {}
         self.seats: tuple[Seat, ...] = ()
         self.parity = False
+        self.two_copies = False
         self.disk = DiskLimits()  # with a path: each node has a folder of its own there
         self.one_host = False  # nodes share that folder
         self.authority: CertificateAuthority | None = None  # with one, keepers take each other for other hosts'
@@ -168,6 +173,7 @@ class Fleet:
             at = self.nodes[peer].keeper.address
             ward = self.seats[number - 1]
             aim = Aim(generation=generation, peer=peer, peer_at=at, halves=two, wards=(ward,) if self.authority else ())
+            aim = self._aim_at_two(aim, seat.node) if self.two_copies else aim
             errand = LaunchHere(
                 id=generation,
                 generation=generation,
@@ -183,6 +189,11 @@ class Fleet:
                 line=line,
             )
             self.nodes[seat.node].keeper.begin_launch(errand)
+
+    def _aim_at_two(self, aim: Aim, node: str) -> Aim:
+        peer, second = choose_keepers(self.seats, (), 2)[0][node]
+        peer_at, second_at = (self.nodes[one].keeper.address for one in (peer, second))
+        return msgspec.structs.replace(aim, peer=peer, peer_at=peer_at, second=second, second_at=second_at)
 
     def _at(self, half: Half) -> Half:
         return msgspec.structs.replace(half, keeper_at=self.nodes[half.keeper].keeper.address)

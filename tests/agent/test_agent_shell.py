@@ -20,9 +20,9 @@ from holdfast.core.agent_state_machine import ClockTick, RememberDone, RememberL
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.job_progress import LEAD
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Exit
 from holdfast.wire import agent_messages, holder_messages, run_and_node_specs
 from holdfast.wire.agent_messages import ScriptImports, Welcome

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
-from holdfast.model.errand import Done, Leave
+from holdfast.model.node_errands import Done, Leave
 from holdfast.model.observation import Beat, Departure
 
 LEAVE = Leave(id=0, code=1, grace_s=2.0, reason="no controller for 60 s")

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from holdfast.agent.snapshots import checkpoint_writer
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
+from holdfast.checkpoint import checkpoint_load, checkpoint_save, stored_checkpoints
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.manifest import Author
-from holdfast.model.errand import FinalState, Leave
+from holdfast.model.node_errands import FinalState, Leave
 from holdfast.model.state_copy import Doubt, MissedCheckpoint, Restore
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, bench, from_own_memory, launch, snapshot, until, want
@@ -44,7 +44,7 @@ class Stored:
         return self.keeper._persisting.missed_checkpoint
 
     def steps(self, below: str = "") -> list[int]:
-        return [found.step for found in retention.find_checkpoints(self.storage.url + below)]
+        return [found.step for found in stored_checkpoints.find_checkpoints(self.storage.url + below)]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def stored(bench: Bench, tmp_path: Path) -> Stored:
 async def test_the_last_step_goes_to_storage(stored: Stored) -> None:
     content = snapshot(await stored.arena(), 125)
     await stored.keeper.parting.write_last(last(125), 30)
-    [found] = retention.find_checkpoints(stored.storage.url)
+    [found] = stored_checkpoints.find_checkpoints(stored.storage.url)
     into = bytearray(IMAGE_BYTES)
     checkpoint_load.read_part(found.url, 0, memoryview(into))
     assert found.step == 125 and bytes(into) == content
@@ -93,7 +93,7 @@ async def test_checkpoints_in_doubt_are_marked_at_the_end_and_at_the_next_launch
     arena = await stored.arena()
 
     def sound() -> list[int]:
-        return [found.step for found in retention.find_checkpoints(stored.storage.url) if found.ok]
+        return [found.step for found in stored_checkpoints.find_checkpoints(stored.storage.url) if found.ok]
 
     for step in (10, 20):
         snapshot(arena, step)

@@ -11,10 +11,10 @@ import pytest
 from holdfast.agent.snapshots import checkpoint_writer
 from holdfast.agent.snapshots.arena_table import SnapshotPin
 from holdfast.agent.snapshots.snapshot_disk import _MEND, SnapshotDisk
-from holdfast.checkpoint import checkpoint_save, retention
+from holdfast.checkpoint import checkpoint_save, stored_checkpoints
 from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.write_lane import WritePulse
-from holdfast.model.errand import FinalState, Leave
+from holdfast.model.node_errands import FinalState, Leave
 from holdfast.model.state_copy import Doubt
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.peers import Fleet, until
@@ -91,7 +91,7 @@ async def test_a_final_state_on_storage_is_told_once_and_leaves_nothing_on_disk(
     job.save(8)
     url = give_storage(job, 0, 1, 2)
     await end_at(job, 8, 60.0)
-    assert [one.step for one in retention.find_checkpoints(url)] == [8]
+    assert [one.step for one in stored_checkpoints.find_checkpoints(url)] == [8]
     assert not any((job.root / name / "r.").exists() for name in "abc")
     told = [said.split(" in ")[0] for name in "abc" for said in fleet.nodes[name].said]
     assert told == [
@@ -108,7 +108,7 @@ async def test_a_final_state_that_rank_0_cannot_publish_stays_on_all_disks(fleet
     url = give_storage(job, 0, 1, 2)
     (fleet.folder / "metadata").unlink()
     await end_at(job, 8, 6.0)
-    assert retention.find_checkpoints(url) == ()
+    assert stored_checkpoints.find_checkpoints(url) == ()
     assert [job.states(name) for name in "abc"] == [[5, 8]] * 3
     for name in "abc":
         stays = f"step 8 stays on disk in {job.root / name / 'r.'}: no storage has this state ({_MEND})"
@@ -123,7 +123,7 @@ async def test_a_published_step_of_another_generation_or_in_doubt_is_not_the_fin
     await end_at(job, 8, 60.0)
     b = fleet.nodes["b"].keeper._persisting
     assert b.is_published(1, 8)
-    retention.mark_doubts(url, "r.", (Doubt(generation=1, not_after=7),))
+    stored_checkpoints.mark_doubts(url, "r.", (Doubt(generation=1, not_after=7),))
     assert not b.is_published(1, 8)
     (fleet.folder / "ckpt" / ".holdfast-doubts.json").unlink()
     b.author = Author(2, "r.")
@@ -260,13 +260,13 @@ async def test_a_part_on_storage_is_no_checkpoint_before_rank_0_has_published_it
     checkpoint_save.write_part(folder, 0, [memoryview(b"rank 0's")])  # and then its node is lost
     keeper = fleet.nodes["b"].keeper
     await keeper.leave_job(last)
-    assert keeper._persisting.done == {1: 8} and retention.find_checkpoints(url) == ()
+    assert keeper._persisting.done == {1: 8} and stored_checkpoints.find_checkpoints(url) == ()
     assert job.states("b") == [8] and fleet.nodes["b"].said[-1].endswith(f": no storage has this state ({_MEND})")
 
     def fail(url: str, step: int) -> NoReturn:
         raise StorageError(f"{url} does not answer")
 
-    monkeypatch.setattr(retention, "find_checkpoints", fail)
+    monkeypatch.setattr(stored_checkpoints, "find_checkpoints", fail)
     await keeper.leave_job(last)
     assert fleet.nodes["b"].said[-1].endswith(f": whether storage has this state is not known ({_MEND})")
 

@@ -20,7 +20,7 @@ from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
 from holdfast.agent.sources import tensor_activity
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.user_log_rules import Rule, RuleLimits
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import LinkTraffic, StepValues, StrainKind
 from holdfast.wire import folder_use_lock, run_and_node_specs
 from holdfast.wire.holder_messages import HolderRank

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.releases.import_check_runner import check_release
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases.staged_release import StagedRelease, staged_environment
 from holdfast.wire.run_and_node_specs import EntryPoint
 from tests.wire.test_tree_archive import plant

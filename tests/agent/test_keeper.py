@@ -18,13 +18,14 @@ from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
 from holdfast.agent.snapshots.keeper_sockets import KeeperSockets
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
+from holdfast.checkpoint import checkpoint_load, checkpoint_save, stored_checkpoints
 from holdfast.checkpoint.arena import DUE, STORED, Arena
 from holdfast.checkpoint.manifest import Author, PartFailedError
 from holdfast.checkpoint.write_lane import WriteOutcome
 from holdfast.core.decoding import from_json
-from holdfast.model.errand import LaunchHere
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.state_copy import LaunchOrigin, Restore, Source
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.holder_messages import KeptArena
@@ -87,11 +88,12 @@ class Bench:
         self.folder = folder
         self.memory: dict[str, tuple[int, int]] = {}
         self.said: list[str] = []
+        self.listed: list[CheckpointListing] = []
         self.keeper = self.fresh()
 
     def fresh(self) -> Keeper:
         place = KeeperIdentity(node="n0", run_id="r", socket_path=self.folder / "keeper.sock")
-        return build_keeper(place, keeper_ports(self.make, self.said))
+        return build_keeper(place, keeper_ports(self.make, self.said, self.listed))
 
     async def make(self, name: str, size: int) -> str:
         fd = os.memfd_create(name)
@@ -286,7 +288,7 @@ async def test_the_next_agent_knows_what_was_kept(bench: Bench) -> None:
 
 
 def published(url: str, step: int) -> bool:
-    return any(found.step == step for found in retention.find_checkpoints(url))
+    return any(found.step == step for found in stored_checkpoints.find_checkpoints(url))
 
 
 async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> None:
@@ -300,8 +302,8 @@ async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> Non
         if step % 2 == 0:
             await until(partial(published, storage.url, step))
             await until(lambda: not bench.keeper._persisting.under_way)  # or the next would be left out
-    await until(lambda: len(retention.find_checkpoints(storage.url)) == 1)  # older ones go after the new one is there
-    [found] = retention.find_checkpoints(storage.url)
+    await until(lambda: len(stored_checkpoints.find_checkpoints(storage.url)) == 1)  # older ones go a bit later
+    [found] = stored_checkpoints.find_checkpoints(storage.url)
     assert found.step == 4 and checkpoint_load.verify_checkpoint(found.url) == ()
     into = bytearray(IMAGE_BYTES)
     checkpoint_load.read_part(found.url, 0, memoryview(into))
@@ -332,7 +334,7 @@ async def test_a_step_that_is_forced_becomes_a_checkpoint_too(bench: Bench, tmp_
     snapshot(arena, 6)
     snapshot(arena, 7, flags=DUE)
     await until(partial(published, storage.url, 7))
-    assert [found.step for found in retention.find_checkpoints(storage.url)] == [7]
+    assert [found.step for found in stored_checkpoints.find_checkpoints(storage.url)] == [7]
 
 
 async def test_what_another_release_goes_on_with_becomes_a_checkpoint(bench: Bench, tmp_path: Path) -> None:
@@ -382,7 +384,7 @@ async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Benc
     arena = await bench.arena(one)
     snapshot(arena, 4)
 
-    successor = CheckpointWriter(bench.said.append, SystemClock())
+    successor = CheckpointWriter(bench.said.append, SystemClock(), bench.listed.append)
     successor.begin_generation(author)
     successor.on_want(msgspec.structs.replace(one, storage=storage))
     successor.mark_recalled()
@@ -398,7 +400,7 @@ async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Benc
 
 def test_checkpoints_that_are_not_written_are_told_again_ever_less_often() -> None:
     said: list[str] = []
-    writer = CheckpointWriter(said.append, SystemClock())
+    writer = CheckpointWriter(said.append, SystemClock(), lambda listing: None)
     for step in range(1, 10):
         for rank in (0, 1):
             writer._report_outcome(rank, "/s", WriteOutcome(step=step, ok=False, detail=f"step {step} failed"))
@@ -412,7 +414,7 @@ def test_checkpoints_that_are_not_written_are_told_again_ever_less_often() -> No
 
 def test_storage_that_is_slow_on_and_off_is_said_to_be_slow_once() -> None:
     said: list[str] = []
-    writer = CheckpointWriter(said.append, SystemClock())
+    writer = CheckpointWriter(said.append, SystemClock(), lambda listing: None)
 
     def tell(step: int, *, ok: bool, behind: bool = False) -> None:
         url = f"/s/{step}" if ok else ""

@@ -9,12 +9,11 @@ from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.core.detect.loss_spikes import LossLimits, SpikeRule, policy_hindrance
 from holdfast.core.detect.nonfinite_loss import alarm_of
 from holdfast.core.incident.incident_text import describe_cause
-from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.errand import LaunchHere
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.loss_response import LossPolicy
+from holdfast.model.loss_response import Ease, LossPolicy
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import Loss, StepValues
-from holdfast.model.release import Ease
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter
 
 LIMITS = LossLimits(window=32)

@@ -10,8 +10,8 @@ from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.releases.output_return import Homecoming, files_being_written
 from holdfast.wire.releases import release_tree_overlay
 from holdfast.wire.releases.release_tree_overlay import GatheredFiles
+from tests.wire.test_release_tree_overlay import CODE, copied
 from tests.wire.test_tree_archive import plant
-from tests.wire.test_user_tree_sync import CODE, copied
 
 LONG_AGO = 10**9
 

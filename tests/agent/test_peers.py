@@ -52,6 +52,49 @@ async def test_a_lost_rank_is_gathered_from_its_peer_and_its_replicas(fleet: Fle
     assert "rank 1 got " in spare.said[-1]
 
 
+async def test_a_lost_rank_is_gathered_from_its_second_keeper_when_the_first_is_lost_too(fleet: Fleet) -> None:
+    fleet.two_copies = True
+    job = Trained(fleet, shared=False, names="abcd")
+    await job.start("spare", "other")
+    await job.back_up(5)
+    keepers = {rank: {name for name in "abcd" if (rank, 5) in backups(fleet.nodes[name])} for rank in range(4)}
+    aims = [fleet.nodes[name].keeper.backing.aim for name in "abcd"]
+    assert all(keepers[rank] == {aim.peer, aim.second} for rank, aim in enumerate(aims))
+    first, second = aims[0].peer, aims[0].second
+    expected = image(job.arenas[0], job.plans[0], 5)
+    new = {"a": "spare", first: "other"}
+    seats = [new.get(name, name) for name in "abcd"]
+    fleet.seats = tuple(Seat(node=node, group_rank=i, first_rank=i, nproc=1) for i, node in enumerate(seats))
+    restore = fleet.plan(*(name for name in "abcd" if name not in new))
+    assert restore.step == 5 and restore.sources[0].nodes == (second,)
+    fleet.two_copies = False
+    fleet.launch(2, *seats, restore=restore)
+    arena = await fleet.nodes["spare"].arena(job.plans[0], 2)
+    answer = await fleet.nodes["spare"].ask(StateRequest(rank=0, generation=2))
+    assert isinstance(answer, StateGrant) and answer.source == "peer", answer
+    assert image(arena, job.plans[0], 5) == expected
+
+
+async def test_a_keeper_that_takes_no_copies_is_not_waited_for(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.core.snapshots.floor_pins_and_copies._ABSENT_S", 0.5)
+    monkeypatch.setattr("holdfast.agent.snapshots.peer_sender._AGAIN_S", 0.1)
+    fleet.two_copies = True
+    job = Trained(fleet)
+    await job.start(slots=4)
+    keeper, nowhere = fleet.nodes["a"].keeper, ("127.0.0.1", 1)
+    aim = keeper.backing.aim
+    await keeper.apply_aim(msgspec.structs.replace(aim, second_at=nowhere, next=5))
+    job.save(5)
+    await until(lambda: keeper.backing.backed == 5)
+    assert keeper.backing.absent == aim.second
+    assert (0, 5) in backups(fleet.nodes[aim.peer]) and (0, 5) not in backups(fleet.nodes[aim.second])
+    await asyncio.sleep(0.6)
+    await keeper.apply_aim(msgspec.structs.replace(aim, floor=5, next=6))
+    job.save(6)
+    await until(lambda: keeper.backing.backed == 6)
+    assert not keeper.backing.absent and (0, 6) in backups(fleet.nodes[aim.second])
+
+
 async def test_a_copy_goes_to_another_host_by_relays_and_comes_back(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

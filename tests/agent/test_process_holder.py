@@ -14,7 +14,7 @@ from holdfast.agent.process_holder import Holder
 from holdfast.agent.zygotes import Zygote
 from holdfast.core.agent_state_machine import RememberLeaving
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.model.errand import Leave
+from holdfast.model.node_errands import Leave
 from holdfast.wire import holder_messages, holder_zygote_messages, run_and_node_specs
 from holdfast.wire.holder_messages import (
     ArenaMade,

@@ -14,9 +14,9 @@ import pytest
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank import rank_processes
 from holdfast.agent.rank.rank_processes import RankProcesses
-from holdfast.model.errand import LaunchHere
+from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.release import Release
+from holdfast.model.node_errands import LaunchHere
 from holdfast.wire import holder_messages
 from holdfast.wire.holder_messages import (
     ExecRank,

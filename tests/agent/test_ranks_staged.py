@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.model.errand import LaunchHere
-from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.code_release import Release
+from holdfast.model.loss_response import Ease, Skip
+from holdfast.model.node_errands import LaunchHere
 from holdfast.wire.holder_messages import ExecRank, PreloadZygote, RankStarted, ZygoteWarmed
 from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.releases.staged_release import StagedRelease

@@ -22,8 +22,8 @@ from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import admit_by_socket
 from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.composition import build_controller
-from holdfast.model.errand import StageHere
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
+from holdfast.model.node_errands import StageHere
 from holdfast.wire import unix_sockets
 from holdfast.wire.releases import host_release_copies, release_tree_overlay, tree_archive
 from holdfast.wire.releases.release_file_selection import list_release_files

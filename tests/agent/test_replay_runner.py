@@ -8,8 +8,8 @@ from pathlib import Path
 
 from holdfast.agent.diagnostics.replay_runner import run_replay
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.model.errand import LaunchHere, ReplayHere
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.node_errands import LaunchHere, ReplayHere
 from holdfast.model.replay_task import ReplayResult, ReplayTask
 from holdfast.wire.run_and_node_specs import EntryPoint
 from tests.cli.driver import ROOT

@@ -14,10 +14,10 @@ import pytest
 
 from holdfast.agent.snapshots.arena_table import SnapshotPin
 from holdfast.agent.snapshots.snapshot_disk import PacedPulse, SnapshotDisk
-from holdfast.checkpoint.local_disk_state import DiskState
+from holdfast.checkpoint.disk_state_record import DiskState
 from holdfast.checkpoint.manifest import Author, WriteGivenUpError
 from holdfast.checkpoint.write_lane import WritePulse
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.lineage import Line, add_launch
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.state_copy import LaunchOrigin, Restore

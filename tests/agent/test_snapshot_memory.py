@@ -12,6 +12,7 @@ from holdfast.agent.system import snapshot_memory
 from holdfast.checkpoint.arena import arena_bytes
 from holdfast.config import load
 from holdfast.core.snapshots.memory_grant import MemoryRoom
+from holdfast.model.state_copy import Aim
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 
@@ -128,9 +129,9 @@ def want(rank: int, image_bytes: int = 64 * M, slots: int = 3) -> ArenaRequest:
     return ArenaRequest(rank=rank, world=2, generation=1, layout="", image_bytes=image_bytes, slots=slots, share=share)
 
 
-def budget(available_bytes: int, *, backed: bool = False) -> snapshot_memory.SnapshotBudget:
+def budget(available_bytes: int, *, copies: int = 0) -> snapshot_memory.SnapshotBudget:
     return snapshot_memory.SnapshotBudget(
-        lambda: MemoryRoom(available_bytes=available_bytes, cap="100%", nproc=2), backed=backed
+        lambda: MemoryRoom(available_bytes=available_bytes, cap="100%", nproc=2), copies=copies
     )
 
 
@@ -147,10 +148,18 @@ def test_a_budget_counts_what_it_gave() -> None:
 
 def test_a_budget_counts_copies_for_another_node() -> None:
     exact = 2 * (arena_bytes(64 * M, 1) * 2 + arena_bytes(48 * M, 2))
-    assert budget(exact, backed=True).grant_slots(want(0, slots=2)).slots == 2
-    refused = budget(exact - 1, backed=True).grant_slots(want(0, slots=2))
+    assert budget(exact, copies=1).grant_slots(want(0, slots=2)).slots == 2
+    refused = budget(exact - 1, copies=1).grant_slots(want(0, slots=2))
     assert (refused.slots, refused.need_bytes, refused.room_bytes) == (0, exact, exact - 1)
     assert " 96.0 MiB " in refused.why and " 2 ranks " in refused.why
+
+
+def test_a_budget_counts_two_copies() -> None:
+    exact = 2 * (arena_bytes(64 * M, 1) * 2 + 2 * arena_bytes(48 * M, 2))
+    for available, slots in ((exact, 2), (exact - 1, 0)):
+        made = budget(available)
+        made.on_aim(Aim(generation=1, peer="b", second="c"))
+        assert made.grant_slots(want(0, slots=2)).slots == slots
 
 
 def test_a_budget_after_the_agent_was_replaced() -> None:

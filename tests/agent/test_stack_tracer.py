@@ -20,7 +20,7 @@ from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank import stack_tracer
 from holdfast.agent.rank.stack_tracer import NoStacks, StackRequest, StackTracer, fit_trace
 from holdfast.agent.system import procfs
-from holdfast.client.training import message_counts
+from holdfast.client.training import p2p_counts
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.core.diagnose.suspect_hang_timeout import find_outside_waits
@@ -319,7 +319,7 @@ def test_depth_is_bounded_and_our_own_frames_are_left_out() -> None:
     recorder = Thread(frames=(Frame("run", "/x/holdfast/client/training/rank_flight_recorder.py", 1),))
     (kept,) = stack_tracer._trim_threads([recorder, Thread(main=True, frames=tuple(ours + script))])
     assert len(kept.frames) == 64 and kept.frames[0].function == "f0" and kept.frames[-1].function == "f99"
-    wrapped = [Frame("recv", "torch/distributed/distributed_c10d.py", 9), Frame("wait", message_counts.__file__, 70)]
+    wrapped = [Frame("recv", "torch/distributed/distributed_c10d.py", 9), Frame("wait", p2p_counts.__file__, 70)]
     (kept,) = stack_tracer._trim_threads([Thread(main=True, frames=tuple(script[:2] + wrapped))])
     assert kept.frames[-1].function == "recv", "who waits is known by torch's frame"
 

@@ -10,10 +10,10 @@ from holdfast.agent.sources.gpu import GpuSource
 from holdfast.chaos.fakes import pynvml
 from holdfast.chaos.hardware_faults import LINES, NVML, READINGS
 from holdfast.config import Settings
-from holdfast.core.detect.catalog_lines import LineDetector, MachineUse
 from holdfast.core.detect.health import HealthDetector
+from holdfast.core.detect.lines import LineDetector, MachineUse
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Stance
+from holdfast.model.detector_alarm import Stance
 from holdfast.model.observation import Gauge, Line
 from tests.agent import fake_nvml
 

@@ -20,8 +20,9 @@ from holdfast.checkpoint import direct_io
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.retention import clean_unpublished, find_checkpoints, retain_checkpoints
+from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
 from holdfast.checkpoint.storage_owner import take_ownership
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 
 CALLS = ("open", "close", "write", "pwrite", "fsync", "ftruncate", "rename", "mkdir", "unlink", "rmdir")
 PART = bytes(range(256)) * 256 + b"and a little more"

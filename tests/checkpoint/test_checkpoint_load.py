@@ -23,7 +23,7 @@ from holdfast.checkpoint.checkpoint_load import (
 )
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Author, CorruptError, StorageError
-from holdfast.checkpoint.part_blocks import PartPiece
+from holdfast.checkpoint.verified_block_reads import PartPiece
 from tests.checkpoint.making import content, in_pages, save
 
 SIZES = (BLOCK_BYTES + 4096 + 17, 5000, 2 * BLOCK_BYTES)

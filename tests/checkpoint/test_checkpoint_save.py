@@ -36,9 +36,10 @@ from holdfast.checkpoint.manifest import (
     TakenOverError,
     WriteGivenUpError,
 )
-from holdfast.checkpoint.retention import clean_unpublished, find_checkpoints
+from holdfast.checkpoint.retention import clean_unpublished
 from holdfast.checkpoint.storage_opener import Storage
 from holdfast.checkpoint.storage_owner import take_ownership
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from tests.checkpoint.making import METADATA, content, in_pages, save
 
@@ -275,7 +276,7 @@ from pathlib import Path
 from holdfast.checkpoint.write_lane import WriteLane
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
-from holdfast.checkpoint.retention import find_checkpoints
+from holdfast.checkpoint.stored_checkpoints import (find_checkpoints)
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 base, lane = sys.argv[1], WriteLane(sys.argv[1], print)
 def write(step, size):

@@ -10,7 +10,8 @@ import pytest
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import MANIFEST, METADATA, StorageError
 from holdfast.checkpoint.remote_storage import RemoteStorage
-from holdfast.checkpoint.retention import clean_unpublished, find_checkpoints
+from holdfast.checkpoint.retention import clean_unpublished
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 
 STEP = "step-00000007"
 

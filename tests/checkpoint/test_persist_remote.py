@@ -16,11 +16,12 @@ import pytest
 from holdfast.checkpoint.checkpoint_load import read_part, read_ranges, verify_checkpoint
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, StorageError, TakenOverError
-from holdfast.checkpoint.part_blocks import PartPiece
 from holdfast.checkpoint.remote_storage import RemoteStorage
-from holdfast.checkpoint.retention import clean_unpublished, find_checkpoints, retain_checkpoints
+from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.checkpoint.storage_owner import take_ownership
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
+from holdfast.checkpoint.verified_block_reads import PartPiece
 from holdfast.checkpoint.write_lane import WriteLane, WritePulse
 from tests.checkpoint.making import METADATA, content, in_pages, save
 

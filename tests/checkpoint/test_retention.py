@@ -18,15 +18,13 @@ from holdfast.checkpoint.checkpoint_save import staging_folder, write_part
 from holdfast.checkpoint.doubt_notes import UnknownDoubtsError
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import MANIFEST, Author, StorageError, TakenOverError, WriterProcess, encode_part
-from holdfast.checkpoint.retention import (
+from holdfast.checkpoint.retention import clean_unpublished, find_surplus, retain_checkpoints
+from holdfast.checkpoint.stored_checkpoints import (
     StoredCheckpoint,
     apply_doubts,
-    clean_unpublished,
     find_checkpoints,
     find_rival,
-    find_surplus,
     mark_doubts,
-    retain_checkpoints,
 )
 from holdfast.model.state_copy import Doubt
 from tests.checkpoint.making import save

@@ -22,7 +22,7 @@ from holdfast.core.record.job_report import Report
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import OpenFiles, Program
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.wire import program_fork_server
 from holdfast.wire.controller_request import ControllerNotRunning
 from holdfast.wire.rank_environment_defaults import make_rank_environment

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Entry, Progress, Ready
 from tests.core.test_page_view import simulated
 

@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
-from holdfast.checkpoint.local_disk_state import DiskNote
+from holdfast.checkpoint.disk_state_record import DiskNote
 from holdfast.checkpoint.manifest import Author, Manifest, encode_manifest
-from holdfast.checkpoint.retention import find_checkpoints, mark_doubts
+from holdfast.checkpoint.stored_checkpoints import describe_published, find_checkpoints, mark_doubts
 from holdfast.cli import main
 from holdfast.cli.commands import ckpt
 from holdfast.model.state_copy import Doubt
@@ -59,6 +59,56 @@ def test_ls(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["unfinished"] == [unfinished]
     assert ckpt.main(["ls", str(base / "nowhere")]) == 1
     assert str(base / "nowhere") in capsys.readouterr().out
+
+
+def test_ls_of_a_database(base: Path, shared_postgres: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table says the same of each checkpoint as the storage."""
+    mark_doubts(str(base), "", (Doubt(generation=1, not_after=2),))
+    run_id, other = str(tmp_path / "gpt"), str(tmp_path / "other")
+    fill_table(shared_postgres, run_id, base)
+    fill_table(shared_postgres, other, tmp_path / "nothing")
+    assert ckpt.main(["ls", str(base)]) == 0
+    stored = capsys.readouterr().out.splitlines()
+    words = ["ls", "--journal", shared_postgres, "--run-id"]
+    assert main(["ckpt", *words, run_id]) == 0
+    head, *listed = capsys.readouterr().out.splitlines()
+    assert head.startswith(f"run {run_id}, {base} as of ") and listed == stored and len(stored) == 3
+    assert ckpt.main([*words, run_id, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [(one["run_id"], one["step"], one["doubted"]) for one in shown] == [
+        (run_id, 3, True),
+        (run_id, 2, False),
+        (run_id, 1, False),
+    ]
+    assert ckpt.main([*words, other]) == 1
+    assert other in capsys.readouterr().out
+    assert ckpt.main([*words, other, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"checkpoints": []}
+    assert ckpt.main(words[:-1]) == 0
+    assert set(stored) <= set(capsys.readouterr().out.splitlines()), "of all runs"
+
+
+def fill_table(url: str, run_id: str, base: Path) -> None:
+    from holdfast.journal.journal_key import JournalKey
+    from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
+
+    journal = PostgresJournal(url, run_id, LeaseHolder(name="h0"), JournalKey("", run_id))
+    journal.put_listing(describe_published(str(base), find_checkpoints(str(base)), 1))
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["base", "--journal", "postgres://h/d"], ["base", "--run-id", "x"], ["--run-id", "x"]]
+)
+def test_ls_of_both_or_of_nothing_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert ckpt.main(["ls", *words]) == 2
+    assert "--journal" in capsys.readouterr().err
+
+
+def test_ls_of_a_database_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("psycopg")
+    assert ckpt.main(["ls", "--journal", "postgres://127.0.0.1:1/d"]) == 2
+    assert "postgres://127.0.0.1:1/d" in capsys.readouterr().err
 
 
 def test_ls_of_what_a_run_has_left_on_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_dirs.leftovers import Kept, RunLeftovers
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.fleet.local_process_fleet import node_processes
 from holdfast.model.job_and_seats import Job as JobSpec

@@ -8,9 +8,9 @@ import pytest
 from holdfast.cli import main
 from holdfast.cli.run_dirs import run_directory
 from holdfast.model.action import Launch
+from holdfast.model.code_release import Release
 from holdfast.model.event import Decision, Entry, Phase, Progress, Tick
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.release import Release
 
 TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 
@@ -60,18 +60,18 @@ def test_runs_of_a_database_are_listed(
 
 def test_tables_are_looked_after(shared_postgres: str, capsys: pytest.CaptureFixture[str]) -> None:
     blocked = ["blocked", "--journal", shared_postgres]
-    assert main(["journal", shared_postgres, "--schema", "4"]) == 0
+    assert main(["journal", shared_postgres, "--schema", "5"]) == 0
     assert main([*blocked, "--add", "gpu-a", "--why", "it burns"]) == 0
-    assert main(["journal", shared_postgres, "--schema", "3"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "the tables are of version 3; they were of 4"
+    assert main(["journal", shared_postgres, "--schema", "4"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "the tables are of version 4; they were of 5"
     for words in (["ls", "--journal", shared_postgres], blocked):
         assert main(words) == 2
-        assert "--schema 4" in capsys.readouterr().err
+        assert "--schema 5" in capsys.readouterr().err
     assert main(["journal", shared_postgres]) == 0
-    assert capsys.readouterr().out == "the tables are of version 3, this holdfast wants 4\n"
-    assert main(["journal", shared_postgres, "--schema", "4"]) == 0
+    assert capsys.readouterr().out == "the tables are of version 4, this holdfast wants 5\n"
+    assert main(["journal", shared_postgres, "--schema", "5"]) == 0
     assert main(blocked) == 0
-    assert "gpu-a" in capsys.readouterr().out, "version 3 knows the list"
+    assert "gpu-a" in capsys.readouterr().out, "version 4 knows the list"
     assert main([*blocked, "--lift", "gpu-a"]) == 0
 
 
@@ -86,7 +86,9 @@ def test_blocked_hosts_of_a_database(shared_postgres: str, capsys: pytest.Captur
     assert ": gpu-a " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["ls", "--journal"], ["journal"], ["blocked", "--journal"]])
+@pytest.mark.parametrize(
+    "words", [["ls", "--journal"], ["journal"], ["blocked", "--journal"], ["ckpt", "ls", "--journal"]]
+)
 @pytest.mark.parametrize("url", ["me:s3cret@127.0.0.1:1/db", "127.0.0.1:1/db?sslpassword=s3cret"])
 def test_an_address_with_a_password_is_refused(words: list[str], url: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("psycopg")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.model.release import Skip
+from holdfast.model.loss_response import Skip
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.conftest import Start
 from tests.cli.driver import Job

@@ -18,7 +18,7 @@ from holdfast.config import Settings
 from holdfast.core.detect.crash import alarm_of
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Decision, Entry, Phase, Progress, Tick
 from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Job

@@ -15,8 +15,8 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.controller.access import user_tokens
 from holdfast.controller.access.caller_admission import Right
+from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import Job
-from holdfast.model.release import Release
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.releases import tree_archive
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from holdfast.cli.commands.releases import render_releases
 from holdfast.core.record.release_history import ReleaseChapter, ReleaseOverview
-from holdfast.model.release import Fate, Release
+from holdfast.model.code_release import Fate, Release
 
 
 def test_words_of_others_are_harmless() -> None:

@@ -10,7 +10,7 @@ from holdfast.cli.terminal.quantity_text import clock_text
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import fold_entries
-from holdfast.model.alarm import Stance
+from holdfast.model.detector_alarm import Stance
 from holdfast.model.event import Event, Progress
 from tests.cli.conftest import Start
 from tests.cli.driver import TRAIN

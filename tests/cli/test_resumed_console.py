@@ -6,7 +6,7 @@ from pathlib import Path
 from holdfast.cli.launch import controller_main
 from holdfast.cli.terminal import quantity_text
 from holdfast.model.action import Finish
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Decision, Ended, Entry, Phase, Progress, Successor
 from tests.cli.console_transcript import assert_screens
 

@@ -4,9 +4,12 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.conftest import Start
@@ -26,6 +29,12 @@ TWO = ("--nnodes", "2", "--nproc-per-node", "2")
 HANGS = ("--set", "silence.silence_s=40", "--set", "hang.least_s=1", "--set", "slow.stance=observe")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 POLICIES = ("replace", "reroute", "retemplate", "stochastic wiring", "memory rollback", "disk rollback")
+
+
+def matrix() -> Iterator[ParameterSet]:
+    """Every policy at every point, by each signal in turn; the other signal there is for a longer run."""
+    for (row, policy), (column, point), (sign, how) in product(*map(enumerate, (POLICIES, POINTS, SIGNALS))):
+        yield pytest.param(policy, point, how, marks=[pytest.mark.search] if (row + column + sign) % 2 else [])
 
 
 def digests(job: Job) -> set[str]:
@@ -62,9 +71,7 @@ def test_a_killed_rank_is_replaced(start: Start, calm: Calm) -> None:
 
 
 @slow
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("how", SIGNALS)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "point", "how"), [*matrix()])
 def test_every_policy_at_every_point(start: Start, calm: Calm, policy: str, how: str, point: str) -> None:
     asked = {"policies": [policy]} | ({"store_every": 3} if policy == "disk rollback" else {})
     strikes = strike_at((1, 1, STRUCK, point, SIGNALS[how]))

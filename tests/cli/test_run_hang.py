@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.diagnose.suspect_hang_timeout import ENDLESS
-from holdfast.model.alarm import UNNAMED, Kind, Stance
+from holdfast.model.detector_alarm import UNNAMED, Kind, Stance
 from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_transcript
 

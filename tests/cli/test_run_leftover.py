@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from holdfast.model.alarm import Kind, Stance
+from holdfast.model.detector_alarm import Kind, Stance
 from holdfast.model.event import Ended
 from tests.cli.conftest import Start
 from tests.cli.driver import gone

@@ -11,7 +11,7 @@ from holdfast.config import WordLimits
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.logs import user_rows
 from holdfast.logs.past_cases import PastCases
-from holdfast.model.alarm import OPINION, Alarm, Stance
+from holdfast.model.detector_alarm import OPINION, Alarm, Stance
 from tests.cli.conftest import Start
 from tests.cli.driver import TRAIN, Job
 from tests.logs.model_server import answering, dripping, serving

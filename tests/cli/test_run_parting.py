@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import retention
+from holdfast.checkpoint import stored_checkpoints
 from holdfast.cli.terminal.quantity_text import storage_said
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
@@ -17,7 +17,7 @@ SELDOM = TRAIN.replace('"every": 5', '"every": 1000')
 
 
 def steps_at(path: Path) -> list[int]:
-    return [found.step for found in retention.find_checkpoints(str(path)) if found.ok]
+    return [found.step for found in stored_checkpoints.find_checkpoints(str(path)) if found.ok]
 
 
 def stored_step(job: Job) -> int:
@@ -80,7 +80,7 @@ def test_the_next_run_does_not_go_on_from_what_is_in_doubt(start: Start, tmp_pat
     store = tmp_path / "store"
     job = start("--nproc-per-node", "1", script=script, HOLDFAST_STORE=str(store))
     job.ends(93, patience_s=90)
-    found = retention.find_checkpoints(str(store))
+    found = stored_checkpoints.find_checkpoints(str(store))
     assert [one.step for one in found if one.doubted and one.step > 22], "some were written"
     assert max(steps_at(store), default=0) < 23
     job.run_dir.rename(tmp_path / "bad-run")

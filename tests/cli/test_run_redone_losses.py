@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from tests.cli.conftest import Start
 
 pytestmark = pytest.mark.e2e

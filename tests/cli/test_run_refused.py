@@ -51,6 +51,11 @@ REFUSED = {
         "recovery.attempts must be a whole number, not 'many'",
     ),
     "contradiction": ("--set silence.silence_s=1 ok.py", "silence.silence_s must be at least two beats"),
+    "parity of two copies": (
+        "--set backup.copies=2 --set backup.parity=true ok.py",
+        "backup.parity and backup.copies=2 exclude each other",
+    ),
+    "three copies": ("--set backup.copies=3 ok.py", "backup.copies must be 1 or 2"),
     "bad config": ("--config bad.toml ok.py", "the config file bad.toml is not valid TOML"),
     "log dir": ("--log-dir file/logs ok.py", "cannot write to the log directory"),
     "run dir": ("--run-dir file/run ok.py", "cannot make the run directory"),

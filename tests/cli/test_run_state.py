@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from holdfast.core.snapshots.copy_keepers import choose_keepers
+from holdfast.model.job_and_seats import Seat
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 
@@ -201,6 +203,32 @@ def test_a_whole_pipeline_group_is_lost(start: Start) -> None:
     [record] = job.report().incidents
     assert set(record.evicted) == lost and record.resumed_from
     assert sorted(source for step, source in said(job, "from") if step != "0") == ["memory", "memory", "peer", "peer"]
+    assert sorted(words[0] for words in said(job, "weights")) == sorted(words[0] for words in said(calm, "weights"))
+
+
+@pytest.mark.slow
+def test_a_node_and_the_keeper_of_its_copies_are_lost_at_once(start: Start) -> None:
+    """With two copies of every stage of a pipeline, without storage."""
+    flags = ("--nnodes", "4", "--standbys", "2", "--set", "backup.copies=2")
+    calm = start(*flags, script=STAGES, name="calm", HOLDFAST_STEPS="120")
+    calm.ends(0, patience_s=120)
+    calm.run_dir.rename(calm.folder / "calm-run")
+    job = start(*flags, script=STAGES, HOLDFAST_STEPS="120")
+    job.trains()
+    job.until(lambda: backed(job), "copies on peers")
+    node_of = {node["ranks"]: node["node"] for node in job.status()["nodes"]}
+    seats = tuple(Seat(node=node_of[str(rank)], group_rank=rank, first_rank=rank, nproc=1) for rank in range(4))
+    owner, floor = node_of["1"], job.status()["floor"]
+    lost = {owner, choose_keepers(seats, (), 2)[0][owner][0]}
+    for node in lost:
+        os.kill(job.holder(node), signal.SIGKILL)
+    job.trains(generation=2)
+    job.ends(0, patience_s=120)
+    [record] = job.report().incidents
+    assert set(record.evicted) == lost and record.resumed_from and record.resumed_from >= floor
+    restored = [words for words in said(job, "from") if words[0] != "0"]
+    assert sorted(source for _, source in restored) == ["memory", "memory", "peer", "peer"]
+    assert {step for step, _ in restored} == {str(record.resumed_from)}
     assert sorted(words[0] for words in said(job, "weights")) == sorted(words[0] for words in said(calm, "weights"))
 
 

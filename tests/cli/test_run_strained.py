@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.chaos import hardware_faults
 from holdfast.chaos.hardware_faults import NVML, READINGS
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job
 from tests.cli.test_run_health import node_of

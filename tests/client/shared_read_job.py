@@ -8,7 +8,7 @@ import json
 import torch.distributed as dist
 
 from holdfast.checkpoint.manifest import CheckpointPart, StorageError
-from holdfast.checkpoint.part_blocks import PartPiece, PartReader, check_block
+from holdfast.checkpoint.verified_block_reads import PartPiece, PartReader, check_block
 from holdfast.client.checkpointing import shared_read
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 

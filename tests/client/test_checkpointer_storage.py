@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.retention import find_checkpoints
 from holdfast.checkpoint.state_image import StateError
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 from holdfast.client.checkpointing import rival_run
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from tests.client.conftest import Zygote

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.client.training.gpu_collective_progress import GpuProgress, find_gpu, held_gpu_s, last_completed
-from holdfast.client.training.message_progress import find_groups_across
+from holdfast.client.training.p2p_progress import find_groups_across
 from holdfast.client.training.rank_flight_recorder import FlightRecorder
 from holdfast.model.rank_traces import Collective
 from holdfast.wire.rank_memory import flight_log_reader

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.training.message_progress import leave_batches_out
+from holdfast.client.training.p2p_progress import leave_batches_out
 from holdfast.client.training.rank_flight_recorder import FlightRecorder
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
 from holdfast.core.diagnose.wait_graph import build_wait_graph

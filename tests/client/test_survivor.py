@@ -15,7 +15,7 @@ from torch import nn
 
 import holdfast
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.snapshot.seal_fence import SEAL_FENCE, SealFence
+from holdfast.client.snapshot.seal_revocation import SEAL_FENCE, SealFence
 from holdfast.client.survival import survivor, torch_groups
 from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
 from holdfast.client.survival.survivor import Here, _is_broken_group

@@ -31,12 +31,12 @@ from holdfast.controller.job_clock import SteadyClock
 from holdfast.controller_interfaces import ControllerPorts
 from holdfast.core.agent_state_machine import Post
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Done, Errand
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Ended, Order, Phase
 from holdfast.model.job_and_seats import Dims, Job
+from holdfast.model.node_errands import Done, Errand
 from holdfast.model.observation import Beat
-from holdfast.model.release import Release
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, ErrandMessage, Hello, Welcome
 from tests.controller.fakes import FakeFleet, FakeStore, MemoryBlockList, MemoryNotes
@@ -135,6 +135,7 @@ def make_ports(folder: Path, **others: Any) -> ControllerPorts:
         "fleet": FakeFleet(),
         "store": FakeStore(),
         "notes": MemoryNotes(),
+        "checkpoints": None,
         "archives": folder,
         "blocked": MemoryBlockList(),
         "probe_history": None,

@@ -22,14 +22,14 @@ from holdfast.core.incident import incident_text
 from holdfast.core.membership.host_blocking import BlockLimits
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.replay.regrouped_replay import ReplayLimits
-from holdfast.core.snapshots.disk_floor import DiskFloor, DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.action import Acquire, Action, Dismiss, Launch, Say, Stop
-from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.code_release import Release
 from holdfast.model.event import Begin, Limits, Outcome, Ready
 from holdfast.model.job_and_seats import Job, Seat
+from holdfast.model.node_errands import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat
-from holdfast.model.release import Release
 from holdfast.model.state_copy import Copy, LaunchOrigin, Restore
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage

@@ -13,10 +13,10 @@ from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
+from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat, Mark
 from holdfast.model.state_copy import Aim, MissedCheckpoint
 from holdfast.wire import agent_messages
@@ -348,14 +348,14 @@ async def test_what_is_printed_of_a_loss_that_is_reported_is_no_news(desk_of: Op
         assert any(e.klass == printed.klass for e in desk.events() if isinstance(e, Alarm)) is not bool(told)
 
 
-@pytest.mark.parametrize("parity", [False, True])
+@pytest.mark.parametrize("limits", [BackupLimits(), BackupLimits(parity=True), BackupLimits(copies=2)])
 async def test_who_comes_back_is_news_for_those_alone_whose_state_it_keeps(
-    desk_of: Open, monkeypatch: pytest.MonkeyPatch, parity: bool
+    desk_of: Open, monkeypatch: pytest.MonkeyPatch, limits: BackupLimits
 ) -> None:
     """Told to everybody, it would be four million messages when 2,000 nodes find a new controller."""
     names = [f"n{number}" for number in range(8)]
     job = Job(run_id="r", min_nodes=len(names), max_nodes=len(names), can_acquire=False)
-    async with desk_of(job, Settings(backup=BackupLimits(parity=parity))) as desk:
+    async with desk_of(job, Settings(backup=limits)) as desk:
         agents = [await desk.link(name) for name in names]
         for agent in agents:
             await agent.hello()
@@ -363,7 +363,7 @@ async def test_who_comes_back_is_news_for_those_alone_whose_state_it_keeps(
             await agent.answer(await agent.errand())
         aims = desk.controller.aims
         await desk.phase(Phase.STARTING)
-        assert bool(aims.floor.halves) == parity
+        assert bool(aims.floor.halves) == limits.parity and bool(aims.floor.seconds) == (limits.copies > 1)
         aim, asked = aims.aim_of, set[str]()
 
         def noted(node: str) -> Aim:
@@ -375,7 +375,7 @@ async def test_who_comes_back_is_news_for_those_alone_whose_state_it_keeps(
         await again.hello(generation=1)
         while not isinstance(await again.hear(), AimMessage):
             pass
-        keeping = {n for n in names if "n0" in {aim(n).peer, *(half.keeper for half in aim(n).halves)}}
+        keeping = {n for n in names if "n0" in {aim(n).peer, aim(n).second, *(half.keeper for half in aim(n).halves)}}
         assert asked == {"n0", *keeping} and keeping and len(asked) < len(names)
 
 

@@ -13,7 +13,7 @@ from holdfast.controller.api import describe_api
 from holdfast.controller.order_admission import NO_SUCH_ORDER
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.record.job_account import TimeUse
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import Phase, Progress
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import MissedCheckpoint

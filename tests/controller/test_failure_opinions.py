@@ -3,8 +3,8 @@
 import msgspec
 
 from holdfast.controller.failure_opinions import make_alarm, make_diagnosis
-from holdfast.core.record.failure_questions import JudgedIncident
-from holdfast.model.alarm import OPINION, Alarm, Kind, Stance
+from holdfast.core.record.opinion_requests import JudgedIncident
+from holdfast.model.detector_alarm import OPINION, Alarm, Kind, Stance
 from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.incident_record import Remedy, Verdict
 

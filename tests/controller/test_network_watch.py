@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.config import Settings
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.health import HealthLimits
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import LinksDown, LinksUp, Phase
 from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Beat, LinkTraffic, Reach, Strain, StrainKind

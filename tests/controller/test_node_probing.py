@@ -9,7 +9,7 @@ from holdfast.controller.actions.node_probing import NO_ANSWER, NodeProbing
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.model.action import Probe
-from holdfast.model.errand import Done, Errand, PairTestHere, ProbeHere
+from holdfast.model.node_errands import Done, Errand, PairTestHere, ProbeHere
 from holdfast.model.probe import Finding
 from tests.controller.fakes import FakeStore, MemoryNotes
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import ReleaseLimits, Settings
-from holdfast.model.errand import Errand, StageHere
 from holdfast.model.event import Phase
+from holdfast.model.node_errands import Errand, StageHere
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
 
 DIGEST = "ab" * 32

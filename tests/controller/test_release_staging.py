@@ -6,9 +6,9 @@ import msgspec
 
 from holdfast.controller.actions.release_staging import NO_ANSWER
 from holdfast.model.action import Stage
-from holdfast.model.errand import Done, StageHere
+from holdfast.model.code_release import Release
 from holdfast.model.event import Outcome
-from holdfast.model.release import Release
+from holdfast.model.node_errands import Done, StageHere
 from tests.controller.test_action_executor import Bench, settle
 
 RELEASE = Release(number=2, digest="d" * 64)

@@ -8,10 +8,10 @@ from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
-from holdfast.core.snapshots.disk_floor import DiskFloor, DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.action import Launch, Stop
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Begin, Event, Limits, Outcome, Ready
 from holdfast.model.job_and_seats import Job
 from holdfast.model.state_copy import Copy

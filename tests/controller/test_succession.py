@@ -18,10 +18,10 @@ from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.detect import vanished_ranks
 from holdfast.core.snapshots.node_eviction_bonds import copy_bonds
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Done, LaunchHere, StopHere
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Ended, MeshReport, Phase, Successor
 from holdfast.model.job_and_seats import Job
+from holdfast.model.node_errands import Done, LaunchHere, StopHere
 from holdfast.model.observation import Beat, Departure
 from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
@@ -238,7 +238,7 @@ def peers(desk: Desk) -> dict[str, str]:
     """Who keeps whose copies; held against the bonds by which nodes are spared."""
     view, placed = desk.controller.view, desk.controller.aims.floor.peers
     bonds = copy_bonds(view.seats, view.mesh, parity=False)
-    assert all(keeper in bonds[owner] for owner, keeper in placed.items())
+    assert all(frozenset({keeper}) in bonds[owner] for owner, keeper in placed.items())
     return placed
 
 

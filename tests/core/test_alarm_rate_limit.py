@@ -1,7 +1,7 @@
 """Counts, quiet times and floods."""
 
 from holdfast.core.incident.alarm_rate_limit import AlarmRateLimit, RepeatFilter, SlidingSum, cap_stance
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 
 NOISE = Alarm(kind=Kind.LINES, at=0.0, suspects=("n0",), reason="says something")
 HARD = Alarm(kind=Kind.HEALTH, at=0.0, suspects=("n0",), reason="has lost GPU 0", hard=True)

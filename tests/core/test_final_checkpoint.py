@@ -1,7 +1,7 @@
 """What goes to storage at the end of a job."""
 
 from holdfast.core.snapshots.final_checkpoint import choose_final, describe_doubt, storage_time_s
-from holdfast.model.errand import FinalState
+from holdfast.model.node_errands import FinalState
 from holdfast.model.state_copy import Copy
 
 

@@ -8,7 +8,7 @@ from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo, is_told_elsewhere
 from holdfast.core.incident.incident_text import UNORDERED, record_label
 from holdfast.core.incident.open_incident import KEPT_ALARMS, Incident
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
 

@@ -11,7 +11,7 @@ from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.standbys import LONGEST_RETRY_S, RETRY_S
 from holdfast.model.action import Action, Block, Dismiss, Finish, Launch, Probe, Say, Stop
 from holdfast.model.event import Begin, Event, Limits, Outcome, Phase, Progress, Ready, Tick
-from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import HostIdentity, Job
 
 GONE = FleetNode(state=FleetState.GONE, reason="NODE_FAIL", failed=True)

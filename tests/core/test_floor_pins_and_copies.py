@@ -15,6 +15,7 @@ from holdfast.core.snapshots.floor_pins_and_copies import (
     NodeFloor,
     OwnSnapshot,
     ParcelArrived,
+    ParcelFailed,
     PinRefused,
     PinSnapshot,
     ReportBacked,
@@ -237,6 +238,80 @@ def test_a_keeper_of_halves_that_starts_anew_gets_them_again() -> None:
     assert pairs == [("b", 0, (0, 1)), ("c", 1, (2, 0))]
 
 
+class Sender(Node):
+    """A node with two peers, some of which cannot be reached."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        super().__init__(ranks)
+        self.away: set[str] = set()
+        self.sent: list[str] = []
+        self.aim(peer="b", second="c")
+
+    def copy(self, step: int, within_s: float) -> bool:
+        """Aim at a step and send it as the shell does, which tries again every second. Return whether it counts."""
+        self.aim(next=step)
+        self.hear(SnapshotsListed(sealed=tuple(snap(step, rank) for rank in range(self.ranks))))
+        self.hear(SendingBegun())
+        until = self.now + within_s
+        while self.now < until and (parcels := self.floor.next_parcels(self.now)):
+            for parcel in parcels:
+                self.sent.append(parcel.to)
+                self.hear(ParcelFailed(parcel) if parcel.to in self.away else ParcelArrived(parcel))
+            self.now += any(parcel.to in self.away for parcel in parcels)
+        self.hear(SendingEnded())
+        return self.floor.backed == step
+
+
+def test_two_peers_get_the_same_snapshot_one_after_the_other() -> None:
+    node = Sender(ranks=2)
+    node.aim(next=5)
+    assert node.copy(5, 1.0) and node.sent == ["b", "b", "c", "c"] and not node.floor.absent
+    assert node.pinned == {snap(5, 0), snap(5, 1)}
+
+
+def test_what_one_of_two_peers_has_does_not_count_while_the_other_may_take_it() -> None:
+    node = Sender()
+    node.away = {"c"}
+    assert not node.copy(5, 9.0) and node.floor.backed == -1
+    node.away = set()
+    assert node.copy(6, 1.0) and not node.floor.absent
+
+
+def test_a_peer_that_is_long_away_is_named_and_not_waited_for_and_asked_again() -> None:
+    node = Sender()
+    node.away = {"b"}
+    assert node.copy(5, 30.0) and node.floor.absent == "b" and node.now <= 12.0
+    node.sent.clear()
+    node.now += 1.0
+    assert node.copy(20, 30.0) and node.sent == ["c"], "not at once"
+    node.now += 10.0
+    node.sent.clear()
+    assert node.copy(30, 30.0) and node.sent == ["c", "b"] and node.floor.absent == "b"
+    node.away, node.now = set(), node.now + 10.0
+    assert node.copy(40, 1.0) and node.floor.absent == ""
+
+
+def test_without_any_copy_no_step_counts() -> None:
+    node = Sender()
+    node.away = {"b", "c"}
+    assert not node.copy(5, 100.0) and {"b", "c"} == {*node.sent}
+    node.away = {"b"}
+    assert node.copy(6, 5.0) and node.floor.absent == "b"
+
+
+def test_a_peer_that_lacks_the_copy_of_one_rank_lacks_the_step() -> None:
+    node = Sender(ranks=2)
+    node.aim(next=5)
+    node.hear(SnapshotsListed(sealed=(snap(5, 0), snap(5, 1))))
+    node.hear(SendingBegun())
+    for parcel in node.floor.open_parcels():
+        if (parcel.to, parcel.snapshot.rank) != ("c", 1):
+            node.hear(ParcelArrived(parcel))
+    node.hear(SendingEnded())
+    assert node.floor.backed == -1
+    assert [(parcel.to, parcel.snapshot.rank) for parcel in node.floor.next_parcels(node.now)] == [("c", 1)]
+
+
 def test_the_step_that_all_ranks_share() -> None:
     node = Node(ranks=2)
     sealed = (snap(8, 0), snap(7, 0), snap(7, 1), snap(9, 1, generation=0))
@@ -257,13 +332,17 @@ aims = st.builds(
     next=st.integers(-1, 6),
     verified=st.integers(-1, 6),
     peer=st.sampled_from(["", "b", "c"]),
+    second=st.sampled_from(["", "d"]),
 )
+parcels = st.builds(CopyParcel, snapshot=st.builds(snap, steps), to=st.sampled_from("bcd"), at=st.just(("", 0)))
 all_news = st.one_of(
     st.builds(AimReceived, aim=aims, sealed=sealed_lists),
     st.builds(SnapshotsListed, sealed=sealed_lists),
     st.builds(ArenaGranted, rank=st.integers(0, 1), slots=st.just(4), verifies=st.booleans(), sealed=sealed_lists),
     st.builds(GenerationBegun, generation=st.just(1), ranks=st.just(2), shared_step=steps),
     st.sampled_from([SlotNeeded(), SendingBegun(), SendingEnded()]),
+    st.builds(ParcelArrived, parcels),
+    st.builds(ParcelFailed, parcels),
 )
 
 

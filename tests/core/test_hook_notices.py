@@ -12,10 +12,10 @@ from holdfast.core.record.hook_notices import (
     format_slack,
 )
 from holdfast.model.action import Finish
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.code_release import Fate, Release
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import Decision, Entry, Event, Order, Outcome, Phase, StorageReport, Tick
 from holdfast.model.incident_record import Record, Remedy, Verdict
-from holdfast.model.release import Fate, Release
 from holdfast.model.state_copy import MissedCheckpoint
 
 RECORD = Record(

@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.membership.host_blocking import BlockedHost, HostFaults, lift_entries, matching_entry
 from holdfast.model.action import Block
-from holdfast.model.alarm import MACHINE_LOST, Alarm, Kind
+from holdfast.model.detector_alarm import MACHINE_LOST, Alarm, Kind
 from holdfast.model.event import Ready
 from holdfast.model.job_and_seats import HostIdentity
 

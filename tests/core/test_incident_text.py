@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.core.incident import incident_text
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
 
 RECORD = Record(

@@ -1,8 +1,8 @@
 from itertools import count
 
 from holdfast.core.release.job_releases import JobReleases
+from holdfast.model.code_release import Fate, Release
 from holdfast.model.event import Order, Outcome, Progress
-from holdfast.model.release import Fate, Release
 
 NODES = ("a", "b")
 

@@ -10,7 +10,7 @@ from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Say
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.incident_record import Remedy
 from tests.core.test_ledger import START, account, entries
 from tests.core.transcript import Scenario

@@ -9,10 +9,10 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import PLANNED, START_AND_END, UNSETTLED, Account, TimeUse
 from holdfast.core.record.ledger import Ledger, fold_entries
 from holdfast.model.action import Launch
+from holdfast.model.code_release import Release
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Phase, Progress, Tick
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Job, Seat
-from holdfast.model.release import Release
 from tests.core.transcript import parse
 
 

@@ -2,7 +2,7 @@
 
 from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.node_roles import NodeRole
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from tests.core.transcript import parse
 
 START = (

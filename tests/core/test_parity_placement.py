@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.core.snapshots.parity_placement import ParityPlacement, place_halves, place_parity
+from holdfast.core.snapshots.node_triples import NodeTriples, place_triples
+from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.peer_placement import Groups, evicted_together, parallel_groups
 from holdfast.model.job_and_seats import Seat
 from tests.core.test_peer_placement import ORDERS, WORLDS, evictable, layouts, seats_at
@@ -17,7 +18,7 @@ def laid_out(world: int) -> Iterator[tuple[int, Groups]]:
                 yield nproc, parallel_groups(tuple((name, sizes[name]) for name in order))
 
 
-def recoverable(laid: ParityPlacement, node: int, out: set[int]) -> bool:
+def recoverable(laid: NodeTriples, node: int, out: set[int]) -> bool:
     """Whether both halves of a lost node are to be had: their keepers are there, and those they were laid over."""
     first, second = laid.first.index(node), laid.second.index(node)
     return not {first, second, laid.second[first], laid.first[second]} & out
@@ -26,7 +27,7 @@ def recoverable(laid: ParityPlacement, node: int, out: set[int]) -> bool:
 @pytest.mark.parametrize("world", WORLDS)
 def test_no_loss_of_a_node_or_a_group_loses_a_shard(world: int) -> None:
     for nproc, groups in laid_out(world):
-        nodes, laid = world // nproc, place_parity(world, nproc, groups)
+        nodes, laid = world // nproc, place_triples(world, nproc, groups)
         if laid is None:
             continue  # the rest of the tests sees to it that this is rare
         assert sorted(laid.first) == sorted(laid.second) == list(range(nodes)), (
@@ -45,7 +46,7 @@ def test_how_often_it_fits() -> None:
             shared = evicted_together(nodes, nproc, groups)
             if all(triple(node, shared) for node in range(nodes)):
                 fitting += 1
-                missed += place_parity(world, nproc, groups) is None
+                missed += place_triples(world, nproc, groups) is None
     assert fitting > 500 and missed < 0.01 * fitting, (missed, fitting)
 
 
@@ -56,7 +57,7 @@ def triple(node: int, shared: tuple[frozenset[int], ...]) -> bool:
 
 @pytest.mark.parametrize("nodes", range(3, 40))
 def test_without_groups_it_always_fits(nodes: int) -> None:
-    laid = place_parity(nodes, 1, ())
+    laid = place_triples(nodes, 1, ())
     assert laid is not None
     if nodes % 3 == 0:  # three keep for each other and for nobody else
         triples = {frozenset((keeper, laid.first[keeper], laid.second[keeper])) for keeper in range(nodes)}

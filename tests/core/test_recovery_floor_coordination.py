@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from holdfast.core.snapshots.disk_floor import DiskFloor, DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat
@@ -38,10 +38,10 @@ def test_everybody_is_told_the_same_step_and_its_peer() -> None:
 
 
 def test_every_keeper_is_told_whose_copies_it_keeps() -> None:
-    for made in (floor(), floor(BackupLimits(parity=True))):
+    for made in (floor(), floor(BackupLimits(parity=True)), floor(BackupLimits(copies=2))):
         for seat in SEATS:
             aim = made.aim_for(seat.node)
-            for keeper in {half.keeper for half in aim.halves} or {aim.peer}:
+            for keeper in {half.keeper for half in aim.halves} or {aim.peer, aim.second} - {""}:
                 assert seat in made.aim_for(keeper).wards
         assert not any(seat in made.aim_for(seat.node).wards for seat in SEATS)
     assert floor(BackupLimits(enabled=False)).aim_for("n0").wards == ()
@@ -216,6 +216,29 @@ def test_where_parity_does_not_fit_copies_are_whole_and_it_is_said() -> None:
     assert "it takes 3 nodes" in why
     assert made.peers == {"n0": "n1", "n1": "n0"} and made.aim_for("n0").halves == ()
     assert made.on_launch(2, SEATS, ()) == () and made.aim_for("n0").halves
+
+
+def test_with_two_copies_everybody_has_two_peers() -> None:
+    made = floor(BackupLimits(copies=2))
+    for seat in SEATS:
+        aim = made.aim_for(seat.node)
+        assert {seat.node, aim.peer, aim.second} == {"n0", "n1", "n2"} and not aim.halves
+    assert not made.on_launch(2, SEATS, ())
+    [why] = made.on_launch(3, SEATS[:2], ())
+    assert why and made.aim_for("n0").peer == "n1" and not made.aim_for("n0").second
+
+
+def test_states_with_one_copy_instead_of_two_are_told_until_there_are_two() -> None:
+    made = floor(BackupLimits(copies=2))
+    tell(made, 0.0, sealed=10)
+    absent = {"n0": "n1", "n1": "", "n2": "n1"}
+    for seat in SEATS:
+        at = Beat(node=seat.node, generation=1, step=11, at=1.0, sealed=11, backed=11, absent=absent[seat.node])
+        made.on_beat(1.0, at)
+    assert (made.floor, made.copies) == (11, 1), "it is not waited for"
+    assert all(node in made.lone for node in absent)
+    tell(made, 2.0, sealed=12, backed=12)
+    assert (made.floor, made.copies) == (12, 2) and not made.lone
 
 
 def test_a_floor_waits_until_replicas_are_known_to_be_equal() -> None:

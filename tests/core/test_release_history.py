@@ -4,9 +4,9 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseChapter, ReleaseHistory, new_and_redone
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.action import Action, Launch, Stage
+from holdfast.model.code_release import Fate, Release
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Progress, Tick
 from holdfast.model.job_and_seats import Job
-from holdfast.model.release import Fate, Release
 from tests.core.test_ledger import CRASH, START, account
 
 FIRST = Release(number=1, digest="1" * 64, who="me")

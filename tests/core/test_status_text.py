@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Finish, Launch, Stop
-from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.job_and_seats import Job
 

@@ -22,7 +22,8 @@ from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.silence import departure_alarm
 from holdfast.logs import catalog_files
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
-from holdfast.model.alarm import SWITCH, UNNAMED, Alarm, Kind, Stance
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import SWITCH, UNNAMED, Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -44,7 +45,6 @@ from holdfast.model.event import (
 from holdfast.model.incident_record import Remedy
 from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.model.observation import Departure, Exit, Loss
-from holdfast.model.release import Release
 
 HERE = Path(__file__).parent / "scenarios"
 CATALOG = catalog_files.load_failures()

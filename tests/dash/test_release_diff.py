@@ -7,7 +7,7 @@ import pytest
 from holdfast.cli.page.page_sources import RunSource
 from holdfast.dash.page_source import SourceError
 from holdfast.dash.release_diff import compare_releases
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases.tree_archive import ArchiveLimits, pack_files
 
 

@@ -116,7 +116,7 @@ async def _heard(folder: Path, said: list[tuple[str, Any]]) -> None:
 
 
 def _done(id: int, node: str) -> Post:
-    from holdfast.model.errand import Done
+    from holdfast.model.node_errands import Done
 
     return Post(seq=id, body=Done(id=id, node=node, ok=True))
 

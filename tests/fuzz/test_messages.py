@@ -27,8 +27,8 @@ from holdfast.core.decoding import from_json, from_msgpack
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
 from holdfast.dash.page_server import PageOrder
 from holdfast.linux.preimported_fork import Program
-from holdfast.model.errand import Done, Leave
 from holdfast.model.job_and_seats import Dims
+from holdfast.model.node_errands import Done, Leave
 from holdfast.wire import (
     agent_messages,
     holder_messages,

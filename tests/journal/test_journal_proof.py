@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.model.code_release import Release
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Tick
 from holdfast.model.job_and_seats import Job
-from holdfast.model.release import Release
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 from holdfast.journal.entry_chain import make_row, parse_row

@@ -194,7 +194,7 @@ def test_tables_go_forward_and_one_back(shared_postgres: str, tmp_path: Path) ->
     later = writer(shared_postgres, tmp_path)  # whoever writes brings them forward
     assert seqs(shared_postgres, tmp_path) == [1, 2]
     link.execute("update holdfast.version set version = 99")
-    for refused in (lambda: writer(shared_postgres, tmp_path), lambda: postgres_schema.migrate_schema(link, 3)):
+    for refused in (lambda: writer(shared_postgres, tmp_path), lambda: postgres_schema.migrate_schema(link, 4)):
         with pytest.raises(JournalError, match="version 99, of a newer holdfast"):
             refused()
     link.execute(f"update holdfast.version set version = {postgres_schema.SCHEMA}")

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from holdfast.core.agent_state_machine import AgentProtocol, CarryOut, ErrandReceived, LinkOpened, NodeLimits
-from holdfast.model.errand import StopHere
 from holdfast.model.event import Decision, Entry, Phase, Tick
+from holdfast.model.node_errands import StopHere
 from tests.postgres_server import PostgresServer
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import ConfigError, Settings, load
-from holdfast.core.detect import catalog_lines, health
+from holdfast.core.detect import health, lines
 from holdfast.core.detect.user_log_rules import Rule, RuleLimits
 from holdfast.core.incident.first_cause import ECHOES
 from holdfast.logs import catalog_files
 from holdfast.logs.regex_safety import BAD_PATTERN, EXPLOSIVE, NESTED
-from holdfast.model.alarm import Stance
+from holdfast.model.detector_alarm import Stance
 
 CATALOG = catalog_files.load_failures()
 LINE = """
@@ -58,7 +58,7 @@ def refused(kind: str, text: str, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     "row", [*catalog_files.load_lines().rows, *catalog_files.load_health()], ids=lambda row: row.say
 )
-def test_rows_for_machines_are_complete(row: catalog_lines.LineRow | health.GaugeRow) -> None:
+def test_rows_for_machines_are_complete(row: lines.LineRow | health.GaugeRow) -> None:
     assert row.group in GROUPS
     assert row.action in ACTIONS
     assert row.say and row.source

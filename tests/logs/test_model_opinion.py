@@ -244,8 +244,8 @@ def test_two_of_three_votes_are_a_majority() -> None:
 def test_three_different_votes_are_no_opinion() -> None:
     said = fallen_back(answering(GOOD), answering(OTHER), answering(THIRD))
     assert said == (
-        "the language model does not agree with itself: of 3 answers, it named framework_runtime_error 1 time,"
-        " data_corrupt 1 time, gpu_oom 1 time; the rules' diagnosis stands"
+        "the language model does not agree with itself: of 3 answers, it named data_corrupt 1 time,"
+        " framework_runtime_error 1 time, gpu_oom 1 time; the rules' diagnosis stands"
     )
 
 

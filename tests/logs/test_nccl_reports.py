@@ -11,7 +11,7 @@ from holdfast.core.detect.crash import alarm_of
 from holdfast.core.incident.first_cause import first_cause, is_echo
 from holdfast.core.incident.open_incident import Incident
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.observation import Exit
 
 AT = "[rank1]:[E1116 10:00:00.123456789 ProcessGroupNCCL.cpp:683] "

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
-from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -28,10 +28,19 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
-from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import HostIdentity, Job, Seat, world_size
+from holdfast.model.node_errands import (
+    Errand,
+    LaunchHere,
+    Leave,
+    PairTestHere,
+    ProbeHere,
+    ReplayHere,
+    StageHere,
+    StopHere,
+)
 from holdfast.model.probe import PairMeeting
-from holdfast.model.release import Release
 from holdfast.model.replay_task import ReplayTask
 from holdfast.model.state_copy import MissedCheckpoint
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 
 from holdfast.checkpoint.state_image import StateError
-from holdfast.trainers import own_checkpoints
+from holdfast.trainers import newest_trainer_checkpoint
 from holdfast.wire.progress_environment import KEEPER
 from tests.client.fake_keeper import FakeKeeper
 from tests.trainers.played_ranks import PlayedRanks, import_beside
@@ -123,7 +123,7 @@ def test_ranks_that_see_different_folders_ask_together(
     whole = tmp_path / "own" / "step-7"
     torch_dcp.save({"weight": torch.ones(3)}, checkpoint_id=whole, no_dist=True)
     ranks = PlayedRanks(2)
-    for module in (torchtitan, own_checkpoints):
+    for module in (torchtitan, newest_trainer_checkpoint):
         monkeypatch.setattr(module, "RankWorld", lambda: ranks)
 
     def load_on(rank: int, seen: str) -> tuple[bool, list[int]]:

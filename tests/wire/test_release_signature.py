@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases import release_signature
 from holdfast.wire.releases.release_signature import SigningError
 

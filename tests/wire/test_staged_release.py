@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.code_release import Release
+from holdfast.model.loss_response import Ease, Skip
 from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_entry, staged_environment
 from holdfast.wire.run_and_node_specs import EntryPoint
 

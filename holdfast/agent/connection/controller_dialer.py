@@ -99,9 +99,9 @@ class ControllerDialer:
 
     @contextlib.asynccontextmanager
     async def open_link(self) -> AsyncIterator[WebSocketLink]:
-        """Open a WebSocket to the controller; raise UnprovenPeerError if another process answers, and BrokenLinkError
-        or another OSError if the link cannot be opened or breaks. Each call looks whether the controller has moved, and
-        dials the next of its known addresses."""
+        """Open a WebSocket to the next known address of the controller, after a look whether the controller has moved.
+        Raises UnprovenPeerError if another process answers. Raises BrokenLinkError or another OSError if the link
+        cannot be opened or breaks."""
         await self._find_moved()
         url = self.url_for("/agent")
         try:
@@ -117,8 +117,8 @@ class ControllerDialer:
             self._addresses.append(self._addresses.pop(0))
 
     async def _find_moved(self) -> None:
-        """Read the controller's present address from the run file, if there is one; keep the known address if the file
-        cannot be read in time. The process that answers there is verified as usual."""
+        """Read the controller's present address from the run file, if there is one. Keep the known address if the file
+        cannot be read in time. A process at a new address has to prove, as usual, that it is the controller."""
         if self._run_file:
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 async with asyncio.timeout(_FILE_S):

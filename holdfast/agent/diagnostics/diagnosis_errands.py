@@ -16,9 +16,9 @@ from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_link, run_pr
 from holdfast.agent.diagnostics.replay_runner import run_replay
 from holdfast.agent.diagnostics.site_test import SITE_LEVEL, run_site_test
 from holdfast.core.agent_state_machine import ErrandDone
-from holdfast.model.errand import LaunchHere, PairTestHere, ProbeHere, ReplayHere
+from holdfast.model.code_release import Release
+from holdfast.model.node_errands import LaunchHere, PairTestHere, ProbeHere, ReplayHere
 from holdfast.model.probe import Finding
-from holdfast.model.release import Release
 from holdfast.model.replay_task import ReplayResult
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 
@@ -36,7 +36,7 @@ class DiagnosisResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeDiagnosis:
-    """Runs one diagnosis at a time. The next errand cancels it, unless that errand only stages a release."""
+    """Runs one diagnosis at a time. Any later errand cancels the diagnosis, unless it only stages a release."""
 
     def __init__(
         self, node: NodeSpec, node_dir: Path, environment: Environment, entry: Callable[[Release], EntryPoint]
@@ -92,7 +92,7 @@ class NodeDiagnosis:
         return tuple(found)
 
     async def _run_pair_test(self, errand: PairTestHere) -> Findings:
-        """Run the test over one rail after another, each in a new process, as NCCL reads its settings only once."""
+        """Run the pair test over each rail in turn, in new processes, because a process's NCCL settings are fixed."""
         found: list[Finding] = []
         for number, rail in enumerate(errand.rails or ("",)):
             name = f"{errand.meeting.name}-{number}" if rail else errand.meeting.name

@@ -13,8 +13,8 @@ _SIOCGIFADDR = 0x8915
 
 
 def find_rails(wanted: str, root: Path = Path("/")) -> tuple[str, ...]:
-    """Split `wanted`, comma-separated interfaces or addresses; if `wanted` is empty, return the physical interfaces
-    that are up and have an IPv4 address. Members of a bonded interface have no address."""
+    """Return the interfaces or addresses in the comma-separated list `wanted`. If it is empty, return the physical
+    interfaces that are up and have an IPv4 address; members of a bonded interface have none."""
     if wanted:
         return tuple(name for word in wanted.split(",") if (name := word.strip()))
     nets = sorted((root / "sys/class/net").glob("*"))

@@ -46,8 +46,8 @@ async def run_probes(
     repeats: int = 1,
     terms: ProbeTerms | None = None,
 ) -> AsyncIterator[Finding]:
-    """Yield findings as probes make them. `budget_s` is the time for all probes together (0: as long as they need),
-    `where` a folder on the disk to test, `python` the interpreter that has torch."""
+    """Yield findings as probes make them. All probes together get `budget_s` seconds, or all the time they need if it
+    is 0. `where` is a folder on the disk to test, `python` the interpreter that has torch."""
     left_s, behind = budget_s, [p.name for p in PROBES if only and p.name not in only]
     while rest := choose_probes(level, skip=",".join(behind)):
         if budget_s and left_s <= 0:
@@ -75,7 +75,7 @@ async def run_probes(
 async def run_link(
     meeting: PairMeeting, python: str, *, terms: ProbeTerms | None = None, argv: Sequence[str] = ()
 ) -> tuple[Finding, ...]:
-    """Run this node's end of a pair test; return its findings. `argv` precedes the command, e.g. `nsenter ...`."""
+    """Run this node's end of a pair test, with `argv` (e.g. `nsenter ...`) before the command; return the findings."""
     said = msgspec.json.encode(meeting).decode()
     link = ProbeEntry("link", 2, meeting.deadline_s + _GONE_S)  # it is to tell itself whom it waited for
     run = _ProbeProcess(

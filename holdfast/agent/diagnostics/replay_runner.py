@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.model.errand import ReplayHere
+from holdfast.model.node_errands import ReplayHere
 from holdfast.model.replay_task import ReplayResult
 from holdfast.wire import replay_environment
 from holdfast.wire.rank_memory import slot_reader
@@ -79,7 +79,7 @@ class ReplayRank:
 async def run_replay(
     errand: ReplayHere, entry: EntryPoint, folder: Path, environment: Environment
 ) -> tuple[ReplayResult, ...]:
-    """Run this node's ranks until all finish, one fails or time is up; end them all and return their results."""
+    """Run this node's ranks until all finish, one fails or time is up. Then end them all and return their results."""
     seat = errand.launch.seat
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file, contextlib.ExitStack() as logs:

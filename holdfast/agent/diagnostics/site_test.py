@@ -18,9 +18,8 @@ _GONE_S = 10.0  # a process that can end has ended by then
 
 
 async def run_site_test(command: str, limit_s: float, *, level: int, nice: int = 0) -> Finding:
-    """Run the command in a shell. Exit code 0 says that the machine is well, any other that it is not. If the command
-    cannot be run, the finding's `ok` is None. If it does not end in time, the test has failed, because it may hang in a
-    sick driver."""
+    """Run the command in a shell. Exit code 0 means that the machine is well, any other code that it is not. A command
+    that takes too long fails the test, because it may hang in a sick driver. If it cannot be run, `ok` is None."""
     words, began = os.memfd_create("holdfast-site-test"), time.monotonic()
     ok: bool | None = False
     try:
@@ -64,7 +63,7 @@ def _last_words(words: int) -> str:
 
 
 async def _kill_group(process: asyncio.subprocess.Process) -> str:
-    """Kill the command's process group. If a process does not die, return words that say so, for the finding."""
+    """Kill the command's process group. If the command does not die, return words to append to the finding."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
         async with asyncio.timeout(_GONE_S):

@@ -20,7 +20,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _backward_faults() -> Iterator[str]:
-    """Yield a sentence for each core whose monotonic clock is behind that of the core read before."""
+    """Yield a sentence for each core whose monotonic clock is behind the clock of the core that was read before it."""
     allowed = os.sched_getaffinity(0)
     last = time.monotonic_ns()
     try:
@@ -47,7 +47,7 @@ def _drift_faults() -> Iterator[str]:
 
 
 def _both() -> tuple[float, float, float]:
-    """Return the raw and the monotonic clock, read together, and how long that took: the quickest of several tries."""
+    """Return the raw clock, the monotonic clock and the seconds between their readings, from the quickest try."""
     found = []
     for _ in range(_TRIES):
         before, raw = time.monotonic(), time.clock_gettime(time.CLOCK_MONOTONIC_RAW)

@@ -23,7 +23,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def exchange_among(places: Sequence[torch.device], size: int) -> Finding:
-    """Send data among all devices in rounds: in round n, each sends to the device n places after it, all at once."""
+    """Have all devices send data at once, in rounds. In round n, a device sends to the device n places after it."""
     sent = [integer_tensor((size // 8,), place, 41 + number) for number, place in enumerate(places)]
     got = [torch.empty_like(one) for one in sent]
     rates, wrong = [], []

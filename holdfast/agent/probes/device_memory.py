@@ -23,7 +23,7 @@ def word_tensor(device: torch.device, size: int) -> torch.Tensor:
 
 
 def check_patterns(piece: torch.Tensor) -> dict[str, object]:
-    """Write each pattern into this memory, then each word's own index; return `ok`, and `detail` if words differ."""
+    """Test whether this memory keeps patterns, and each word's own index. Return `ok`; if not, also `detail`."""
     for pattern in _PATTERNS:
         piece.fill_(pattern)
         if wrong := int((piece != pattern).count_nonzero()):

@@ -1,7 +1,7 @@
 """Probe that multiplies small integer matrices. The product is exact, so judging it needs no golden result.
 
-The check does not compute the product again: with a vector x of nonzero numbers, (AB)x = A(Bx) in float64, where all
-of this is exact. One wrong number in a row of the product makes the two sides of that row differ.
+The check does not compute the product again. It compares (AB)x with A(Bx) for a vector x of nonzero numbers, and both
+are exact in float64. One wrong number in a row of the product AB makes this row of the results differ.
 """
 
 from collections.abc import Iterator

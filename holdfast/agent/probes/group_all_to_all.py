@@ -36,7 +36,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def probe_exchange(seats: Sequence[TeamSeat], *, small: bool, limit_s: float) -> Finding:
-    """Have every device send to all others in rounds; report the rates, and the pairs between which bytes changed."""
+    """Have all devices exchange bytes in rounds; report the rates, and each pair whose bytes changed on the way."""
     task = TeamTask(module=_PROBE, rank=0, world=0, port=0, device="", small=small, limit_s=limit_s)
     model = replace(new_finding(_PROBE, torch.device(seats[0].device), f"{len(seats)} devices"), place="", rough=small)
     try:
@@ -61,7 +61,7 @@ def probe_exchange(seats: Sequence[TeamSeat], *, small: bool, limit_s: float) ->
 
 
 def _shared_device(pairs: set[tuple[str, str]]) -> str:
-    """Return the one device that is in all bad pairs; empty if none is, or if there is only one pair."""
+    """Return the one device that is in all bad pairs; empty if there is no such device, or only one bad pair."""
     shared = set.intersection(*map(set, pairs)) if len(pairs) > 1 else set()
     return shared.pop() if len(shared) == 1 else ""
 

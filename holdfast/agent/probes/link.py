@@ -1,6 +1,7 @@
-"""One end of a pair test over the job's own backend: joining, latency, bandwidth, correct bytes and lost segments. Both
-ends know the bytes that are sent. The sender also puts a checksum of its buffer into the store, so that an error in the
-sender's memory can be told from one on the way. The kernel counts lost segments for each connection."""
+"""One end of a pair test over the job's own backend, which tests joining, latency, bandwidth, content and lost
+segments. Both ends know the bytes that are sent. The sender also puts a checksum of its buffer into the store, so that
+an error in the sender's memory can be told from an error on the way. The kernel counts lost segments for each
+connection."""
 
 import argparse
 import ipaddress
@@ -99,7 +100,7 @@ class PairTestEnd:
         self._report_finding("link_latency", value=median(took), unit="ms", lower=True, samples=tuple(took))
 
     def _measure_bandwidth(self, store: dist.Store) -> None:
-        """Measure bandwidth and check content in growing rounds; the slowest end's time sets the next round's size."""
+        """Measure bandwidth and check content in rounds. The slowest end's time decides the size of the next round."""
         m = self._m
         sent = [integer_tensor((_MOST_BYTES // 8,), self._device, 60 + rank) for rank in range(m.world)]
         got = [torch.empty_like(one) for one in sent]

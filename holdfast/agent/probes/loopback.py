@@ -34,7 +34,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _time_echo(content: bytes) -> float | None:
-    """Return the seconds that the bytes take to an echo server and back; None if they come back changed."""
+    """Return the seconds that the bytes take to an echo server and back; None if they are changed on the way."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_PATIENCE_S)
         thread = threading.Thread(target=_serve_echo, args=(server,), daemon=True)

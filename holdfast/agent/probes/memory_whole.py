@@ -23,7 +23,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _check_device(device: torch.device, piece: int, most: int) -> Finding:
-    """Check a device's free memory piece by piece; keep the pieces, or the allocator would return them again."""
+    """Check a device's free memory piece by piece. Each piece stays allocated, so that the next one is other memory."""
     torch.cuda.empty_cache()  # what earlier probes had is free
     found = new_finding("memory_whole", device)
     free, total = torch.cuda.mem_get_info(device)

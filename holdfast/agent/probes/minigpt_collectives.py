@@ -1,5 +1,5 @@
 """Collectives of one rank in the parallel reference step; each records a digest of what the rank sends and receives.
-Every group has two ranks: a sum of two numbers has the same bits in either order, whichever order the library takes."""
+Every group has two ranks, because a sum of two numbers has the same bits in whichever order a library adds them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _EXPERT = (".up", ".down")  # parameters that ranks with experts do not share
 
 
 class RankAxis(msgspec.Struct, frozen=True):
-    """A rank's place along one axis of the layout, and its process group there; an axis of size 1 has no group."""
+    """A rank's place along one axis of the layout, and the process group of that axis. Size 1 needs no group."""
 
     index: int = 0
     size: int = 1
@@ -39,16 +39,16 @@ class RankExchange:
     """The collectives of one rank; along an axis of size 1 they do nothing and record nothing."""
 
     def __init__(self, inner: RankAxis = _NO_AXIS, stage: RankAxis = _NO_AXIS, replica: RankAxis = _NO_AXIS) -> None:
-        """`inner` is the axis along which matrices are cut, or experts are divided."""
+        """The axes divide matrices or experts (`inner`) and layers (`stage`), and repeat the model (`replica`)."""
         self.inner, self.stage, self.replica = inner, stage, replica
         self.points: list[TracePoint] = []
 
     def enter_pieces(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Return x unchanged; the backward pass sums its gradient over the ranks of the inner axis."""
+        """Return x unchanged. In the backward pass, sum the gradient of x over the ranks of the inner axis."""
         return _through(x, _clone, lambda grad: self._add(self.inner, grad, f"{name} backward"))
 
     def add_pieces(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Return the sum of x over the ranks of the inner axis; the backward pass leaves gradients unchanged."""
+        """Return the sum of x over the ranks of the inner axis. The backward pass hands the gradient on unchanged."""
         return _through(x, lambda one: self._add(self.inner, one, f"{name} forward"), _clone)
 
     def swap_tokens(self, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -58,7 +58,7 @@ class RankExchange:
         )
 
     def hand_on(self, x: torch.Tensor, sender: int, name: str) -> torch.Tensor:
-        """Broadcast x from stage `sender` to the other stage, whose x is overwritten; return the sender's x."""
+        """Broadcast x from stage `sender` to the other stage and return it. The other stage's own x is overwritten."""
         sends, x = self.stage.index == sender, x.contiguous()
         held = x.clone() if sends else None
         dist.broadcast(x, src=self.stage.ranks[sender], group=self.stage.group)
@@ -66,8 +66,8 @@ class RankExchange:
         return x
 
     def reduce_gradients(self, parameters: Mapping[str, nn.Parameter], *, experts: bool) -> None:
-        """Sum the gradients of the token table over stages, and those of all but expert weights over the inner axis if
-        `experts`; then average all gradients over replicas."""
+        """Sum the token table's gradients over stages. With `experts`, sum the gradients of all weights but the
+        experts' over the inner axis. Then average all gradients over replicas."""
         if self.stage.size > 1:
             self._reduce(self.stage, [p for name, p in parameters.items() if name == "token"], "table of tokens")
         if experts:

@@ -82,8 +82,8 @@ class GptBlock(nn.Module):
         return self.exchange.add_pieces(out, f"{self.name} mlp")
 
     def _ask_experts(self, x: torch.Tensor) -> torch.Tensor:
-        """Send every token to its best expert and back. Every expert has room for all tokens, so none is dropped; and
-        everything is a matrix product, which has one order of summation."""
+        """Send every token to its best expert and back. Every expert has room for all tokens, so no token is dropped.
+        Matrix products move the tokens, because they always add in the same order."""
         tokens = x.reshape(-1, x.shape[-1])
         count, experts, ranks = len(tokens), self.form.experts, self.exchange.inner.size
         odds = torch.softmax(torch.matmul(tokens.float(), self.router.float()), -1)
@@ -102,7 +102,7 @@ class GptBlock(nn.Module):
 
 
 class MiniGpt(nn.Module):
-    """The layers of one pipeline stage; the first and last stage also have the token table, the first the positions."""
+    """One pipeline stage. The first stage and the last have the token table too, and the first has the positions."""
 
     def __init__(self, form: MiniGptForm, device: torch.device, exchange: RankExchange) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class MiniGpt(nn.Module):
         return x
 
     def score_tokens(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """Return this rank's summand of the loss: the loss of its tokens, divided by the whole batch's token count."""
+        """Return this rank's part of the loss: the sum over its tokens, divided by the whole batch's token count."""
         scores = torch.matmul(self.norm(x), self.token.transpose(0, 1)).float()
         return -(functional.log_softmax(scores, -1) * _one_hot(wanted)).sum() / (_BATCH * wanted.shape[1])
 

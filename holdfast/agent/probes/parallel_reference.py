@@ -1,7 +1,7 @@
 """Probe of one training step that the devices of the node make together, as TP2 x PP2 x DP2 or with experts.
 
-Devices swap roles between rounds, and replicas have the same batch. So several devices do the same work, and bits
-that differ name the device that computed them.
+Devices swap roles between rounds, and all replicas have the same batch. So several devices compute each value, and a
+comparison of the bits shows which device computed wrongly.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def probe_seats(seats: Sequence[TeamSeat], *, small: bool, repeats: int, limit_s: float) -> Iterator[Finding]:
-    """Have the devices train each form of the model together; yield a finding per form, or one if the team fails."""
+    """Have the devices train each form of the model together. Yield a finding for each form, or why the team failed."""
     task = TeamTask(module=_PROBE, rank=0, world=0, port=0, device="", small=small, repeats=repeats, limit_s=limit_s)
     blank = replace(new_finding(_PROBE, torch.device(seats[0].device)), place="")
     try:
@@ -92,14 +92,14 @@ def _step_size(devices: int) -> int:
 
 
 def plan_rounds(devices: int) -> list[tuple[int, ...]]:
-    """Return for each round which device plays which role; over all rounds, several devices play every role."""
+    """Return the devices of each round, ordered by role. Over all rounds, several devices play each role."""
     size = _step_size(devices)
     starts = (0, 1) if devices == size else range(0, devices, size // 2)
     return [tuple((start + role) % devices for role in range(size)) for start in starts]
 
 
 def _roles_of_axis(size: int, role: int) -> dict[str, tuple[int, ...]]:
-    """Return, by axis, the roles in this role's group: two, or this role alone on an axis that the layout lacks."""
+    """Return the roles in this role's group along each axis: two, or this role alone if the layout has no such axis."""
     steps = {"inner": 1, "stage": 2 if size == _MOST else 0, "replica": size // 2 if size > 2 else 0}
     found: dict[str, tuple[int, ...]] = {}
     for axis, step in steps.items():

@@ -61,7 +61,7 @@ class TeamError(Exception):
 
 
 def team_refusal(seats: Sequence[TeamSeat], left_s: float) -> str:
-    """Return why no team can be started on these devices in the time that is left; empty if one can."""
+    """Return why no team of these devices can be started in the time that is left; empty if a team can be started."""
     if len(seats) < 2:
         return "this node has fewer than two devices"
     return f"takes {NEEDS_S:g} s, and {left_s:.0f} s of the budget are left" if left_s < NEEDS_S else ""
@@ -75,7 +75,7 @@ def find_seats(*, cores: bool) -> list[TeamSeat]:
 
 
 def run_team(seats: Sequence[TeamSeat], task: TeamTask, line: type[Line]) -> list[list[Line]]:
-    """Run the task in a process for each seat; return the lines that each printed. Raises TeamError."""
+    """Run the task in a process for each seat; return each process's output, parsed as `line`s. Raises TeamError."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     team = [_RankProcess(seat, _seated_task(task, rank, seats, store.port)) for rank, seat in enumerate(seats)]
     try:
@@ -95,7 +95,7 @@ def _seated_task(task: TeamTask, rank: int, seats: Sequence[TeamSeat], port: int
 
 
 def _await_team(team: Sequence["_RankProcess"], limit_s: float) -> None:
-    """Wait until all processes end well; raise TeamError about one that does not, or about those that run too long."""
+    """Wait until all processes end well. Raises TeamError, about one that failed or about all that ran too long."""
     until, failed = time.monotonic() + limit_s, None
     while running := [one for one in team if one.process.poll() is None]:
         failed = failed or next((one for one in team if one.process.returncode), None)

@@ -38,13 +38,13 @@ def devices() -> list[torch.device]:
 
 
 def new_finding(probe: str, device: torch.device, form: str = "") -> Finding:
-    """Return a finding that says that all is well, for a probe to fill in."""
+    """Return a finding for a probe to complete; it says that nothing is wrong."""
     model, version = model_of(device), str(torch.__version__)
     return Finding(probe=probe, level=0, ok=True, place=str(device), device=model, torch=version, form=form)
 
 
 def model_of(device: torch.device) -> str:
-    """Return the device's model; equal models compute equal bits. For a CPU it lists caches, which affect sums."""
+    """Return the device's model; equal models compute equal bits. A CPU's caches affect sums, so they are named too."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     rows = dict.fromkeys(("model name", "cpu family", "model", "stepping"), "")
@@ -67,7 +67,7 @@ def _read_text(path: Path) -> str:
 
 
 def integer_tensor(shape: Sequence[int], device: torch.device, seed: int) -> torch.Tensor:
-    """Return integers from 0 to 2^31, hashed from their positions: the same in every version and on every device."""
+    """Return integers from 0 to 2^31, hashed from their positions, so equal in all versions and on all devices."""
     flat = torch.empty(torch.Size(shape).numel(), dtype=torch.int64, device=device)
     for start in range(0, flat.numel(), _SPAN):
         part = flat[start : start + _SPAN]

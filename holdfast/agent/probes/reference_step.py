@@ -26,7 +26,7 @@ def forms_of_size(width: int, layers: int, length: int) -> tuple[MiniGptForm, ..
 
 
 def _compare_steps(device: torch.device, form: MiniGptForm, repeats: int) -> Finding:
-    """Repeat the step and compare all bits with the first one's. This shows a rare error without a second device."""
+    """Repeat the step and compare its bits with the first run's. This shows rare errors without a second device."""
     found = new_finding("reference", device, str(form))
     try:
         first = train_step(form, device)

@@ -83,7 +83,7 @@ class _HostClock:
 
 
 class _GpuClock:
-    """Times work by the device's own events, so that a slow device does not slow the others' measurements."""
+    """Times work on one GPU by CUDA events, so that a slow GPU does not lengthen the measurements of other GPUs."""
 
     def __init__(self, place: torch.device) -> None:
         self._place = place

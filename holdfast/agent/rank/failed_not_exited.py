@@ -17,7 +17,7 @@ class LatchedFailures:
     def overdue_ranks(
         self, now: float, held: Mapping[RankKey, HolderRank], readings: Mapping[RankKey, SlotReading]
     ) -> Iterator[HolderRank]:
-        """Yield, once, each rank that latched a failure and did not end; it counts as exited now, with code 1."""
+        """Yield each rank, once, that has latched a failure and not ended in time; it is shown as ended with code 1."""
         for key in [key for key, reading in readings.items() if reading.failed and key in held]:
             since = self._since.setdefault(key, now)
             if held[key].code is None and now >= since + _LATCH_S:

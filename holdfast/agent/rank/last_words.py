@@ -17,7 +17,7 @@ def rank_folder(log_dir: str, generation: int, rank: int) -> Path:
 
 
 def last_words(where: Path) -> tuple[str, ...]:
-    """Return the last lines of stdout, then those of stderr, where the cause usually stands."""
+    """Return the last lines of stdout, then the last lines of stderr, where the cause usually stands."""
     return (*_read_tail(where / "stdout.log"), *_read_tail(where / "stderr.log"))
 
 

@@ -1,8 +1,8 @@
 """The judge: a process beside the agent that reads a failed rank's last words and finds the cause in them.
 
 A script may print anything, and a pattern may search a line for very long while it holds the interpreter, so a thread
-would block the agent. The judge has the catalog loaded and forks for every rank that ended badly; the fork is killed
-at its deadline. The judge is forked from the agent before the agent has any threads, and dies with it.
+would block the agent. The judge loads the catalog once and forks for every rank that ended badly. A fork is killed at
+its deadline. The judge is forked from the agent before the agent has any threads, and dies with it.
 """
 
 import gc
@@ -26,7 +26,7 @@ from holdfast.core.detect.crash import FailureCatalog, alarm_of, alarm_without_w
 from holdfast.linux import preimported_fork, process_attributes
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages, run_and_node_specs
 
@@ -135,7 +135,7 @@ class JudgeProcess:
 
 
 def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog) -> None:
-    """Judge one exit, and end this fork. Send an alarm without last words first: judging those may take long."""
+    """Judge one exit: send an alarm without the last words at once, then an alarm with them; end this fork."""
     for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
@@ -157,7 +157,7 @@ def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatal
 
 
 def load_catalog(limits: WordLimits) -> FailureCatalog:
-    """Load the catalog with the user's file, or only the built-in catalog if that file can no longer be read."""
+    """Load the built-in catalog of failures, with the entries of the user's file if that file can still be read."""
     try:
         known = catalog_files.load_failures(limits)
     except ConfigError as e:

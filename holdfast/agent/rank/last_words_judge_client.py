@@ -9,7 +9,7 @@ from holdfast.agent.rank import last_words_judge
 from holdfast.agent.rank.last_words_judge import JudgeAborted, JudgeAlarm, JudgeRequest
 from holdfast.agent.system import child_process
 from holdfast.core.detect.crash import FailureCatalog, alarm_without_words
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages
 
@@ -29,7 +29,7 @@ class JudgeClient:
         self._gone = False  # the judge has ended
 
     async def judge_exit(self, exit: Exit, where: Path) -> Alarm:
-        """Return the alarm for an exit, judged by the rank's last words, or without them if that takes too long."""
+        """Return the alarm for an exit: from the rank's last words if these are judged in time, else without them."""
         loop = asyncio.get_running_loop()
         if not self._listening:
             self._listening = True

@@ -10,10 +10,10 @@ from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector, SpikeRule, alarm_of, policy_hindrance
 from holdfast.core.detect.redone_losses import RedoneLosses
 from holdfast.core.incident.alarm_rate_limit import cap_stance
-from holdfast.model.alarm import Alarm
-from holdfast.model.errand import LaunchHere
+from holdfast.model.detector_alarm import Alarm
+from holdfast.model.loss_response import Ease
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import Loss, Mark, StepValues
-from holdfast.model.release import Ease
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 _READERS = 1 << 10  # of ranks, dead ones among them
@@ -57,9 +57,9 @@ class LossReports:
         self._logged.append((told, source))
 
     def read_losses(self, slots: RankSlots, offset_s: float) -> Iterator[Alarm | Loss]:
-        """Yield new losses and alarms from the slots; `offset_s` converts their instants to the controller's time.
+        """Yield new losses and alarms from the slots; `offset_s` converts their times to the controller's time.
 
-        The rank whose loss went wrong first comes first: the next all-reduce spreads its bad values to the others.
+        Ranks with bad losses come in the order in which their losses went bad, as all-reduces spread bad values.
         """
         readings = slots.read_slots()
         spoilt = [r for _, r in readings if r.lasting_bad_step >= 0]
@@ -78,7 +78,7 @@ class LossReports:
             yield from differing
 
     def _tell_single(self, told: Loss) -> Iterator[Alarm]:
-        """Yield, once per generation, the alarm for a non-finite loss that was followed by a finite one."""
+        """Yield an alarm, once per generation, about a loss that was not finite though later losses were."""
         if told.generation > self._single:
             self._single = told.generation
             alarm = nonfinite_loss.single_alarm_of(told)
@@ -118,7 +118,7 @@ class LossReports:
             self._compare_redone(told, None)
 
     def _judge_logged_loss(self, told: StepValues, loss: float) -> Iterator[Alarm | Loss]:
-        """Yield every non-finite loss after the first in a row; yield an alarm if a finite loss follows the first."""
+        """Yield each non-finite loss that follows another; if a finite loss follows a single one, yield an alarm."""
         owner = (told.generation, told.rank)
         first, count = self._logged_bad.pop(owner, (told.step, 0))
         bad = Loss(node=self._node, generation=told.generation, rank=told.rank, step=first, loss=loss, at=told.at)
@@ -162,7 +162,8 @@ class LossReports:
             yield alarm_of(self._node, told, rules, self._limits, hindered)
 
     def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
-        """Note a match of this rule; return whether none came in the last `window` steps (OWN_TIMES: on this rank)."""
+        """Return whether this is the rule's first match in `window` steps; record the match. Matches of all ranks are
+        counted together, except those of OWN_TIMES: it is about a rank's own gradient norm."""
         key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
         fresh = told.step >= self._said.get(key, -1)
         self._said[key] = told.step + self._limits.window
@@ -170,5 +171,5 @@ class LossReports:
 
 
 def _step_origin(reading: SlotReading) -> int:
-    """Return what to add to this rank's step numbers to get the script's own; -1 if unknown."""
+    """Return by how much the script's step numbers exceed this rank's; -1 if this is unknown."""
     return reading.origin if reading.counted else 0

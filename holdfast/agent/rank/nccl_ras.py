@@ -1,4 +1,4 @@
-"""Asks NCCL's RAS, which any rank of a job answers for all of them, at the address that ranks are given."""
+"""Asks NCCL's RAS service about the job, at the address that ranks are given. Any rank answers for all ranks."""
 
 import socket
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ _LEAST_S = 1.0  # RAS takes whole seconds for its own limit
 
 
 def ras_address(env: Mapping[str, str]) -> str:
-    """Return where ranks with this environment have RAS listen; empty if they have none."""
+    """Return the address at which the RAS of ranks with this environment listens; "" if it is off."""
     return "" if env.get("NCCL_RAS_ENABLE") == "0" else env.get("NCCL_RAS_ADDR", _ADDRESS)
 
 
 def ask_ras(address: str, limit_s: float, clock: AgentClock) -> str:
-    """Return RAS's verbose status; empty if nobody listens there or the answer does not come in time."""
+    """Return RAS's verbose status; "" if nothing listens there or the answer does not come in time."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or limit_s < _LEAST_S:
         return ""

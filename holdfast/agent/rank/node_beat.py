@@ -10,9 +10,9 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 
 def show_first_step(reading: SlotReading, *, ended: bool) -> SlotReading:
-    """Return the reading with the first step that our client counted, if the rank ended before it reported that step.
-    The client waits with its count because the script may still report a number of its own; if the two may differ, the
-    count is never shown."""
+    """Return the reading; if the rank has ended, with the first step that holdfast's client counted and held back. The
+    client holds the count back because the script may still number the step itself. If the two numbers may differ, the
+    count stays hidden."""
     kept_back = reading.numbered and reading.counted and reading.step < 0 <= reading.first_step
     if not kept_back or not (ended or reading.failed or reading.ending == "returned"):
         return reading
@@ -20,7 +20,7 @@ def show_first_step(reading: SlotReading, *, ended: bool) -> SlotReading:
 
 
 def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat:
-    """Return the beat of ranks that have all made a step; `wall_s` is added to instants to get controller time."""
+    """Return the beat of ranks that all have a step. `wall_s` converts the ranks' times to the controller's time."""
     slowest = min(readings, key=lambda r: (r.step, -r.at))
     return Beat(
         node=node,

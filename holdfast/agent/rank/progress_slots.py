@@ -9,7 +9,7 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 
 class ProgressSlots:
-    """Reads the ranks' progress slots; there is nothing to read until the holder has sent the path of its memory."""
+    """Reads the ranks' progress slots in the holder's memory. Nothing is read before `open_memory`."""
 
     def __init__(self, nproc: int) -> None:
         self._nproc = nproc

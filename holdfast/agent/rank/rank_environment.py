@@ -1,11 +1,11 @@
-"""The environment variables that a rank gets from its launch: torchrun's, and those of our client."""
+"""The environment variables that a rank gets from its launch: torchrun's, and those for holdfast's client."""
 
 import os
 from pathlib import Path
 
-from holdfast.model.errand import LaunchHere
+from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import marked_run_id
-from holdfast.model.release import Release
+from holdfast.model.node_errands import LaunchHere
 from holdfast.wire import progress_environment
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from holdfast.wire.rank_memory import flight_log_writer
@@ -14,7 +14,7 @@ from holdfast.wire.run_and_node_specs import CACHE_VARIABLE, NodeSpec
 
 
 def rank_variables(spec: NodeSpec, errand: LaunchHere, local: int, slots: str, keeper: Path) -> dict[str, str]:
-    """Return torchrun's variables, and those by which our client finds its keeper, slot and flight log."""
+    """Return torchrun's variables, and those that tell holdfast's client its keeper, slot and flight log."""
     seat, world = errand.seat, errand.world_size
     values: dict[str, object] = {
         "RANK": seat.first_rank + local,

@@ -1,5 +1,5 @@
-"""Files by which an agent and its ranks tell each other longer things (mesh, replayable, source of losses, trackers,
-the job's figures), and the ranks' pids."""
+"""Files by which an agent and its ranks exchange longer texts, and files with the ranks' pids. Such texts are the mesh,
+the job's figures, trackers, where losses are read, and whether the script can be replayed."""
 
 import contextlib
 from pathlib import Path
@@ -16,7 +16,7 @@ _NOTE_BYTES = 200  # of a file in which a rank says where its losses are read fr
 
 
 def read_notes(mesh: Path) -> dict[str, Any]:
-    """Return the fields of a beat that ranks have left notes on; the file of the mesh lies among the others."""
+    """Return the fields of a beat that notes of ranks fill: the file `mesh` and files beside it."""
     told = {"replayable": read_replayable(mesh.parent), "trackers": read_trackers(mesh.parent)}
     return {"mesh": read_mesh(mesh), **told}
 
@@ -39,7 +39,7 @@ def read_replayable(folder: Path) -> str:
 
 
 def read_loss_source(folder: Path) -> str:
-    """Return where a rank's losses are read from; empty if nowhere, or if the script reports them itself."""
+    """Return where a rank says that its losses are read from; "" if no rank says so, as when scripts report losses."""
     return _read_text(folder / progress_environment.LOSS_SOURCE)
 
 
@@ -56,7 +56,7 @@ def _read_text(path: Path) -> str:
 
 
 def note_pid(folder: Path, rank: int, pid: int) -> str:
-    """Write a rank's pid to its log folder, for people's own tools; return an error or an empty text."""
+    """Write a rank's pid to its log folder, for other tools; return an error, or "" if it was written."""
     try:
         run_and_node_specs.publish_file(folder / "pid", f"{pid}\n".encode())
     except OSError as e:
@@ -65,7 +65,7 @@ def note_pid(folder: Path, rank: int, pid: int) -> str:
 
 
 def write_figures(folder: Path, figures: JobFigures) -> None:
-    """Leave the job's figures for the ranks; where that fails, trackers show older ones."""
+    """Write the job's figures to where the ranks read them. If that fails, trackers keep showing older figures."""
     path = folder / progress_environment.FIGURES
     whole = path.with_suffix(".new")
     with contextlib.suppress(OSError):

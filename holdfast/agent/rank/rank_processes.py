@@ -22,8 +22,8 @@ from holdfast.agent.rank.survivors import Survivors
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.linux import process_attributes
-from holdfast.model.errand import LaunchHere
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
+from holdfast.model.node_errands import LaunchHere
 from holdfast.wire import (
     holder_messages,
     progress_environment,
@@ -254,7 +254,7 @@ class RankProcesses:
         )
 
     def _fork_spare(self, dead: HolderRank) -> None:
-        """Fork a spare rank to replace a dead rank whose script can survive, unless all ranks are being ended."""
+        """Fork a spare rank to replace a dead rank whose script can survive, unless the ranks have been stopped."""
         key, errand = dead.rank_key, self._errand
         if errand is None or not dead.code or key.generation != errand.generation or key.rank in self._spares:
             return
@@ -263,7 +263,7 @@ class RankProcesses:
         self._begin_spare(errand, key.rank, progress_environment.SEATLESS)
 
     def keep_spares(self, trains: bool) -> None:
-        """If each rank is to have a spare one, begin the next, once all ranks here train and can survive."""
+        """Start a spare rank for a rank without one, if the settings say so and all ranks train and can survive."""
         errand = self._errand
         if not (self.spec.settings.recovery.spares and trains and errand) or errand.generation <= self._stopped:
             return
@@ -317,7 +317,7 @@ class RankProcesses:
         return given | rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
 
     def learn_imports(self, trains: bool = True) -> None:
-        """Ask the holder for a new zygote if the present one lacks modules that the next generation will import."""
+        """Ask the holder for a new zygote if the present zygote lacks modules that the next generation will import."""
         if self.cold or not self.warm.is_set():
             return
         if preload := self._preloading.better_preload(bool(self.held), trains, self._key):
@@ -327,12 +327,12 @@ class RankProcesses:
                 self._preloading.on_warm(self._preloading.proven)
 
     def hear_imports(self, modules: tuple[str, ...]) -> None:
-        """Note modules that the script imported on another node; the zygote preloads them while no rank runs here."""
+        """Note modules that the script imported on other nodes, to be preloaded while no rank runs here."""
         self._preloading.on_told(modules)
 
     @property
     def proven_imports(self) -> tuple[str, ...]:
-        """The script's modules that the zygote has preloaded, once a rank is known to start when forked with them."""
+        """Return the script's modules that the zygote has preloaded, once a rank is known to start well with them."""
         return self._preloading.proven
 
     # --- watching and ending -----------------------------------------------------------------------------------
@@ -347,11 +347,11 @@ class RankProcesses:
 
     @property
     def parked(self) -> frozenset[RankKey]:
-        """Ranks that have left their generation and wait for the next one."""
+        """Return the ranks that have left their generation and wait for the next one."""
         return frozenset(key for key, rank in self.held.items() if rank.code is None and self.survivors.is_parked(key))
 
     async def _park_ranks(self, up_to: int, until: float, standing: tuple[int, ...]) -> None:
-        """Tell ranks to leave their generation; wait for those that can park."""
+        """Tell ranks to leave their generation. Wait for those that can park, except the ranks in `standing`."""
         self.survivors.part_ranks(up_to)
         while any(self._may_park(one) for one in self.running_ranks(up_to) if one.rank_key.rank not in standing):
             if not await self._wait_changed(until):
@@ -361,7 +361,7 @@ class RankProcesses:
         return self.survivors.is_there(rank.rank_key) and process_attributes.process_state(rank.pid) not in ("T", "t")
 
     async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
-        """Have a parked or a spare rank go on under this key; return False if neither is available."""
+        """Have a parked or spare rank go on as the rank `key`; return False if there is none or its start fails."""
         was, generation = key.rank - self._moved, key.generation
         old = next((one for one in self.parked if one.rank == was and one.generation < generation), None)
         if old is None and await self._spares.take(key.rank):
@@ -378,7 +378,7 @@ class RankProcesses:
         return True
 
     async def end_parked(self, but: tuple[RankKey, ...] | None = None) -> None:
-        """End the parked ranks, except `but`; without these, end the spare ones too."""
+        """End the parked ranks, except those in `but`. Without `but`, also end the spare ranks."""
         if but is None:
             self._spares.drop_all()
         ending = self.parked.difference(but or ())
@@ -389,8 +389,8 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """Give ranks that can park `park_s` to do so, without waiting for the hung ranks in `standing`; end the others
-        by SIGTERM and, after the grace, SIGKILL. SIGKILL stopped ones at once. Return in words which still live."""
+        """End ranks of generations up to `up_to` by SIGTERM and, `grace_s` later, by SIGKILL. Spare those that park
+        within `park_s`; do not wait for the hung ones in `standing`. Return in words which processes still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = park_s > 0, 0
         if park_s <= 0:
@@ -441,7 +441,7 @@ class RankProcesses:
                 return
 
     async def _wait_changed(self, until: float) -> bool:
-        """Wait until a rank's state changes or `until` passes; return False if it has already passed."""
+        """Wait until a rank's state changes or `until` comes; return False, without a wait, if `until` is past."""
         if (left_s := until - self._clock.monotonic()) <= 0:
             return False
         self._changed.clear()

@@ -53,8 +53,8 @@ class RankStart(NamedTuple):
         return tuple(argument.replace("${local_rank}", str(self.local)) for argument in self.entry.argv)
 
     def _interpreter(self) -> tuple[str, ...]:
-        """Return the interpreter and its flags. Our own Python runs `executed_rank.py`; another may lack our code, and
-        runs the script itself."""
+        """Return the command line's interpreter and flags. Holdfast's own interpreter runs the script by way of
+        `executed_rank.py`. Any other may not find holdfast's code, so it runs the script directly."""
         if self.entry.python != sys.executable:
             return self.entry.interpreter_argv()
         path = self.staged.staged_path(self.entry.cwd) if self.entry.module else "script"

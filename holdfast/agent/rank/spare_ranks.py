@@ -1,8 +1,9 @@
 """Spare ranks: processes that run the script up to the function that survives, and wait there for a seat.
 
 When a rank that can survive dies, a spare rank is forked at once, before the incident is judged, so that it is ready
-when the launch comes. It writes to a slot of its own, because others still have to read the dead rank's slot. If the
-settings say so, every rank has a standing spare rank while the job trains, which has also rehearsed a step.
+when the launch comes. It writes to a slot of its own, because the dead rank's slot still has to be read. If the
+settings say so, every rank has a standing spare rank while the job trains. A standing spare rank has also rehearsed a
+step.
 """
 
 import asyncio
@@ -33,14 +34,14 @@ class SpareRanks:
         return rank in self._starts
 
     def next_standing(self, ranks: Iterable[int], is_ready: Callable[[RankKey], bool]) -> int | None:
-        """Return a rank that still needs a standing spare; None while another one is on its way, or if all have one."""
+        """Return a rank that still needs a standing spare; None if all have one, or while another spare is starting."""
         if not all(is_ready(spare_key(rank)) for rank in self._starts):
             return None
         return next((rank for rank in ranks if rank not in self._starts and rank not in self._failed), None)
 
     def environment(self, local: int, how: str) -> dict[str, str]:
-        """Return the variables that give a spare rank its own slot and flight log, and tell it how to wait for a
-        seat: SEATLESS or STANDING."""
+        """Return the variables that give a spare rank its own slot and flight log. The spare waits for a seat as `how`
+        says: SEATLESS or STANDING."""
         if self._memory < 0:
             self._memory = os.memfd_create("holdfast-spare-slots")
             os.ftruncate(self._memory, slot_memory_bytes(self._nproc))
@@ -57,12 +58,12 @@ class SpareRanks:
         asyncio.get_running_loop().call_later(_UNSEATED_S, self.drop, rank, self._starts[rank])
 
     async def take(self, rank: int) -> bool:
-        """Take the spare rank for this seat out of the spares; return False if there is none or its start failed."""
+        """Take this rank's spare, which now gets the seat; return False if there is none or its start failed."""
         start = self._starts.pop(rank, None)
         return start is not None and not await start
 
     def drop(self, rank: int, start: "asyncio.Task[str] | None" = None) -> None:
-        """End the spare rank for this seat; with `start`, only if it came from that start."""
+        """End this rank's spare; with `start`, only if the spare comes from that start."""
         if rank in self._starts and start in (None, self._starts[rank]):
             del self._starts[rank]
             self._end(spare_key(rank))
@@ -72,13 +73,13 @@ class SpareRanks:
             self.drop(rank)
 
     def on_launched(self) -> None:
-        """End the spare ranks that got no seat, except standing ones."""
+        """End the spare ranks that the launch has not used. Standing spare ranks stay."""
         self._failed.clear()
         for rank in self._starts.keys() - self._standing:
             self.drop(rank)
 
     def on_end(self, rank: int) -> None:
-        """Note that a spare rank has ended. After a standing one that nobody ended, no other one is begun for now."""
+        """Note that a spare rank has ended. If it was a standing one, start no other for its rank until the launch."""
         if self._starts.pop(rank, None) is not None and rank in self._standing:
             self._failed.add(rank)
             self._say(f"the spare of rank {rank} has ended, and the rank has none until the next launch")

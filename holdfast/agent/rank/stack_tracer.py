@@ -1,9 +1,9 @@
 """Traces all training processes of this node at one instant: their stacks by py-spy, and what the kernel reports.
 
-py-spy reads the memory of a process and never stops it (`--nonblocking`): a plain dump fails on a stopped process and
-hangs on a frozen one. It may read while frames change, so a dump that makes no sense is taken again. A request for
-native frames stops each rank for some milliseconds. Where py-spy is missing or not permitted, ranks report their own
-stacks, through their flight logs.
+py-spy reads a process's memory without stopping the process (`--nonblocking`). To stop it first would fail on a process
+that is stopped, and hang on a frozen one. A dump that makes no sense is taken again, because frames may change
+meanwhile. A request for native frames does stop each rank, for some milliseconds. Where py-spy is missing or not
+permitted, ranks report their own stacks through their flight logs.
 """
 
 import asyncio
@@ -52,13 +52,13 @@ _OURS = (
     "<frozen runpy>",
 )  # below every script
 _RECORDER = "/holdfast/client/training/rank_flight_recorder.py"
-_WRAPPERS = "/holdfast/client/training/message_counts.py"  # of torch's own functions, between the script and torch
+_WRAPPERS = "/holdfast/client/training/p2p_counts.py"  # of torch's own functions, between the script and torch
 TOO_LARGE = "the stacks are too large to send"
 _FORBIDDEN = ("permission denied", "operation not permitted")
 
 
 class NoStacks(StrEnum):
-    """Reasons why a trace has no stacks of a process; a detail may follow the text."""
+    """Reasons why a process's stacks could not be read. A trace may add a detail to a reason."""
 
     CROWDED = f"not sampled: the node has more than {TRACED} processes"
     LATE = "not sampled: no time was left"
@@ -212,7 +212,7 @@ class StackTracer:
         return threads, error
 
     def _read_ras(self, asked: StackRequest) -> str:
-        """Return what NCCL's RAS says of the job. Every question has all ranks answer, so only rank 0's node asks."""
+        """Return what NCCL's RAS reports about the job; "" unless rank 0 is here, as one report covers all ranks."""
         if not self._ras or all(held.rank_key.rank for held in asked.ranks):
             return ""
         return telling_lines(ask_ras(self._ras, min(asked.deadline_s, _RAS_S), self._clock))
@@ -238,7 +238,7 @@ class StackTracer:
     def _ask_ranks(
         self, arena: mmap.mmap | memoryview, subjects: list[Subject], stacks: list[Stacks], until: float
     ) -> list[Stacks]:
-        """Return the stacks; where py-spy failed, those that the rank itself reports, if it answers in time."""
+        """Return the stacks. Where py-spy failed, use those that the rank itself reports, if they come in time."""
         until = min(until, self._clock.monotonic() + _ASK_S)
         logs = {
             pid: at for i in range(self._nproc) if (pid := _log_owner(arena, at := flight_log_offset(self._nproc, i)))
@@ -265,7 +265,7 @@ class StackTracer:
 
 
 class NodeTracer:
-    """Traces this node's ranks in a thread; requests that come meanwhile wait their turn."""
+    """Traces this node's ranks in a thread, one request after another."""
 
     def __init__(self, tracer: StackTracer, slots: ProgressSlots) -> None:
         self._tracer = tracer
@@ -294,7 +294,7 @@ def _log_owner(arena: mmap.mmap | memoryview, at: int) -> int:
 
 
 def _run_spy(argv: list[str], pid: int, left_s: float) -> tuple[tuple[Thread, ...], str, bool]:
-    """Return the stacks, why there are none (empty if there are), and whether a retry may help."""
+    """Run py-spy; return the stacks, the reason why there are none, and whether a retry may help."""
     try:
         ran = subprocess.run(argv, capture_output=True, timeout=left_s, stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:
@@ -322,7 +322,7 @@ def _make_thread(found: _SpyThread, pid: int) -> Thread:
 
 
 def _trim_threads(threads: Iterable[Thread]) -> tuple[Thread, ...]:
-    """Return the main thread and a few others, each of a bounded depth, without our own recorder thread."""
+    """Return the main thread and a few others, with stacks of bounded depth. holdfast's recorder thread is left out."""
     others = [t for t in threads if not any(f.file.endswith(_RECORDER) for f in t.frames)]
     others.sort(key=lambda t: (not t.main, -len(t.frames)))
     return tuple(msgspec.structs.replace(t, frames=_trim_frames(t.frames)) for t in others[:_THREADS])
@@ -338,7 +338,8 @@ def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def fit_trace(trace: Trace, limit_bytes: int) -> Trace:
-    """Return the trace, cut until it fits: first keep main threads only, then none of child processes, then none."""
+    """Return the trace, shortened as far as the limit requires: to main threads, then to main threads of ranks, then to
+    processes without threads, and at last to nothing but the error that it is too large."""
     cuts = (
         lambda p: p.threads,
         lambda p: tuple(t for t in p.threads if t.main),

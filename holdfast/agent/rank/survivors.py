@@ -32,7 +32,7 @@ class Survivors:
         return key in self._lines
 
     def has_announced(self, key: RankKey) -> bool:
-        """Whether this rank has said that it can survive; still true after it died."""
+        """Return whether this rank has said that it can survive; still true after it died."""
         return key in self._announced
 
     def is_parked(self, key: RankKey) -> bool:
@@ -57,7 +57,7 @@ class Survivors:
         return line is not None and _send(line, RejoinOrder(env=env))
 
     def seat_spare(self, key: RankKey, env: dict[str, str]) -> None:
-        """Tell a spare rank to go on with this environment: now if it waits already, else when it does."""
+        """Tell a spare rank to go on with this environment, now or as soon as it waits."""
         if key not in self._parked or not self.rejoin(key, env):
             self._seats[key] = env
 

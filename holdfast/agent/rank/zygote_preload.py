@@ -1,4 +1,4 @@
-"""Chooses what a node's zygote imports: few modules before the first launch, later all that the script imports."""
+"""Chooses the modules that a node's zygote imports: few before the first launch, later all that the script imports."""
 
 import asyncio
 import contextlib
@@ -39,43 +39,44 @@ class ZygotePreload:
         self._made.set()
 
     def first_preload(self) -> PreloadZygote:
-        """Return the first zygote's preload: a short list, as ranks wait for it, plus modules already imported here."""
+        """Return the first zygote's preload: few modules, as ranks wait for it, plus those already imported here."""
         self._asked = (*self._entry.preload, *(name for name in self._entry.later if name in sys.modules))
         return PreloadZygote(modules=self._asked, env=self._environment({}))
 
     def adopt_modules(self, modules: tuple[str, ...]) -> None:
-        """Take over the modules that an earlier agent asked for."""
+        """Take over the list of modules that an earlier agent had the zygote import."""
         own = {*self._entry.preload, *self._entry.later}
         self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
 
     def preload_for(self, env: dict[str, str], key: str) -> PreloadZygote:
-        """Return the request for a new zygote in this environment; forks of the old zygote have the old environment."""
+        """Return the request for a new zygote with this environment. Ranks get the environment of their zygote."""
         return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
     def on_warm(self, proven: tuple[str, ...]) -> None:
-        """Note that the requested zygote is warm, with these modules of the script, or that it cannot be made."""
+        """Note that the requested zygote is warm and has these modules of the script, or that it cannot be made."""
         self.proven, self._idle_since = proven, self._clock.monotonic()
         self._making = False
         self._made.set()
 
     def on_told(self, modules: tuple[str, ...]) -> None:
-        """Note the script's modules that a zygote on another host has, as the controller reports them."""
+        """Note the script's modules that another host's zygote has preloaded, as reported by the controller."""
         self._told = modules
 
     async def wait_until_made(self, ranks: int) -> None:
-        """Wait a little for a zygote that is being made; if that wait times out, the next call returns at once."""
+        """Wait a short time for a zygote that is being made. After a timeout, further calls return at once."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_BETTER_S if ranks > len(os.sched_getaffinity(0)) else _SOON_S):
                 await self._made.wait()
         self._made.set()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
-        """Return the request for a new zygote that also has what the script imports up to its first step. None if
-        nothing is missing, if a zygote is being made, or while ranks that train have yet to write what they imported.
+        """Return the request for a new zygote with more of the modules that the script imports up to its first step.
+        Return None if the zygote has them all, if a new one is being made, or if training ranks have yet to list their
+        imports.
 
-        A node without ranks, such as a standby, takes the imports that other nodes learned. The entry's `later`
-        modules wait until ranks train (`trains`), or until a node without ranks has been idle for a while: ranks that
-        start need all processors.
+        `held` says whether ranks run here. If not, as on a standby, the imports that other nodes reported are used.
+        Some modules (the entry point's `later`) would slow ranks that start. So they wait until ranks train (`trains`)
+        or, on a node without ranks, until the node has been idle for a while.
         """
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S
@@ -89,7 +90,7 @@ class ZygotePreload:
         return self._make_preload(modules, self._environment(json.loads(key) if key else {}), key)
 
     def forgo_names(self) -> None:
-        """Wait no longer for the names that ranks write, because the next ranks are about to start."""
+        """Stop waiting for ranks to write down what they imported, because the next ranks are about to start."""
         self._heard = True
 
     def _awaits_names(self) -> bool:

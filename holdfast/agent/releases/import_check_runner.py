@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases.staged_release import StagedRelease, staged_entry
 from holdfast.wire.run_and_node_specs import EntryPoint
 
@@ -20,7 +20,7 @@ _WORDS = 300  # characters of what it wrote on its standard error
 async def check_release(
     entry: EntryPoint, release: Release, staged: StagedRelease, env: dict[str, str], deadline_s: float = _DEADLINE_S
 ) -> tuple[str, bool]:
-    """Return what is wrong (empty if nothing), and whether the release is at fault. None of its code is executed."""
+    """Return what is wrong, or "", and whether it is the release's fault. The release's code is not executed."""
     if not entry.python:
         return "the job runs a program other than Python, and only Python code has releases", True
     argv = staged_entry(entry, release, staged).argv

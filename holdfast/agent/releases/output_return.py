@@ -1,4 +1,4 @@
-"""Brings files that ranks make in a staged tree to the user's tree while ranks run, so a lost machine loses none."""
+"""Brings files from a staged tree to the user's tree while ranks run, so that the files outlive the machine."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,8 @@ Look = tuple[int, int, int]  # size, time of writing, inode
 
 
 class FileAtHome(msgspec.Struct, frozen=True):
-    """A file brought to the user's tree: its path there, and its size, time and inode in both trees."""
+    """A file brought to the path `to` in the user's tree. `ours` is its look in the staged tree, `theirs` its look at
+    `to`."""
 
     ours: Look
     to: str
@@ -38,8 +39,8 @@ class FileAtHome(msgspec.Struct, frozen=True):
 class Homecoming:
     """Brings files from one staged tree at a time to the user's tree, by hard link, or by copy where links fail.
 
-    Nothing that a rank may use is moved. A rank may write, replace or remove its file at any instant: a replaced file
-    is brought again, and a removed one is removed from the user's tree too.
+    Files in the staged tree stay there, because ranks may use them. If a rank replaces its file, the new file is
+    brought as well. If a rank removes its file, the file is removed from the user's tree as well.
     """
 
     def __init__(self, folder: Path, clock: AgentClock) -> None:
@@ -57,7 +58,8 @@ class Homecoming:
         self._turn = asyncio.Lock()
 
     async def run(self, copy: Callable[[], Path | None], say: Callable[[str], None]) -> None:
-        """Bring files for as long as the agent lives. Of the nodes that share a staged tree, one does it for all."""
+        """Until this is cancelled, bring files from the staged tree that `copy` returns. If several nodes share the
+        tree, only one node's agent does this."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -105,7 +107,7 @@ class Homecoming:
     # --- one look ----------------------------------------------------------------------------------------------
 
     def look_at(self, at: Path, now: float) -> tuple[TreeIndex | None, GatheredFiles]:
-        """Bring files that have stopped changing, oldest first; return the tree's TreeIndex and the gathered files."""
+        """Bring files that have stopped changing, and removals. Return the tree's TreeIndex and what was brought."""
         index = self._index_of(at)
         if index is None or not at.is_dir() or not os.path.isdir(index.home):
             return None, GatheredFiles()
@@ -153,7 +155,7 @@ class Homecoming:
         return since if before == found else now
 
     def _bring_file(self, path: str, expected: Look | None, index: TreeIndex) -> tuple[str, ...]:
-        """Bring one file; return a tuple with its new path in the user's tree, empty if it is there already."""
+        """Bring one file. Return a tuple of its new path in the user's tree; empty if the file was already there."""
         ours, theirs = self._at / path, Path(index.home, path)
         to, moved = theirs, False
         found = _look_of(os.lstat(ours))
@@ -172,8 +174,9 @@ class Homecoming:
         return (os.path.join(os.path.dirname(path), to.name),) if moved else ()
 
     def _destination(self, path: str, theirs: Path) -> Path:
-        """Return the path to bring a rank's file to: overwrite the copy that we brought earlier, if nobody has changed
-        it; otherwise `release_tree_overlay` decides by file times whether both are kept."""
+        """Return the path in the user's tree to bring a rank's file to. It is `theirs` if the file there is an earlier
+        copy that we brought and nobody has changed. Otherwise `release_tree_overlay` decides by file times whether to
+        keep both files."""
         known = self._brought.get(path)
         if known and known.to == str(theirs) and (there := _stat(theirs)) and _look_of(there) == known.theirs:
             return theirs
@@ -193,7 +196,7 @@ class Homecoming:
         return found
 
     def _check_unchanged(self, ours: Path, found: Look, expected: Look | None) -> None:
-        """Raise FileNotFoundError if a process writes to the file, or if its size, time or inode is not as expected."""
+        """Raise FileNotFoundError if a process writes to the file, or if its size, time or inode is not `expected`."""
         busy = self._busy if expected else files_being_written(str(self._at))
         place = os.path.join(os.path.realpath(ours.parent), ours.name)
         if place in busy or (expected and found != expected):
@@ -202,8 +205,8 @@ class Homecoming:
     def _withdraw_removed(self, made: dict[str, Look], index: TreeIndex, now: float) -> None:
         """Remove from the user's tree what a script has removed, such as old checkpoints.
 
-        A file is removed only if it has not changed since we brought it back, and if the script did not just rename
-        it. Nothing is removed if a file of the release itself is missing: somebody may be deleting the staged tree.
+        A file stays if somebody has changed it since we brought it, or if the script has only renamed its own file.
+        Nothing is removed if a file of the release itself is missing: somebody may be deleting the staged tree.
         """
         self._gone = {path: self._gone.get(path, now) for path in self._brought if path not in made}
         renamed = {found[2] for path, found in made.items() if not self._is_home(path, found)}
@@ -224,7 +227,7 @@ class Homecoming:
                 os.unlink(brought.to)
 
     async def close(self) -> None:
-        """Remove from the user's tree what ranks removed, after all files were brought; skip this while a copy runs."""
+        """At the end, remove from the user's tree what ranks have removed. Do nothing while a file is being copied."""
         if not self._turn.locked():  # a large file is on its way to another disk: nobody waits for that
             async with self._turn:
                 await asyncio.to_thread(self._close)

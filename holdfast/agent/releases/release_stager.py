@@ -15,8 +15,8 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.releases import import_check_runner
 from holdfast.agent.releases.output_return import Homecoming
-from holdfast.model.errand import StageHere
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
+from holdfast.model.node_errands import StageHere
 from holdfast.wire.releases import release_tree_overlay, tree_archive
 from holdfast.wire.releases.host_release_copies import NAME, ReleaseFolder
 from holdfast.wire.releases.staged_release import StagedRelease, staged_environment
@@ -31,7 +31,7 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class ReleaseStager:
-    """Stages releases in a folder that nodes of one host share; the first node puts a tree there, atomically."""
+    """Stages releases in a folder that nodes of one host share. The first node that needs a tree puts it there."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class ReleaseStager:
             self._say(f"files that ranks wrote beside the script stay in {self._folder}: {e}")
 
     async def watch(self) -> None:
-        """Bring files that ranks make to the user's tree while the ranks run; this does not return."""
+        """Bring files that ranks write to the user's tree, until this task is cancelled."""
         await self._homecoming.run(self._in_copy, self._say)
 
     def _in_copy(self) -> Path | None:
@@ -107,7 +107,7 @@ class ReleaseStager:
         return self._kept.copy_of(digest) if digest and digest != self._in_place else None
 
     def _choose_tree(self, release: Release) -> str:
-        """Choose the user's own tree if it equals the release, else a copy; return a notice of edits, empty if none."""
+        """Let ranks run in the user's own tree if it equals the release, else in a copy; return a notice of edits."""
         at = self._kept.copy_of(release.digest)
         self._in_place = ""
         if (index := release_tree_overlay.read_index(at)) is None:
@@ -141,7 +141,7 @@ class ReleaseStager:
         return f"release {release.number} cannot be staged: {error}" if error else ""
 
     async def _have_or_stand(self, release: Release) -> str:
-        """Stage a release; if the user's tree equals it, postpone that, to leave processors to starting ranks."""
+        """Stage a release, or postpone this if the user's own tree equals it: starting ranks need the processors."""
         stands = await asyncio.to_thread(self._stands, release)
         if stands:
             self._later[release.digest] = release
@@ -149,7 +149,7 @@ class ReleaseStager:
         return await self.ensure_staged(release)
 
     def _stands(self, release: Release) -> bool:
-        """Return whether no copy of the release exists and the user's own tree is known to equal it."""
+        """Return whether the user's own tree stands in for the release: it is equal, and no copy has been made."""
         if not tree_archive.DIGEST.fullmatch(release.digest):
             return False
         at = self._kept.copy_of(release.digest)
@@ -159,7 +159,7 @@ class ReleaseStager:
         return not release_tree_overlay.find_edits(index)[0]
 
     def _adopt_index(self, digest: str) -> release_tree_overlay.TreeIndex | None:
-        """Take over the index that the run's own folder has of a release; None if there is none."""
+        """Copy a release's index of files from the run's own folder and return it; None if the folder has none."""
         index = release_tree_overlay.read_index(self._shared.copy_of(digest)) if self._shared else None
         if index is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -167,13 +167,13 @@ class ReleaseStager:
         return index
 
     def _find_archive(self, digest: str) -> Path:
-        """Return where a release's archive is, or where it would be if it had been put on this host."""
+        """Return the path at which a release's archive is, or would be, on this host."""
         own = self._folder / f"{digest}.tar"
         shared = self._shared.path / own.name if self._shared else own
         return shared if shared.exists() and not own.exists() else own
 
     def complete(self, trains: bool) -> None:
-        """If `trains`, start to stage the releases that were postponed because the user's own tree equals them."""
+        """If `trains`, stage postponed releases now. They stay postponed if this host sees the run's own archives."""
         if trains and not self._shared:
             self._bring_postponed()
 
@@ -189,7 +189,7 @@ class ReleaseStager:
         return "; ".join(error for error in errors if error)
 
     def _look_ahead(self, releases: list[Release]) -> None:
-        """Compare the user's trees with these releases while no launch waits, so that the launch need not compare."""
+        """Compare the user's trees with these releases in advance, so that a launch need not wait for comparisons."""
         for release in releases:
             at = self._kept.copy_of(release.digest)
             index = release_tree_overlay.read_index(at) if release.digest else None
@@ -197,7 +197,7 @@ class ReleaseStager:
                 _compare_tree(at, index)
 
     async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]:
-        """Stage a release and, if asked, check it; return an error or "", and whether the release is at fault."""
+        """Stage a release and, if asked, check it. Return an error or "", and whether the release is its cause."""
         if error := await self.ensure_staged(errand.release):
             return error, False
         self._bring_postponed()  # it may be rolled back to, when the user's own tree is no longer it
@@ -231,7 +231,7 @@ class ReleaseStager:
         return ""
 
     def _prune_trees(self) -> None:
-        """Remove unneeded trees except the newest few, and unfinished trees and archives of agents that have died."""
+        """Remove unneeded trees, except the newest few, and what dead agents left unfinished: trees and archives."""
         trees = [path for path in self._folder.iterdir() if len(path.name) == NAME and path.is_dir()]
         needed = {digest[:NAME] for digest in (*self._wanted, *self._launched)}
         spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)
@@ -244,7 +244,7 @@ class ReleaseStager:
 
 
 async def fetch_archive(dialing: ControllerDialer, kept: ReleaseFolder, digest: str, to: Path) -> None:
-    """Fetch an archive from the controller, if the folder's disk has room for it."""
+    """Download a release's archive from the controller. Raises ArchiveError, also if the disk has too little room."""
     timeout = aiohttp.ClientTimeout(total=_FETCH_S, sock_read=_STALLED_S)
     url = dialing.url_for(f"/api/v1/releases/{digest}")
     async with dialing.open_session(timeout) as session, session.get(url) as answer:
@@ -257,7 +257,7 @@ async def fetch_archive(dialing: ControllerDialer, kept: ReleaseFolder, digest: 
 
 
 def _compare_tree(at: Path, index: release_tree_overlay.TreeIndex) -> list[str]:
-    """Return the user's files that differ from the release, and note which are equal, for the next time."""
+    """Return the user's files that differ from the release; record the others, so that they are not read again."""
     differ, seen = release_tree_overlay.find_edits(index)
     if seen != index:
         with contextlib.suppress(OSError):  # a full disk: then all is read again next time
@@ -266,6 +266,6 @@ def _compare_tree(at: Path, index: release_tree_overlay.TreeIndex) -> list[str]:
 
 
 def _is_own(index: release_tree_overlay.TreeIndex, release: Release) -> bool:
-    """Return whether ranks may run in the user's own tree; False for a signed release, as others may edit the tree."""
+    """Return whether ranks may run in the user's own tree; never if the release is signed, as trees can be edited."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

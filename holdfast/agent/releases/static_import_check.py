@@ -106,7 +106,7 @@ def _takes_path(node: ast.AST) -> bool:
 
 
 def _import_statements(body: list[ast.stmt], odds: ImportOdds) -> Iterator[ImportStatement]:
-    """Yield import statements in order, with their odds, which depend on the code blocks around them."""
+    """Yield import statements in order, with their odds: whether they surely run, and whether failures are caught."""
     for node in body:
         match node:
             case ast.Import() | ast.ImportFrom():
@@ -197,7 +197,7 @@ class ImportFollower:
         return self.sources[path]
 
     def follow_imports(self, entry: str, package: str) -> None:
-        """Check imports of the entry and of all files it reaches; `package` is the entry's own, or "" for a script."""
+        """Check the imports of `entry` and all files that it reaches. `package` is the package of `entry`, if any."""
         rest, seen = [(entry, package, ImportOdds())], {os.path.realpath(entry)}
         while rest:
             path, package, odds = rest.pop(0)
@@ -212,7 +212,7 @@ class ImportFollower:
     def _reached_files(
         self, source: SourceFile, package: str, wanted: ImportStatement, odds: ImportOdds
     ) -> Iterator[tuple[str, str]]:
-        """Yield the files of the tree that an import executes, each with its package."""
+        """Yield the tree's files that an import statement executes, each with the package that it belongs to."""
         for module in wanted.modules:
             name = self._absolute_name(source, package, wanted, module)
             if not name:
@@ -236,7 +236,7 @@ class ImportFollower:
     def _resolve_module(
         self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds
     ) -> tuple[importlib.machinery.ModuleSpec | None, list[tuple[str, str]]]:
-        """Return the spec (None if missing or not of this tree) and the tree's files that the import executes."""
+        """Return the module's spec (None if missing or outside the tree) and the tree's files that its import runs."""
         found: list[tuple[str, str]] = []
         path, spec = None, None
         parts = name.split(".")
@@ -258,7 +258,7 @@ class ImportFollower:
         return spec, found
 
     def _report_missing(self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds) -> None:
-        """Raise ReleaseFault for a missing module, unless the code catches that or may extend sys.path meanwhile."""
+        """Raise ReleaseFault for a missing module, unless the code may do without it or may change sys.path."""
         if not self.strict or odds.excused or ("." not in name and (self.moves_path or not odds.certain)):
             return
         raise ReleaseFault(f"{self.show_path(source.path)}, line {wanted.line}: there is no module {name}")

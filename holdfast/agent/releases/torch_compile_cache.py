@@ -1,4 +1,4 @@
-"""Brings the torch.compile caches that ranks have filled to standbys; each host of a job has one folder for them."""
+"""Brings the torch.compile caches of ranks to standbys. Each host of a job has one folder for compiled code."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ class _CachedFile(NamedTuple):
 
 
 class CompiledCode:
-    """Archives the compile cache on the controller's host. Other hosts unpack the archive until they run ranks."""
+    """Archives the compile cache on the controller's host. Hosts that have had no ranks yet unpack the archive."""
 
     def __init__(
         self, node: NodeSpec, dialing: ControllerDialer, has_ranks: Callable[[], bool], say: Callable[[str], None]
@@ -50,7 +50,7 @@ class CompiledCode:
         self._trouble = ""
 
     async def run(self) -> None:
-        """Share what ranks compile, for as long as the agent runs; returns at once if there is nothing to share."""
+        """Share what ranks compile until this task is cancelled. Return at once if no compile cache is in use."""
         while self._folder:
             await asyncio.sleep(_LOOK_S)
             trouble = ""
@@ -67,7 +67,7 @@ class CompiledCode:
             self._trouble = trouble
 
     def pack_folder(self, folder: Path, archives: Path) -> None:
-        """Pack the folder if it differs from the last archive and has stopped changing; replace that archive."""
+        """Replace the archive if `folder` has other files than the archive and has stopped changing."""
         before, self._seen = self._seen, _list_files(folder)
         if not self._seen or self._seen != before or self._seen == self._done:
             return
@@ -86,7 +86,7 @@ class CompiledCode:
         _log.info("compiled code: packed %d files as %s", packed.files, packed.digest[:12])
 
     async def bring_archive(self, folder: Path) -> None:
-        """Fetch the newest archive of compiled code and merge it into the folder, unless that was done before."""
+        """Fetch the newest archive of compiled code and merge it into the folder, unless this was done before."""
         digest = await self._ask_digest()
         if not digest or digest == self._brought:
             return
@@ -111,7 +111,7 @@ class CompiledCode:
         return text if tree_archive.DIGEST.fullmatch(text) else ""
 
     def _merge_archive(self, archive: Path, digest: str, folder: Path) -> int:
-        """Verify and unpack the archive, then move files that the folder lacks into it; return how many were moved."""
+        """Verify and unpack the archive, and move to `folder` the files that it lacks. Return how many were moved."""
         if tree_archive.unpacked_bytes(archive) > self._limit.bytes:
             raise ArchiveError(f"it is above release.compiled_mb={self._limit.bytes // MIB}")
         whole = archive.with_suffix(".tree")

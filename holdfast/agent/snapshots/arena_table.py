@@ -44,7 +44,7 @@ class SnapshotPin:
 
 
 def pin_snapshot(arena: Arena, sealed: SealedSnapshot) -> SnapshotPin | None:
-    """Pin a snapshot; return None if it was dropped or overwritten since it was listed, or if its slot is claimed."""
+    """Pin a listed snapshot; return None if it was dropped or overwritten, or if a writer has claimed its slot."""
     return SnapshotPin(arena, sealed) if arena.pin(sealed.slot, sealed.seq) else None
 
 
@@ -82,7 +82,7 @@ class OwnArena(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArenaTable:
-    """Which arena each rank of this node has, and which of their snapshots the job counts on.
+    """Knows the arena of each rank of this node, and pins snapshots that must not be overwritten.
 
     Every method may be called from any thread.
     """
@@ -95,8 +95,8 @@ class ArenaTable:
         self._lock = threading.Lock()
 
     def put_arena(self, path: str, arena: Arena, *, aside: bool = False) -> OwnArena:
-        """Give a rank this arena, in place of any other; pins of the other one stay until they are released. With
-        `aside`, it is only restored from."""
+        """Make this the arena of its rank, instead of an older one, whose pins stay valid until they are released. With
+        `aside`, the arena only serves restores and replaces no other."""
         with self._lock:
             self._count += 1
             own = OwnArena(path=path, arena=arena, number=self._count)
@@ -116,7 +116,7 @@ class ArenaTable:
             return tuple(self._arenas.values())
 
     def set_aside(self, world: int) -> None:
-        """Set the arenas aside that are not of a world of this size: ranks get others, and restore from these."""
+        """Set aside the arenas whose world size is not `world`, to restore from them; ranks get new arenas."""
         with self._lock:
             self._aside += tuple(own for own in self._arenas.values() if own.arena.world != world)
             self._arenas = {rank: own for rank, own in self._arenas.items() if own.arena.world == world}
@@ -142,8 +142,8 @@ class ArenaTable:
         return own.arena.slots if own else 0
 
     def pin_own(self, snapshot: OwnSnapshot, *, spare: bool, late: bool = False) -> bool:
-        """Pin a listed snapshot until `unpin_own`; one pin serves all readers. Return False if the snapshot is gone or,
-        if `spare`, if the rank would have too few unpinned slots left to write to; `late` lowers that to one slot."""
+        """Pin a listed snapshot until `unpin_own`; return False if it is gone. With `spare`, also return False if fewer
+        than two of the rank's slots would stay unpinned; one is enough for few slots, or if copies are `late`."""
         own = self.find_arena(snapshot.rank)
         found = own.find_sealed(snapshot) if own else None
         if own is None or found is None or (spare and not own.arena.can_pin(late=late)):

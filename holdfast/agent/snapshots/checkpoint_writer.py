@@ -1,4 +1,4 @@
-"""Writes checkpoints from snapshots in memory: keepers write their ranks' shares, and rank 0's keeper publishes."""
+"""Writes checkpoints from snapshots in memory: each keeper writes its ranks' parts, rank 0's keeper publishes all."""
 
 import asyncio
 import logging
@@ -11,13 +11,14 @@ import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
-from holdfast.checkpoint import checkpoint_save, retention, storage_owner
+from holdfast.checkpoint import checkpoint_save, retention, storage_owner, stored_checkpoints
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
 from holdfast.checkpoint.manifest import Author, PartFailedError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.state_copy import Doubt, MissedCheckpoint
-from holdfast.wire.rank_keeper_messages import ArenaRequest
+from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
 _STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again
@@ -29,11 +30,17 @@ _log = logging.getLogger("holdfast.keeper")
 
 
 class CheckpointWriter:
-    def __init__(self, say: Callable[[str], None], clock: AgentClock) -> None:
+    def __init__(
+        self, say: Callable[[str], None], clock: AgentClock, report: Callable[[CheckpointListing], None]
+    ) -> None:
+        """`report` is given each new listing of the checkpoints at a storage that this node publishes to."""
         self.author = Author(0)
         self.doubts: tuple[Doubt, ...] = ()
         self.unmarked = False  # nobody has noted yet at the storage what is in doubt
-        self._say, self._clock = say, clock
+        self._say, self._clock, self._report = say, clock, report
+        self.now = clock.monotonic
+        self._listings: dict[str, CheckpointListing] = {}  # newest of each storage
+        self._looked_at: dict[str, float] = {}  # when that look began
         self._wants: dict[int, ArenaRequest] = {}  # of this generation
         self._latest: dict[int, ArenaRequest] = {}  # rank -> what it asked for last, in whichever generation
         self._lanes: dict[tuple[int, str], WriteLane] = {}  # one each: a rank whose storage hangs holds up no other
@@ -51,7 +58,7 @@ class CheckpointWriter:
         self.owned = storage_owner.OwnedStorages()
 
     def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = (), wanted: int = -1) -> None:
-        """Begin a generation and forget the last one's requests; the step `wanted` becomes a checkpoint as well."""
+        """Begin a generation; drop requests of the previous generation. Step `wanted` becomes a checkpoint as well."""
         self.author, self.doubts, self.wanted = author, doubts, wanted
         self.unmarked = bool(doubts)
         for lane in self._lanes.values():
@@ -62,10 +69,11 @@ class CheckpointWriter:
         self.done.clear()
         # The generation may begin at an older step than the last that failed, and its failures count too.
         self._trouble = {url: (-1, more, missed) for url, (_, more, missed) in self._trouble.items()}
+        self._listings.clear()  # rank 0 may be elsewhere from now on
         self.stored, self.missed_checkpoint = -1, None
 
     def note_request(self, want: ArenaRequest) -> None:
-        """Remember where to write a rank's final states, even if the rank's generation is over."""
+        """Remember a rank's request, which says where to write final states, for longer than the rank's generation."""
         self._latest[want.rank] = want
 
     def on_want(self, want: ArenaRequest) -> None:
@@ -78,7 +86,7 @@ class CheckpointWriter:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether a write to any storage is still under way, even one that was given up."""
+        """Return whether a write to any storage has not ended, even if the write was given up."""
         return any(lane.is_held_up for lane in self._lanes.values())
 
     def is_published(self, rank: int, step: int) -> bool | None:
@@ -87,7 +95,7 @@ class CheckpointWriter:
 
         def look() -> str:
             with suppress(StorageError):
-                found = retention.find_checkpoints(url, step)
+                found = stored_checkpoints.find_checkpoints(url, step)
                 return str(any(one.ok and one.author == author for one in found))
             return ""
 
@@ -95,7 +103,7 @@ class CheckpointWriter:
         return told == str(True) if told else None
 
     def is_forsaken(self, rank: int, step: int) -> bool:
-        """Return whether rank 0 has no more to publish for this step: it gave up, or is done; False if not known."""
+        """Return whether rank 0 will publish this step no more, because it gave up or is done; False if unknown."""
         url, author = self.storage_url(rank), self.author
 
         def look() -> str:
@@ -113,6 +121,35 @@ class CheckpointWriter:
             told = await asyncio.to_thread(look_in_time, lambda: _mark_doubts(url, run, doubts), _LOOK_S)
             if told:
                 self._say(told)
+            await self._list_again(url)
+
+    async def _list_again(self, url: str) -> None:
+        """Report which checkpoints are at a storage, if it can be read in time."""
+        author, looked_at, found = self.author, self._clock.monotonic(), list[CheckpointListing]()
+
+        def look() -> str:
+            with suppress(StorageError):
+                found.append(
+                    stored_checkpoints.describe_published(
+                        url, stored_checkpoints.find_checkpoints(url), author.generation
+                    )
+                )
+            return ""
+
+        await asyncio.to_thread(look_in_time, look, _LOOK_S)
+        if found and author == self.author:
+            self._report_listing(looked_at, found[0])
+
+    def _report_listing(self, looked_at: float, listing: CheckpointListing) -> None:
+        """Report a listing, unless a later look at the same storage was reported before."""
+        if looked_at >= self._looked_at.get(listing.base, looked_at):
+            self._looked_at[listing.base], self._listings[listing.base] = looked_at, listing
+            self._report(listing)
+
+    def report_again(self) -> None:
+        """Report the newest listings once more, to a controller that may not have heard of them."""
+        for listing in self._listings.values():
+            self._report(listing)
 
     async def clean_up(self) -> None:
         """Remove what failed writes have left at rank 0's storage, since this run publishes nothing more."""
@@ -128,11 +165,11 @@ class CheckpointWriter:
             await asyncio.to_thread(look_in_time, clean, _LOOK_S)
 
     def mark_recalled(self) -> None:
-        """Note for each rank that an earlier agent may have left a step unwritten; which step is not known."""
+        """Record for every rank that its part of some checkpoint may be missing, because an earlier agent has ended."""
         self._unwritten.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
-        """Return whether to checkpoint this snapshot: at every n-th step, on a rank's flag, or at the wanted step."""
+        """Return whether to checkpoint this snapshot: it is an n-th step, the wanted step, or flagged by its rank."""
         want = self._wants.get(rank)
         if want is None or want.storage is None or sealed.step <= self._taken_on.get(rank, -1):
             return False
@@ -182,6 +219,8 @@ class CheckpointWriter:
             self.under_way.pop((rank, job.step), None)
             over.set()
             job.pinned.release()
+        if job.author == self.author and job.listing:
+            self._report_listing(job.looked_at, job.listing)
         if job.author == self.author and not job.doubted:
             if job.step in job.told:
                 self.done[rank] = max(self.done.get(rank, -1), job.step)
@@ -197,18 +236,18 @@ class CheckpointWriter:
             self.stored, self.stored_at = step, self._clock.monotonic()
 
     def note_missed(self, rank: int, step: int, why: str) -> None:
-        """Note that a step was not written. Only rank 0's misses count: it publishes, so it learns of every failure."""
+        """Note why a step was not written. Only rank 0 counts: it publishes, so it learns of other ranks' failures."""
         if rank == 0 and (self.missed_checkpoint is None or step >= self.missed_checkpoint.step):
             self.missed_checkpoint = MissedCheckpoint(step=step, why=why)
 
     def give_up(self, rank: int) -> None:
-        """Give up all writes of this rank that are under way."""
+        """Give up all writes of this rank that have begun."""
         for (writer, _), lane in self._lanes.items():
             if writer == rank:
                 lane.give_up()
 
     def last_write(self, rank: int, pinned: SnapshotPin, begun_s: float, *, doubted: bool) -> "PartWrite | None":
-        """Return the rank's write for a final checkpoint; None if the rank has no storage or has another layout now."""
+        """Return the write of a rank's part of a final checkpoint; None if the rank has no storage or a new layout."""
         want = self._latest.get(rank)
         if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
             return None
@@ -218,8 +257,8 @@ class CheckpointWriter:
         return PartWrite(self, want, pinned, begun_s, checked=True, doubted=doubted)
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
-        """Report trouble with a storage when it begins, when twice as many steps as told before were not written, and
-        when it ends, not once for every rank and step."""
+        """Print a message when writing to a storage begins to fail, when the number of missed checkpoints has doubled,
+        and when writing succeeds again. Other failures are only logged."""
         _log.info("rank %d: %s", rank, outcome.detail)
         step, more, missed = self._trouble.get(url, (-1, 0, 0))
         if not outcome.ok:
@@ -256,8 +295,10 @@ class PartWrite:
         self.pinned = pinned
         self.step = pinned.step
         self.doubted = doubted
+        self.listing: CheckpointListing | None = None  # what is at the storage after this write was published
+        self.looked_at = 0.0  # when that was
         self.told: set[int] = set()  # of the missed, and of this one if it is written: nobody waits for them
-        self._doubts = writer.doubts
+        self._doubts, self._now = writer.doubts, writer.now
         self._missed = missed
         self._owned = writer.owned
         self._begun_s = begun_s
@@ -269,7 +310,7 @@ class PartWrite:
         return self.want.storage.url if self.want.storage else ""
 
     def write_and_publish(self, pulse: WritePulse) -> str:
-        """Write the part; rank 0 also waits for all parts, publishes, and returns the checkpoint's URL (others "")."""
+        """Write the part. On rank 0, wait for all parts, publish, and return the checkpoint's URL; else return ""."""
         want = self.want
         assert want.storage is not None
         base = want.storage.url
@@ -308,19 +349,30 @@ class PartWrite:
         url = checkpoint_save.publish_checkpoint(
             base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse
         )
+        self._tidy_up(want.storage, pulse)
+        return url
+
+    def _tidy_up(self, storage: CheckpointPolicy, pulse: WritePulse) -> None:
+        """Remove what the checkpoint that was just published makes superfluous; note which ones are there then."""
+        found: tuple[stored_checkpoints.StoredCheckpoint, ...] | None = None
         try:
-            retention.mark_doubts(base, self.author.run, self._doubts)  # if that has failed so far
-            retention.retain_checkpoints(base, want.storage.keep, want.storage.keep_every, newest=self.step)
-            retention.clean_unpublished(base, self.author)
+            stored_checkpoints.mark_doubts(storage.url, self.author.run, self._doubts)  # if that has failed so far
+            retention.retain_checkpoints(storage.url, storage.keep, storage.keep_every, newest=self.step)
+            self.looked_at, found = self._now(), stored_checkpoints.find_checkpoints(storage.url)
+            retention.clean_unpublished(storage.url, self.author, found=found)
         except StorageError as e:
             pulse.notes.append(f"cannot remove old checkpoints: {e}")
-        return url
+        with suppress(StorageError):
+            if found is None:
+                self.looked_at, found = self._now(), stored_checkpoints.find_checkpoints(storage.url)
+            generation = self.author.generation
+            self.listing = stored_checkpoints.describe_published(storage.url, found, generation, doubted=self.doubted)
 
 
 def _mark_doubts(url: str, run: str, doubts: tuple[Doubt, ...]) -> str:
     """Mark checkpoints in doubt; return a sentence about those that are newly marked, or about the failure."""
     try:
-        steps = retention.mark_doubts(url, run, doubts)
+        steps = stored_checkpoints.mark_doubts(url, run, doubts)
     except StorageError as e:
         return f"checkpoints in doubt cannot be marked: {e}"
     named = ", ".join(map(str, steps))

@@ -1,4 +1,4 @@
-"""Copies that this node keeps of other nodes' snapshots, and answers to keepers that fetch a lost rank's state.
+"""Keeps copies of other nodes' snapshots, and hands states to keepers that fetch them for lost ranks.
 
 Connections from other keepers are served in threads, so a lock guards the copies.
 """
@@ -65,7 +65,7 @@ class PeerCopies:
             self.pairs.adopt_arena(name, arena)
 
     def begin_launch(self, launch: KeeperLaunch) -> None:
-        """Drop copies whose lineage this launch does not continue; from now on accept copies of its generation."""
+        """Drop copies whose lineage this launch does not continue. Accept only copies of this launch's generation."""
         with self._lock:
             self._generation = launch.generation
             self._sound.clear()
@@ -84,7 +84,8 @@ class PeerCopies:
                     yield backup.arena, one, plan is not None and plan.image_bytes == backup.arena.image_bytes
 
     def pin_floor(self, floor: int) -> list[str]:
-        """Pin the copies of the floor. Forget idle arenas without that step; return their names, to be freed."""
+        """Pin the copies of step `floor`. Forget arenas without such a copy, unless a copy is being received there;
+        return their names, so that the caller frees them."""
         left = self.pairs.pin_floor(floor)
         with self._lock:
             for rank, backup in list(self._backups.items()):
@@ -97,7 +98,7 @@ class PeerCopies:
     # --- a peer's copies come in -------------------------------------------------------------------------------
 
     def set_wards(self, wards: tuple[Seat, ...]) -> None:
-        """Accept pushed copies from these nodes only, of their own ranks. Nodes of this host are not checked."""
+        """Accept copies from another host only if its node is in `wards` and has the copied rank."""
         self._wards = wards
 
     def receive_push(self, ask: PeerRequest, node: str = "") -> PushTarget | PeerRefusal:
@@ -152,7 +153,7 @@ class PeerCopies:
             self._given_up.setdefault(rank, []).append(coming.holding)
 
     def _are_quiet(self, rank: int) -> bool:
-        """Return whether nothing writes to an abandoned copy any more; its link has ended, so that takes moments."""
+        """Return whether no thread writes to the rank's abandoned copies, after a short wait for their last chunks."""
         late = [one for one in self._given_up.pop(rank, ()) if not one.is_quiet(_LAST_CHUNK_S)]
         if late:
             self._given_up[rank] = late
@@ -200,7 +201,7 @@ class PeerCopies:
             yield backup.arena, self._compact_ranges(ask)
 
     def _pin_sound(self, arena: Arena, ask: PeerRequest) -> SnapshotPin | None:
-        """Pin the requested snapshot if it is here and undamaged; drop a damaged one, so that nobody gets it."""
+        """Pin the requested snapshot; return None if no undamaged one is here. Damaged snapshots are dropped."""
         for one in arena.list_sealed():
             wanted = one.step == ask.step and ask.generation in (0, one.generation)
             pinned = pin_snapshot(arena, one) if wanted else None
@@ -216,7 +217,7 @@ class PeerCopies:
         return None
 
     def _compact_ranges(self, ask: PeerRequest) -> tuple[tuple[int, int], ...]:
-        """Convert ranges of an image to ranges of a copy, which has only the rank's share; () if one lies outside."""
+        """Convert ranges of an image to ranges of a copy, which is the rank's share; () if a range is not in it."""
         plan = self._plans.get(ask.rank, ask.layout)
         found, before = [], 0
         for part in plan.owned_ranges() if plan else ():

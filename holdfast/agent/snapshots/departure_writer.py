@@ -11,7 +11,7 @@ from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, StateDisk
 from holdfast.checkpoint.arena import STORED
 from holdfast.checkpoint.write_lane import WriteOutcome
-from holdfast.model.errand import FinalState, Leave
+from holdfast.model.node_errands import FinalState, Leave
 
 _LOOK_S = 0.02
 _PUBLISHED_S = 0.2
@@ -20,7 +20,7 @@ _OLDER = 0.5  # of the time an older write that is under way may have: it may be
 
 
 class FinalWriter:
-    """Writes the final states of this node's ranks, of one step on all nodes. Every keeper reports its failures."""
+    """Writes the final states of this node's ranks. All nodes write the same step; each keeper reports its failures."""
 
     def __init__(self, arenas: ArenaTable, persisting: CheckpointWriter, disk: StateDisk, ports: KeeperPorts) -> None:
         self._arenas = arenas
@@ -32,9 +32,9 @@ class FinalWriter:
         self._answered = True  # storage has told what is published there
 
     async def leave_job(self, errand: Leave, ranks: Sequence[int]) -> None:
-        """Write the final states; when the job has ended, remove from this node's disk states that storage has. The
-        disk keeps a state that no storage has, because there is no other copy of it. If storage is slow, or rank 0 does
-        not publish, the final state is also written to disk, within the same time limit."""
+        """Write the final states to storage. If the job has ended and storage is slow or rank 0 does not publish, also
+        write them to this node's disk, within the same time limit. Remove states from the disk that storage has. Keep a
+        state that no storage has, because it is the only copy."""
         until = self._clock.monotonic() + errand.last_s
         self._not_after = min((doubt.not_after for doubt in errand.doubts), default=sys.maxsize)
         good = next((last for last in errand.last if not last.doubted), None)
@@ -121,8 +121,8 @@ class FinalWriter:
         return max((one.step for one in sealed if one.flags & STORED and one.step <= self._not_after), default=-1)
 
     async def _await_published(self, ranks: Sequence[int], stored: int, until: float) -> int:
-        """Wait until the newest step of these ranks is published and return it; if time runs out, return the newest one
-        that is known to be published. The node of rank 0 publishes, and may be slower than this one."""
+        """Wait until rank 0's node has published the newest step of these ranks; return this step. If time runs out,
+        return the newest step that is known to be published."""
         parts, read = min(map(self.stored_step, ranks)), min(map(self._read_step, ranks))
         forsaken = False
         while parts > max(stored, read) and 0 not in ranks:
@@ -137,7 +137,7 @@ class FinalWriter:
         return max(parts, stored)
 
     async def _await_writes(self, rank: int, last: FinalState, left_s: float) -> None:
-        """Wait for the rank's writes; give them up if they are slow, or of a step later than the final one."""
+        """Wait for the rank's writes. Give up all of them if they are slow, or if one is later than the final step."""
         until = self._clock.monotonic() + left_s * _OLDER
         while steps := [step for writer, step in self._persisting.under_way if writer == rank]:
             if max(steps) > last.step or self._clock.monotonic() > until:

@@ -48,11 +48,11 @@ from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.peer_transport import LinkError, TransportError
 from holdfast.core.decoding import from_json
 from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
-from holdfast.model.errand import LaunchHere, Leave
+from holdfast.model.node_errands import LaunchHere, Leave
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Address, Aim, Copy, Source
 from holdfast.wire import rank_keeper_messages
@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 
 class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Which node and run a keeper belongs to, how ranks and other keepers reach it, and its limits."""
+    """The node and the run of a keeper, its addresses for ranks and for other keepers, and its limits."""
 
     node: str
     run_id: str
@@ -121,7 +121,7 @@ class Keeper:
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
-        """Take over from an earlier agent: the arenas, the launch, and the ranks' arena requests."""
+        """Take over an earlier agent's arenas; read its launch and the ranks' arena requests from the notes."""
         errand: LaunchHere | None = None
         with contextlib.suppress(OSError, msgspec.DecodeError):
             errand = from_json(self._notes.read_note(_LAUNCH), LaunchHere)
@@ -142,7 +142,7 @@ class Keeper:
             self._aside.adopt_arena(kept.name, kept.path, world)
 
     def _on_want(self, want: ArenaRequest) -> None:
-        """Note a rank's arena request; if the rank is of this generation and has an arena, tell the keeper's parts."""
+        """Note a rank's arena request. If the rank is of this generation and has an arena, begin to serve it."""
         self._persisting.note_request(want)
         own = self._arenas.find_arena(want.rank)
         if want.generation != self._launch.generation or own is None:
@@ -208,6 +208,7 @@ class Keeper:
             beat,
             sealed=self.backing.newest_shared_step(),
             backed=self.backing.backed,
+            absent=self.backing.absent,
             backing_s=self.backing.took_s,
             kept=self.parity_step,
             stored=self.stored,
@@ -219,12 +220,15 @@ class Keeper:
             compares=self.hashing.is_comparing,
         )
 
+    def report_checkpoints(self) -> None:
+        self._persisting.report_again()
+
     async def use_run(self, run: str) -> None:
         """Set the run whose states on this host's disk may be restored, and list those states."""
         await self.disk.use_run(run)
 
     async def leave_job(self, errand: Leave) -> None:
-        """Write the final states before the node leaves, as far as time allows; remove states that nobody needs."""
+        """Before the node leaves, write the final states if time allows, and remove unneeded states from its disk."""
         await self.parting.leave_job(errand, self._launch.ranks)
 
     def begin_launch(self, errand: LaunchHere) -> str:
@@ -258,7 +262,7 @@ class Keeper:
         self._shelf.set_wards(errand.aim.wards)
 
     async def apply_aim(self, aim: Aim) -> None:
-        """Pin the snapshots that the job counts on, and free the memory of copies that nobody needs any more."""
+        """Pin the snapshots and copies that the aim names, and free the memory of copies that it does not need."""
         self.backing.set_aim(aim)
         if aim.generation == self._launch.generation:
             self._shelf.set_wards(aim.wards)
@@ -301,7 +305,7 @@ class Keeper:
             want = msgspec.structs.replace(want, slots=max(want.slots, FLOOR_SLOTS) + 1)
         slots = want.slots
         if self._budget:
-            self._budget.backed, self._budget.parity = bool(self.backing.aim.peer), bool(self.backing.aim.halves)
+            self._budget.on_aim(self.backing.aim)
             given = self._budget.grant_slots(want)
             if not given.slots:
                 raise ArenaError(given.why)
@@ -365,7 +369,7 @@ class Keeper:
         self._ports.say(f"rank {plan.rank} got {size} of step {step} from {nodes} in {took_s:.2f} s")
 
     async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
-        """Fetch the state of a rank that ran on another node: from keepers that hold it, into an arena on this node."""
+        """Fetch the state of a rank that ran on another node: keepers that hold it send it to an arena on this node."""
         launch, began_at = self._launch, self._ports.clock.monotonic()
         gathering = StateFetch(launch.restore, source.rank, self._links)
         try:
@@ -382,7 +386,7 @@ class Keeper:
         )
 
     async def _fetch_patiently(self, fetch: Callable[[], T]) -> T:
-        """Fetch in a thread; while no holder can be reached, try again, for a bounded time. Raises as `fetch` does."""
+        """Run `fetch` in a thread and return its result. While no holder can be reached, try again for some time."""
         launch, until = self._launch, None
         while True:
             try:
@@ -410,7 +414,7 @@ class Keeper:
                 await asyncio.sleep(max(self.place.look_s, 0.0 if self._arenas.list_arenas() else _IDLE_S))
 
     async def check_snapshots(self) -> None:
-        """Compute checksums of each rank's newest snapshot, at low speed; older snapshots are soon overwritten."""
+        """Compute checksums of each rank's newest snapshot, at low speed. Older ones are soon overwritten."""
         while True:
             began_at = self._ports.clock.monotonic()
             for own in self._arenas.list_arenas():
@@ -420,7 +424,7 @@ class Keeper:
             await asyncio.sleep(max(_IDLE_S, (self._ports.clock.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
-        """Yield due work: look at the local disk once, mark checkpoints in doubt, write snapshots as checkpoints."""
+        """Yield due work: a first test of the disk, marks for checkpoints in doubt, and checkpoints to write."""
         if self.disk.unseen and self._arenas.list_arenas():
             yield self.disk.look_at_path()
         if self._persisting.unmarked and 0 in self._launch.ranks and self._persisting.storage_url(0):
@@ -435,8 +439,7 @@ class Keeper:
             yield self._persisting.write_snapshot(rank, arena, due)
 
     def _fresh_snapshots(self, arena: Arena) -> tuple[SealedSnapshot, ...]:
-        """Return the snapshots of this generation or of the wanted step, newest first; () if they are the same as at
-        the last call."""
+        """Return snapshots of this generation or the wanted step, newest first; () if nothing has changed."""
         wanted = self._persisting.wanted
         fresh = tuple(
             one for one in arena.list_sealed() if one.generation == self._launch.generation or one.step == wanted

@@ -1,4 +1,4 @@
-"""Finds the address at which other nodes reach this one, and the keys by which keepers prove themselves."""
+"""Finds the address at which other nodes reach this node, and the keys by which keepers prove who they are."""
 
 import socket
 import urllib.parse
@@ -24,7 +24,7 @@ def make_keeper_identity(node: NodeSpec, socket_path: Path) -> KeeperIdentity:
 
 
 def _facing_host(address: str) -> str:
-    """Return the address from which this host reaches the controller; other nodes can reach the host there too."""
+    """Return the address from which this host reaches the controller. Other nodes can reach this host there too."""
     url = urllib.parse.urlsplit(address)
     with socket.socket(socket.AF_INET6 if ":" in (url.hostname or "") else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((url.hostname or "127.0.0.1", url.port or 1))  # sends nothing

@@ -19,6 +19,6 @@ def build_keeper(place: KeeperIdentity, ports: KeeperPorts, budget: SnapshotBudg
         notes=notes,
         links=KeeperSockets(place.socket_path, place.run_id, place.keys, place.host),
         disk=SnapshotDisk(place.disk, notes, arenas, ports),
-        persisting=CheckpointWriter(ports.say, ports.clock),
+        persisting=CheckpointWriter(ports.say, ports.clock, ports.report_checkpoints),
     )
     return Keeper(place, ports, parts, budget)

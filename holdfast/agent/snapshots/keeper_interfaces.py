@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.checkpoint.local_disk_state import DiskState
+from holdfast.checkpoint.disk_state_record import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.model.observation import Mark
 from holdfast.model.state_copy import Address, Aim, Copy
@@ -29,6 +30,7 @@ class KeeperPorts(NamedTuple):
     clock: AgentClock
     say: Callable[[str], None]  # shows a sentence on the console of the job
     report_progress: Callable[[], None]  # tells the controller now how far the copies are
+    report_checkpoints: Callable[[CheckpointListing], None]  # tells the controller what is published at a storage
     report_marks: Callable[[tuple[Mark, ...]], None]  # tells the controller hashes of state that replicas share
 
 
@@ -48,7 +50,7 @@ class KeeperLinks(Protocol):
 
     @property
     def address(self) -> Address:
-        """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
+        """Where other keepers reach this keeper: host and port, or socket path and 0. Until it listens, ("", 0)."""
 
     async def serve(self, answer_rank: AnswerRank, shelf: PeerShelf) -> None:
         """Answer ranks and other keepers until this is cancelled."""

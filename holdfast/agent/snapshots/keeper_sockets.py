@@ -25,7 +25,7 @@ _log = logging.getLogger("holdfast.keeper")
 
 class KeeperSockets:
     def __init__(self, socket_path: Path, run_id: str, keys: KeyFiles | None, host: str) -> None:
-        """`keys` let keepers verify each other; None if all are on this host. `host` is this keeper's address."""
+        """`keys` let keepers verify each other; None if all run on this host. `host` is this keeper's address."""
         self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
         self._socket_path = socket_path
         self._host = host
@@ -45,7 +45,7 @@ class KeeperSockets:
 
     @property
     def address(self) -> Address:
-        """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
+        """Where other keepers reach this keeper: host and port, or socket path and 0. Until it listens, ("", 0)."""
         if self._listener is None:
             return ("", 0)
         return (self._host, self._listener.getsockname()[1]) if self._guard else (str(self._links_path), 0)

@@ -1,7 +1,7 @@
-"""The states in the arenas of this node's ranks; arenas of a world of another size are set aside, to restore from.
+"""Keeps arenas of another world size aside, so that ranks can restore the states in them.
 
-A state that is whole on every rank can be restored in a world of any size. Its snapshots are laid out for the old size,
-so ranks get new arenas, and the old ones stay until every rank here has a snapshot of its own.
+If every rank has the whole state, a world of any size can restore it. Its snapshots are laid out for the old size, so
+ranks get new arenas. The old arenas stay until every rank here has a snapshot in its new one.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ class ArenasAside:
         self._names: dict[str, str] = {}  # by path
 
     def adopt_arena(self, name: str, path: str, world: int) -> None:
-        """Take over a rank's arena from an earlier agent; set it aside if it is of another world than `world`, which
-        is 0 if any will do. Raises ArenaError."""
+        """Take over a rank's arena from an earlier agent. Set it aside if its world size differs from `world`; 0
+        accepts any size. Raises ArenaError."""
         arena = Arena.open(path)
         self._names[path] = name
         self._arenas.put_arena(path, arena, aside=bool(world) and arena.world != world)
 
     async def make_memory(self, rank: int, generation: int, size_bytes: int) -> str:
-        """Have memory made for a rank's next arena, in place of its present one; return its path."""
+        """Have the holder make memory for a rank's next arena; return its path. Arenas that were set aside stay."""
         own, name = self._arenas.find_arena(rank), f"rank-{rank}"
         if own is not None:
             name = self._names.get(own.path, name)
@@ -39,7 +39,7 @@ class ArenasAside:
         return path
 
     async def verify_state(self, own: OwnArena, step: int) -> StateGrant | KeeperRefusal:
-        """Verify a snapshot of this step and return where it lies; drop a damaged one, so it is never offered again."""
+        """Return where an undamaged snapshot of this step lies, or a refusal. A damaged one is dropped for good."""
         arena = own.arena
         for one in arena.list_sealed():
             if one.step != step:
@@ -53,8 +53,8 @@ class ArenasAside:
         return KeeperRefusal(why=f"this node no longer has a snapshot of rank {arena.rank} at step {step}")
 
     async def find_replica(self, launch: KeeperLaunch, rank: int) -> StateGrant:
-        """Return where the whole state lies on this node: in the rank's own arena or one that was set aside, beginning
-        with that of the rank that had its place on the node; else another rank has it."""
+        """Return where the whole state lies on this node, or that another rank must send it. Look first in the rank's
+        own arena, then in the arenas that were set aside, beginning with the one of the rank's place on the node."""
         own, aside = self._arenas.find_arena(rank), self._arenas.list_aside()
         first, step = launch.ranks.index(rank), launch.restore.step
         for one in (*((own,) if own else ()), *aside[first:], *aside[:first]):
@@ -63,7 +63,7 @@ class ArenasAside:
         return StateGrant(source="replica", step=step, replicated=True)
 
     async def free_unneeded(self, ranks: tuple[int, ...]) -> None:
-        """Free what was set aside, once each of these ranks has a snapshot of its own."""
+        """Free the arenas that were set aside, once each of these ranks has a snapshot in its new arena."""
         if not self._arenas.list_aside():
             return
         owns = [self._arenas.find_arena(rank) for rank in ranks]

@@ -33,8 +33,8 @@ class ParcelTransport:
         self._pacer = BytePacer(bytes_s)  # of all that this node sends
 
     async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
-        """Send a rank's share or half of it; return an error, empty if the receiver has this or a later step. After
-        `run` is cancelled this call ends soon, whether or not everything has arrived."""
+        """Send a rank's share, or half of it. Return an error, or "" once the receiver has this step or a later one. If
+        `run` is cancelled, return soon, even in the middle of the transfer."""
         one = parcel.snapshot
         image = self._arenas.read_pinned(one)
         ranges = want.share if parcel.half < 0 else half_of(want.share, parcel.half)

@@ -63,7 +63,7 @@ class ParityCopies:
             self._news.notify_all()
 
     def pin_floor(self, floor: int) -> list[str]:
-        """Pin the parities of the floor. Forget idle arenas without that step; return their names, to be freed."""
+        """Pin the parities of step `floor`. Forget idle arenas that have none, and return the arenas' names to free."""
         with self._lock:
             left = []
             for ranks, (pair, backup) in list(self._kept.items()):
@@ -85,7 +85,7 @@ class ParityCopies:
         return max(ours, default=-1)
 
     def list_copies(self, node: str) -> Iterator[Copy]:
-        """Yield every sealed parity twice: for each of its two ranks, as half a copy."""
+        """Yield every sealed parity twice: as half a copy of its first rank's state, and of its second rank's."""
         with self._lock:
             found = [
                 (pair, backup.arena, one) for pair, backup in self._kept.values() for one in backup.arena.list_sealed()
@@ -140,7 +140,7 @@ class ParityCopies:
             return self._half_target(backup, ask, shape)
 
     def _await_partner(self, ask: PeerRequest, ranks: Ranks, other: int) -> str:
-        """Wait until the pair's other rank has sent its layout, and return that; empty if it does not come in time."""
+        """Note this rank's layout; wait for that of the pair's other rank and return it, empty if it does not come."""
         with self._news:
             if ask.generation == self._generation:
                 self._met.setdefault(ranks, {})[ask.rank] = ask.layout
@@ -182,7 +182,7 @@ class ParityCopies:
         return mixing.half_target(half)
 
     def _seal_parity(self, ranks: Ranks, backup: PeerArena, mixing: ParityEncoder) -> None:
-        """Seal the parity once both halves are complete; raise TransportError if a newer one has replaced it."""
+        """Seal the parity once both halves are complete. Raises TransportError if a later parity has replaced it."""
         if not mixing.is_complete():
             return
         with self._lock:

@@ -16,7 +16,7 @@ Run = tuple[int, int, int]  # bytes from..to of the holder's image, and where in
 
 
 class KeeperSource(msgspec.Struct, frozen=True):
-    """A keeper to pull bytes from, and the request to send, to which each pull adds byte ranges."""
+    """A keeper to pull a state from: its address, and a request to which each pull adds byte ranges."""
 
     links: KeeperLinks
     address: Address

@@ -1,8 +1,8 @@
 """Encodes parity: XORs the halves of two ranks into one slot as their chunks arrive.
 
-No half is kept by itself: while it is made, a parity needs only one extra chunk of memory per connection. A chunk that
-has arrived whole and undamaged is XORed and counted in one step. So a broken transfer resumes after the last counted
-chunk, and a chunk that comes twice is XORed once. The halves may arrive at different speeds.
+No half is kept by itself, so an unfinished parity needs only one extra chunk of memory per connection. A chunk that has
+arrived whole and undamaged is XORed and counted at the same time. So a broken transfer resumes after the last counted
+chunk, and no chunk is XORed twice. The halves may arrive at different speeds.
 """
 
 import threading
@@ -39,7 +39,7 @@ class ParityPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParityEncoder:
-    """One parity that is being made in a slot."""
+    """A parity, the XOR of one half from each of two ranks, while it is being made in a snapshot slot."""
 
     def __init__(self, slot: SnapshotSlot, shape: ParityLayout, on_half: "Callable[[ParityEncoder], None]") -> None:
         self.slot = slot
@@ -64,7 +64,7 @@ class ParityEncoder:
             return all(half.done == len(half.views) for half in self._halves)
 
     def cancel(self) -> None:
-        """Stop encoding, since the slot is needed for something else."""
+        """Stop encoding, because the slot is needed for something else."""
         with self._lock:
             self._over = True
 

@@ -89,7 +89,7 @@ class PeerLayouts:
 
 
 class PeerMemory:
-    """Has the event loop make arenas for peers. Never ask for one while holding a lock that the loop may wait for."""
+    """Has the event loop make arenas for peers. A caller must not hold a lock that the event loop may wait for."""
 
     def __init__(self, make_arena: MakeArena, wait_for_loop: WaitForLoop) -> None:
         self._make_arena, self._wait_for_loop = make_arena, wait_for_loop

@@ -1,4 +1,4 @@
-"""Pins this node's snapshots and sends them to its peer; `core/snapshots/floor_pins_and_copies.py` decides which."""
+"""Pins this node's snapshots and sends them to its peers; `core/snapshots/floor_pins_and_copies.py` decides which."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from holdfast.core.snapshots.floor_pins_and_copies import (
     MarkVerified,
     NodeFloor,
     ParcelArrived,
+    ParcelFailed,
     PinRefused,
     PinSnapshot,
     ReportBacked,
@@ -70,6 +71,11 @@ class PeerSender:
         """How long it took to send the step in `backed`, in seconds."""
         return self._floor.took_s
 
+    @property
+    def absent(self) -> str:
+        """Of two peers the one that does not have the step in `backed`; "" if all have it."""
+        return self._floor.absent
+
     def begin_generation(self, generation: int, ranks: int, shared_step: int) -> None:
         self._wants.clear()
         self._take_news(GenerationBegun(generation=generation, ranks=ranks, shared_step=shared_step))
@@ -85,11 +91,11 @@ class PeerSender:
         self._take_news(AimReceived(aim=aim, sealed=self._snapshots.list_snapshots()))
 
     def step_aside(self) -> None:
-        """Give up the next floor, because a checkpoint needs its slot."""
+        """Give up preparing the next floor, because a checkpoint needs its slot."""
         self._take_news(SlotNeeded())
 
     def is_late(self) -> bool:
-        """Return whether checkpoints have kept the next floor waiting so long that it may pin one more slot."""
+        """Return whether checkpoints have delayed the next floor so long that it may use one more slot of each rank."""
         return self._floor.is_late(self._clock.monotonic())
 
     def newest_shared_step(self) -> int:
@@ -103,18 +109,19 @@ class PeerSender:
         return self._floor.verifies
 
     def next_seqs(self) -> dict[int, int]:
-        """Return, by rank, the sequence number of the pinned snapshot that will be part of the next floor."""
+        """Return the sequence number of each rank's snapshot that is pinned to become the next floor."""
         return self._floor.next_seqs()
 
     def is_next_ready(self) -> bool:
-        """Pin snapshots for the next floor; return whether every rank here has one of the same step."""
+        """Pin snapshots for the next floor, where possible; return whether every rank has one of the same step."""
         if not self._floor.wants_next():
             return False
         self._take_news(SnapshotsListed(sealed=self._snapshots.list_snapshots()))
         return self._floor.is_next_ready()
 
     async def send_next(self) -> None:
-        """Send the next floor of all ranks at once; retry failed transfers until the sending is cancelled."""
+        """Send all ranks' snapshots for the next floor at once, to one peer after the other; retry failed transfers
+        until sending is cancelled."""
         self._take_news(SendingBegun())
         if self._floor.sending is None:
             return  # it was let go before its turn came
@@ -125,18 +132,20 @@ class PeerSender:
 
     async def _send_parcels(self, run: CopyRun) -> None:
         failures = 0
-        while not run.cancelled and (parcels := self._floor.open_parcels()):
+        while not run.cancelled and (parcels := self._floor.next_parcels(self._clock.monotonic())):
             errors = await asyncio.gather(
                 *(self._transport.send_parcel(one, self._wants[one.snapshot.rank], run) for one in parcels)
             )
             for parcel in [parcel for parcel, error in zip(parcels, errors, strict=True) if not error]:
                 self._take_news(ParcelArrived(parcel))
-            failed = [(parcel.to, error) for parcel, error in zip(parcels, errors, strict=True) if error]
+            failed = [(parcel, error) for parcel, error in zip(parcels, errors, strict=True) if error]
             if not failed or run.cancelled:
                 continue
+            for parcel, _ in failed:
+                self._take_news(ParcelFailed(parcel))
             failures += 1
             if failures > 1:  # one that goes on at once where it broke is not worth a word
-                self._say_once(f"cannot send the copy of step {run.step} to {failed[0][0]}: {failed[0][1]}")
+                self._say_once(f"cannot send the copy of step {run.step} to {failed[0][0].to}: {failed[0][1]}")
             await asyncio.sleep(_AGAIN_S)
 
     def _take_news(self, news: FloorNews) -> None:

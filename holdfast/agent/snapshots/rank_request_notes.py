@@ -14,7 +14,7 @@ _ROOM_S = 5.0  # between tries to write what the disk had no room for
 
 
 class RequestNotes:
-    """Writes the ranks' requests. On a full disk ranks still get their memory, and the note is tried again later."""
+    """Writes down ranks' arena requests for the next agent. If the disk is full, requests are written later."""
 
     def __init__(self, notes: KeeperNotes, ports: KeeperPorts) -> None:
         self._notes = notes
@@ -28,7 +28,7 @@ class RequestNotes:
                 yield from_json(self._notes.read_note(name), ArenaRequest)
 
     def begin_launch(self) -> None:
-        """Forget what ranks of the generation before have asked for."""
+        """Drop requests of the previous generation's ranks that could not be written."""
         self._unwritten.clear()
 
     def note_request(self, want: ArenaRequest) -> None:

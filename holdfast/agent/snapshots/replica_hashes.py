@@ -1,6 +1,6 @@
-"""Hashes the state that replicas share, from their snapshots: this needs no torch and does not delay the ranks. A
-snapshot is all of one step, while a rank's own memory may be half updated. Hashed are every n-th step, the state that a
-generation resumes from, and the next floor: a step at which replicas differ must not become the floor."""
+"""Hashes the state that replicas share, from their snapshots. This needs no torch and does not delay the ranks. A
+snapshot is all of one step, while a rank's memory may be half updated. The states to hash are every n-th step, the
+state that a generation resumes from, and the next floor: a step at which replicas differ must not become the floor."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ class SharedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shared_parts(layout: ImageLayout) -> tuple[SharedPart, ...]:
-    """Return the tensors that replicas share at every step; plain values are left out: their padding may be stale."""
+    """Return the tensors that replicas share at every step. Plain values are left out: their padding may be stale."""
     found: dict[tuple[tuple[int, ...], str], list[tuple[int, int]]] = {}
     for item in layout.items:
         spec = item.spec
@@ -113,7 +113,7 @@ class ReplicaHasher:
             await asyncio.sleep(_LOOK_S if self._parts else _IDLE_S)
 
     def _due_snapshot(self, rank: int) -> SealedSnapshot | None:
-        """Return the newest snapshot that is due for hashing, as replicas most likely still have its step; or None."""
+        """Return the newest snapshot that is due for hashing, or None. Replicas may soon overwrite older ones."""
         sealed, next_seq = self._arena_of(rank).list_sealed(), self._next_floor().get(rank)
         self._adjust_stride(sealed)
         for one in sealed:

@@ -1,7 +1,7 @@
 """States of this node's ranks on its local disk, which outlive the memory of all nodes.
 
 Each state is a checkpoint of one part: the rank's whole image, its layout, and a manifest with the run, the generation
-and the checksums of all. The folder of a run is readable by its owner alone. Nodes of one host share it.
+and all checksums. Nodes of one host share a run's folder, which only its owner can read.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
 from holdfast.agent.snapshots.keeper_interfaces import IsWanted, KeeperNotes, KeeperPorts, any_generation
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention, storage_owner
+from holdfast.checkpoint.disk_state_record import DiskNote, DiskState
 from holdfast.checkpoint.image_layout import ImageLayout
-from holdfast.checkpoint.local_disk_state import DiskNote, DiskState
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import Author, CorruptError, StorageError, step_of
 from holdfast.checkpoint.writable_check import look_in_time, try_write
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.decoding import from_msgpack
-from holdfast.core.snapshots.disk_floor import DiskLimits, list_stored_ranks
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.linux import process_attributes
 from holdfast.model.state_copy import Aim, Copy
@@ -43,7 +43,8 @@ _IMAGE = "__0_0.distcp"  # of a checkpoint that has one part
 
 
 class PacedPulse(WritePulse):
-    """The pulse of a write that rests after each block as long as the block took: training gets half of the disk."""
+    """Paces a write so that training gets half of the disk's time: after each block, it sleeps as long as the block
+    took."""
 
     def __init__(self, pulse: WritePulse, clock: AgentClock) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class SnapshotDisk:
         self.written = self.tried = self._aimed = self._removed = -1
 
     async def use_run(self, run: str) -> None:
-        """Use only states of this run from now on. They are read once now, so that listing them later is quick."""
+        """From now on, use only states of this run. Read them once now, so that they are listed quickly later."""
         if run != self._author.run:
             self._author = Author(0, run)
         if self.limits.path:
@@ -123,7 +124,7 @@ class SnapshotDisk:
         return ""
 
     def _list_in_time(self) -> list[DiskState]:
-        """Return the states on disk, or the list read last if that takes over a second; none while a write hangs."""
+        """Return the states on disk. If the disk is slow, return those listed last; if a write hangs, return none."""
         if not self._left and not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, name="holdfast-list", daemon=True)
             self._looking.start()
@@ -172,7 +173,7 @@ class SnapshotDisk:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def read_image(self, state: DiskState, into: memoryview) -> None:
-        """Read a state and check every block; remove a damaged one. Raises StorageError."""
+        """Read a state and check every block. Raises StorageError; a damaged state is also removed."""
         try:
             checkpoint_load.read_part(state.url, 0, into)
         except CorruptError as e:
@@ -181,8 +182,8 @@ class SnapshotDisk:
             raise
 
     def open_image(self, rank: int, layout: str, step: int, generation: int) -> memoryview | None:
-        """Return a state's verified image, for a rank of another node; None if it is not here or damaged. Generation 0
-        matches every generation."""
+        """Return the verified image of a state, for a rank of another node. Return None if the state is damaged or not
+        here. Generation 0 stands for any generation."""
         with self._loading:  # several links ask for parts of the same one
             state = self.find_state(rank, layout, step, lambda one: generation in (0, one))
             if state is None:
@@ -200,7 +201,7 @@ class SnapshotDisk:
     # --- writing -----------------------------------------------------------------------------------------------
 
     async def look_at_path(self) -> None:
-        """Test before the first write whether the disk can be written to; say so if it cannot."""
+        """Before the first write, test whether the disk can be written to; print a message if it cannot."""
         self.unseen = False
         why = await asyncio.to_thread(look_in_time, self._explain_path, _STALL_S)
         if why and self.tried < 0:
@@ -215,7 +216,7 @@ class SnapshotDisk:
         return ""
 
     async def follow_aim(self, aim: Aim, ranks: Sequence[int]) -> None:
-        """Write the floor that the aim names to disk, and remove states before step `aim.disk_from`."""
+        """Write the states of step `aim.disk` to disk, and remove states of steps before `aim.disk_from`."""
         if not self.limits.path or aim.generation != self._author.generation:
             return
         self._loaded = None  # the job trains: every rank has its state
@@ -302,11 +303,11 @@ class SnapshotDisk:
     # --- removal -----------------------------------------------------------------------------------------------
 
     def remove_before(self, step: int) -> None:
-        """Remove this run's states before this step: every disk holds enough later ones."""
+        """Remove this run's states of steps before `step`; all nodes' disks have enough newer states."""
         self._remove_states([one for one in self.list_states() if one.step < step])
 
     def remove_given_up(self, launch: KeeperLaunch) -> None:
-        """Remove, in a thread, states in doubt, and states of the last generation after the step we resume from."""
+        """In a thread, remove states in doubt, and the last generation's states after the step to resume from."""
 
         def remove() -> None:
             states = self.list_states()
@@ -322,7 +323,7 @@ class SnapshotDisk:
                 LocalStorage(self.limits.path).remove_folder(self._folder.name)
 
     async def write_final(self, step: int, ranks: Sequence[int], within_s: float) -> None:
-        """Write the final states of these ranks; set `final` to their step if that succeeds within this time."""
+        """Write the final states of these ranks at this step. If this succeeds in time, set `final` to the step."""
         self._leaving = True
         self._lane.give_up()
         if self._hangs:
@@ -343,9 +344,9 @@ class SnapshotDisk:
     async def leave_job(
         self, ranks: Sequence[int], stored: int, spared: Sequence[int], not_after: int, *, answered: bool
     ) -> None:
-        """Remove this run's states from this host, but keep ranks with a state newer than step `stored`, and `spared`
-        ranks of other nodes. Report which state stays and why: storage lacks it or, unless `answered`, may lack it. A
-        state after `not_after` is in doubt."""
+        """Remove this run's states from this host's disk. Keep the states of a rank that has one newer than step
+        `stored`, and of the ranks in `spared`, which belong to other nodes. Report which state stays and why: storage
+        lacks it or, without `answered`, could not be read. A state after step `not_after` is in doubt."""
         self._leaving = True
         self._lane.give_up()
 
@@ -367,8 +368,8 @@ class SnapshotDisk:
             self._ports.say(stays)
 
     def _remove_ranks(self, stored: int, spared: Sequence[int]) -> None:
-        """Remove the folders of ranks, except spared ones, that have no state after the stored step; then remove the
-        run's folder if nothing is left in it."""
+        """Remove the folders of ranks that have no state after the stored step, except ranks in `spared`. Then remove
+        the run's folder if it is empty."""
         with contextlib.suppress(OSError, StorageError):
             if not self._author.run or _refuse_folder(self._folder):
                 return

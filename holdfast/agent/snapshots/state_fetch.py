@@ -38,7 +38,7 @@ class StateFetch:
         return ", ".join(dict.fromkeys(nodes))
 
     def _fetch_share(self, plan: ImageLayout, owner: int, image: memoryview) -> list[str]:
-        """Fetch the part of the image that `owner` owns, from one copy or two parities; return the source nodes."""
+        """Fetch the part of the image that `owner` owns: one copy, or two halves by parity. Return the source nodes."""
         holders = self._copies_of(owner)
 
         def theirs(kept: CopySummary) -> ImageLayout:
@@ -58,7 +58,7 @@ class StateFetch:
         return nodes
 
     def _decode_half(self, kept: CopySummary, theirs: ImageLayout, plan: ImageLayout, image: memoryview) -> list[str]:
-        """Decode one half of an owner's share from a parity and the other rank's state; return both source nodes."""
+        """Decode one half of a rank's share from a parity and the paired rank's state; return the nodes of both."""
 
         def with_other(other: CopySummary) -> list[str]:
             laid = ParityDecoder(self._source_for(kept), self._source_for(other), theirs, self._layout_from(other))
@@ -89,14 +89,14 @@ class StateFetch:
             raise TransportError(f"cannot decode the layout of rank {kept.rank}: {e}") from None
 
     def _copies_of(self, rank: int) -> list[CopySummary]:
-        """Return the copies of a rank's state in the order to try: of its source nodes first, then whole images."""
+        """Return copies of a rank's state, best first: those on its source nodes, then whole images, then others."""
         named = next((source.nodes for source in self._restore.sources if source.rank == rank), ())
         found = [k for k in self._restore.kept if k.rank == rank and k.node in self._restore.keepers]
         return sorted(found, key=lambda kept: (kept.node not in named, not kept.whole, kept.node))
 
     def _try_each(self, holders: list[CopySummary], do: Callable[[CopySummary], T]) -> T:
-        """Try one holder after another and return the first result; raise TransportError if all fail, and LinkError
-        if one of them may only be out of reach for now."""
+        """Call `do` for one holder after another and return the first result. Raise TransportError if all fail; raise a
+        LinkError if some holder may be out of reach only for now."""
         why, error = "no node has it", TransportError
         for kept in holders:
             try:
@@ -108,7 +108,7 @@ class StateFetch:
 
 
 def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:
-    """Yield what `owner` owns as (start, end, offset): a range of its image, and where that goes in ours."""
+    """Yield each range that `owner` owns: its start and end in an image of layout `theirs`, its start in `ours`."""
     places = {_item_key(item): (index, item) for index, item in enumerate(theirs.items) if item.owner == owner}
     run: Run | None = None
     before = (-2, -2)

@@ -124,11 +124,8 @@ class GpuSource:
 
 
 def read_gpus(within_s: float) -> list[Gpu]:
-    """Return the GPUs with a known UUID that this process's children will see; none if the driver does not answer in
-    time.
-
-    The driver of a broken GPU may hang, so a thread asks it, and is left behind if it does not answer.
-    """
+    """Return the GPUs with a known UUID that this process's children will see. Return none if the driver does not
+    answer in time: the driver of a broken GPU may hang, so a thread asks it, and the thread is then abandoned."""
     found: list[Gpu] = []
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""Reads the host: memory, pressure, throttled processors, disks that the job uses, mounts that hang, and the clock."""
+"""Reads the host's memory, pressure, processor throttling, clock, the job's disks, and mounts that may hang."""
 
 import os
 import threading
@@ -50,7 +50,7 @@ class HostSource:
 
     @property
     def disks(self) -> frozenset[str]:
-        """The block devices below the paths, partitions and whole disks, by the kernel's names."""
+        """The partitions and whole disks on which the paths lie, by the kernel's names."""
         return frozenset(name for mount in self._mounts.values() for name in mount.devices)
 
     def _read_memory(self) -> Iterator[Number]:
@@ -86,9 +86,9 @@ class HostSource:
 
 
 class WatchedMount:
-    """One path, checked in a thread, since a network file system that is gone blocks any thread that asks it.
+    """One path, checked in a thread, because a network file system that is gone blocks every thread that accesses it.
 
-    There is at most one such thread per path, however often the path is checked.
+    At most one such thread runs per path, however often the path is checked.
     """
 
     def __init__(self, path: str, root: Path, steady: AgentClock) -> None:
@@ -145,7 +145,7 @@ def _local_path(url: str) -> str:
 
 
 def _block_devices(number: int, root: Path) -> tuple[str, ...]:
-    """Return the kernel's names of a file system's partition and disk; empty if the file system has no disk."""
+    """Return the kernel's names of the partition and disk with this device number; empty if it is not a disk's."""
     link = root / "sys/dev/block" / f"{os.major(number)}:{os.minor(number)}"
     if not link.exists():
         return ()

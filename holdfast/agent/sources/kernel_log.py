@@ -1,4 +1,4 @@
-"""Follows the kernel's log from its present end: each read of /dev/kmsg gives one record, and never waits."""
+"""Follows the kernel's log, beginning with new records. A read of /dev/kmsg returns one record and never waits."""
 
 import os
 import re

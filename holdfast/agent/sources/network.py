@@ -39,8 +39,7 @@ class WatchedLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NetworkSource:
-    """Watches the links that are up at the start, and those that an earlier agent noted. The job is assumed to use no
-    other links.
+    """Watches the links that are up at the start or that an earlier agent noted. The job should use no others.
 
     Bridges and other interfaces without a device are left out, since they come and go with containers.
     """

@@ -9,7 +9,7 @@ _COUNTERS = ("core_throttle_count", "package_throttle_count")
 
 
 class ProcessorThrottling:
-    """Compares throttle counters with the last reading, and clock limits with those at the start, taken as intended."""
+    """Compares throttle counters with the last reading, and clock limits with the first reading, taken as intended."""
 
     def __init__(self, root: Path) -> None:
         cpus = root / "sys/devices/system/cpu"

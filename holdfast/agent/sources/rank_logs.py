@@ -1,4 +1,4 @@
-"""Follows the ranks' log files by offset, a bounded number of bytes per reading; any bytes are accepted."""
+"""Follows the ranks' log files by offset. A reading takes a bounded number of bytes, whatever these bytes are."""
 
 import os
 import re
@@ -17,9 +17,9 @@ _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class RankLogSource:
-    """Follows logs of running ranks. `worth` says whether new bytes of a file are split into lines; most are not. One
-    reading takes at most `limit_bytes` from all files together. Ranks that already run at the start are followed from
-    the end of their files, since an earlier agent has read the rest."""
+    """Follows the logs of running ranks. Ranks that already run at the start are followed from the end of their files,
+    as an earlier agent has read the rest. One reading takes at most `limit_bytes` from all files together. New bytes of
+    a file are split into lines only if `worth` says so, which is rare."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LogFollower:
             self._skipped = 0
 
     def read_new(self, limit_bytes: int) -> bytes:
-        """Return the bytes added since the last call; if they exceed the limit, only the newest."""
+        """Return the bytes added since the last call, or only the newest `limit_bytes` if there are more."""
         try:
             size = os.stat(self.path).st_size
             if size < self._offset:

@@ -1,7 +1,6 @@
-"""Reads through NVML's GPM for what share of the time a GPU's tensor cores have worked: Hopper GPUs and newer tell it.
+"""Reads the share of time in which a GPU's tensor cores worked, through NVML's GPM, which Hopper and newer GPUs have.
 
-The driver counts all the time; a reading compares two of its samples. It needs no CUDA and costs the job nothing that a
-profiler would.
+The driver counts all the time; a reading compares two of its samples. It needs no CUDA and does not slow the job.
 """
 
 import math
@@ -13,7 +12,7 @@ _LEAST_S = 1.0  # between the two samples: a shorter time says little
 
 
 class TensorActivity:
-    """The tensor cores of one GPU. Raises what NVML raises, also when made, if the GPU or its driver cannot tell."""
+    """Reads the tensor cores of one GPU. All methods, also the constructor, raise NVMLError if NVML has no figure."""
 
     def __init__(self, nvml: Any, handle: Any, clock: Callable[[], float]) -> None:
         self._nvml, self._handle, self._clock = nvml, handle, clock
@@ -25,8 +24,8 @@ class TensorActivity:
         self._last_at, self._percent = clock(), math.nan
 
     def read_percent(self) -> float:
-        """Return the percentage of the time since the last reading; of the time before if that was only just now.
-        Before there is one, raise an error that passes."""
+        """Return the percentage of time that the tensor cores worked since the last reading, or that reading's result
+        if it was only a moment ago. Raise an NVMLError if there is no result yet; a later call succeeds."""
         if self._clock() >= self._last_at + _LEAST_S:
             self._percent = self._compare_samples()
         if math.isnan(self._percent):
@@ -34,7 +33,8 @@ class TensorActivity:
         return self._percent
 
     def _compare_samples(self) -> float:
-        """Take a sample and return what has happened since the one before; NaN if that is not known."""
+        """Take a sample; return the percentage of time in which tensor cores worked since the last sample; NaN:
+        unknown."""
         nvml = self._nvml
         nvml.nvmlGpmSampleGet(self._handle, self._next)
         wanted = nvml.c_nvmlGpmMetricsGet_t()

@@ -34,7 +34,7 @@ class OomKills:
         return count is not None and bool(self._counts) and count > self._counts[0][1]
 
     def scarcely(self, now: float) -> str:
-        """Return a recent sign of scarce memory in words; empty if none, or if the cgroup has a count of OOM kills."""
+        """Return in words a recent sign of scarce memory; "" if there is none, or if OOM kills are counted here."""
         if count_oom_kills(self._root) is not None:
             return ""
         at, sign = self._pressed

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from holdfast.checkpoint.arena import arena_bytes
 from holdfast.core.snapshots.memory_grant import MemoryGrant, MemoryRequest, MemoryRoom, grant_memory
+from holdfast.model.state_copy import Aim
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 from holdfast.wire.run_and_node_specs import NodeSpec
 
 _ROOT = Path("/")
-_COPIES = 2  # slots that a node keeps of a share it holds for another
+_SLOTS = 2  # slots that a node keeps of a share it holds for another
 _MEMORY = "/memfd:holdfast-"  # how the kernel calls what a holder keeps
 _NO_LIMIT = 1 << 60  # cgroup v1 says so with a number near 2**63
 
@@ -18,11 +19,15 @@ _NO_LIMIT = 1 << 60  # cgroup v1 says so with a number near 2**63
 class SnapshotBudget:
     """Counts the memory granted to a node's ranks; the keeper asks it before making an arena."""
 
-    def __init__(self, room: Callable[[], MemoryRoom], *, backed: bool = False) -> None:
-        self.backed = backed  # whether this node keeps copies for another, about as large as its own ranks' shares
-        self.parity = False  # and if so, two of them laid over one another, half of each
+    def __init__(self, room: Callable[[], MemoryRoom], *, copies: int = 0) -> None:
+        self._copies = copies  # that this node keeps for others, each about as large as its own ranks' shares
+        self._parity = False  # and if so, two of them laid over one another, half of each
         self._room = room
         self._given: dict[int, int] = {}
+
+    def on_aim(self, aim: Aim) -> None:
+        """Count copies for others: as many as others keep of this node's states."""
+        self._copies, self._parity = sum(map(bool, (aim.peer, aim.second))), bool(aim.halves)
 
     def grant_slots(self, want: ArenaRequest) -> MemoryGrant:
         """Grant slots to a rank and count them as given. A grant of 0 slots is a refusal, with the reason in `why`."""
@@ -38,15 +43,15 @@ class SnapshotBudget:
 
     def _memory_ask(self, want: ArenaRequest, slots: int) -> MemoryRequest:
         share_bytes = sum(end - start for start, end in want.share)
-        kept_bytes = -(-share_bytes // 2) if self.parity else share_bytes
-        copies_bytes = arena_bytes(kept_bytes, _COPIES) if self.backed else 0
+        kept_bytes = -(-share_bytes // 2) if self._parity else share_bytes
+        copies_bytes = self._copies * arena_bytes(kept_bytes, _SLOTS)
         return MemoryRequest(
             rank=want.rank, slot_bytes=arena_bytes(want.image_bytes, 1), slots=slots, backup_bytes=copies_bytes
         )
 
 
 def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRoom:
-    """Measure this node's memory. Memory that snapshots hold counts as available: it will be granted again."""
+    """Measure this node's memory. Memory that snapshots hold counts as available, because new arenas will reuse it."""
     held_bytes = sum(_held_bytes(pid, root) for pid in _holder_pids(node_dir.parent))
     return MemoryRoom(
         available_bytes=available_bytes(root) + held_bytes,
@@ -57,20 +62,20 @@ def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRo
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Return the bytes that can be taken without harm: the least that the machine or any of our cgroups has left."""
+    """Return the bytes of memory that can be taken without harm: what the machine and each of our cgroups has left."""
     meminfo = _read_fields(root / "proc/meminfo")
     return max(0, min([1024 * meminfo["MemAvailable:"], *(left for left, _ in _cgroups_left(root))]))
 
 
 def used_part(root: Path = _ROOT) -> float:
-    """Return the used fraction of memory: of the machine or of a cgroup above us, whichever is fullest."""
+    """Return the used fraction of memory, the largest among the machine and the cgroups that contain this process."""
     meminfo = _read_fields(root / "proc/meminfo")
     rooms = [(meminfo["MemAvailable:"], meminfo["MemTotal:"]), *_cgroups_left(root)]
     return max(1.0 - left / most for left, most in rooms if most > 0)
 
 
 def _cgroups_left(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the free memory of each cgroup above us, and its limit. Inactive file cache counts as free."""
+    """Yield free memory and limit of each cgroup that contains this process. Inactive file cache counts as free."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -84,7 +89,7 @@ def _cgroups_left(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_folders(root: Path, mount: str, path: str) -> Iterator[Path]:
-    """Yield the folders of the cgroup and of all above it; in a container, some of these do not exist."""
+    """Yield the folders of the cgroup and its ancestors. In a container, some of these folders do not exist."""
     top = root / mount
     folder = top / path.lstrip("/")
     yield folder

@@ -14,7 +14,7 @@ _FORMS = {
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the local shard of a DTensor, or the tensor itself; changes to it are hidden from autograd."""
+    """Return a DTensor's local shard, or a plain tensor itself. Autograd does not see changes to the result."""
     part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part.data
 

@@ -1,4 +1,4 @@
-"""Hooks in a rank that carry out chaos's orders: at the optimizer's step, in a forward pass, before a reduction."""
+"""Hooks in a rank that carry out chaos's orders: in the optimizer's step, in a forward pass or before a reduction."""
 
 import builtins
 import os
@@ -30,7 +30,7 @@ _SLEEP_S = 0.1
 
 
 class OrderHooks:
-    """Looks for orders at every step of the rank's first optimizer and carries them out; idle in the zygote."""
+    """Looks for orders at every step of the rank's first optimizer, and carries them out. A zygote has no steps."""
 
     def __init__(self) -> None:
         self._optimizer: int | None = None
@@ -105,7 +105,7 @@ class OrderHooks:
         self._keep_hook(register_module_forward_hook(hook))
 
     def _arm_reductions(self, order: RankOrder, step: int) -> None:
-        """Flip bits in the next reduction. DDP reduces in C++ and needs a comm hook; Python collectives are wrapped."""
+        """Flip bits in the next reduction: by a comm hook in DDP, which reduces in C++, else by wrapped functions."""
 
         def find(module: torch.nn.Module, _args: Any) -> None:
             if isinstance(module, torch.nn.parallel.DistributedDataParallel) and not self._reduced:

@@ -131,10 +131,10 @@ def play_cells(cells: list[MatrixCell], args: argparse.Namespace, commit: str) -
 
 
 def choose_together(cells: list[MatrixCell], rows: list[ExpectedRow]) -> list[MatrixCell]:
-    """Choose the cells of the next job: no fault twice, because an alarm is not repeated within the hour.
+    """Choose the cells of the next job. No fault comes twice, because an alarm is not repeated within the hour.
 
     Evictions alternate with other cells, so that the next standby is ready in time. At most one cell corrupts the
-    state, and it comes last: the state comparison cannot detect a second corruption.
+    state, and only as the last cell: the state comparison cannot detect a second corruption.
     """
     found: dict[str, MatrixCell] = {}
     for cell in cells:
@@ -157,7 +157,8 @@ def _group_cells(cells: Iterable[MatrixCell]) -> dict[tuple[str, str], list[Matr
 def _play_job(
     kind: str, how: str, cells: list[MatrixCell], given: tuple[argparse.Namespace, str, list[ExpectedRow]]
 ) -> tuple[list[MatrixCell], list[str]]:
-    """Run cells in one job until the job cannot go on; return the cells not run and the names of failed cells."""
+    """Run cells in one job until the job cannot go on; return the cells not run and the names of failed cells. `given`
+    is the command line's arguments, the newest commit, and the expected rows."""
     args, commit, rows = given
     if args.folder:
         args.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The job that cells run on, one after the other, and the undisturbed run that it is compared with."""
+"""The job that runs the matrix's cells one after another, and the undisturbed run to compare its states with."""
 
 import contextlib
 import hashlib
@@ -116,7 +116,7 @@ class CellStage:
         return came
 
     def _strike_cell(self, cell: MatrixCell, fault: InjectedFault) -> GroundTruth | SkippedFault:
-        """Inject the cell's fault, after a crash or an update if the cell's moment needs one."""
+        """Inject the cell's fault. If the cell's moment is a restore or an update, first cause a crash or an update."""
         if cell.when == "restoring":
             # Of another kind than what follows, or it would be the same failure twice, and nodes would be tried.
             opener = "rank.segv" if fault.kind in ("rank.kill", "rank.oom") else "rank.kill"
@@ -169,11 +169,11 @@ class CellStage:
 
     @property
     def steps(self) -> int:
-        """How many steps the undisturbed run must have, so that every cell of this job can be compared with it."""
+        """The number of steps that the undisturbed run must have to be compared with every cell of this job."""
         return max((window.stop for window in self._windows.values()), default=0)
 
     def compare_states(self, came: dict[str, CellOutcome], calm: Path) -> dict[str, CellOutcome]:
-        """Add to each outcome how many of its steps' states differ from those of the undisturbed run."""
+        """Add to each outcome how many states in its cell's steps differ from those of the undisturbed run."""
         wanted = {rank: trace.read() for rank, trace in job_checks.open_traces(calm, RANKS).items()}
         judged = dict(came)
         for cell, window in self._windows.items():
@@ -182,7 +182,7 @@ class CellStage:
         return judged
 
     def _has_stored(self, status: ObservedStatus, since: float) -> bool:
-        """Whether a checkpoint was published after `since`; waits a while for one."""
+        """Wait a while for a checkpoint that is published after `since`; return whether there is one."""
         until = time.monotonic() + _STORED_S
         while time.monotonic() < until:
             with contextlib.suppress(FileNotFoundError):  # an old one was just removed
@@ -248,13 +248,13 @@ def _status_text(status: ObservedStatus | None) -> str:
 
 
 def _is_seen_by_loss(result: FaultResult) -> bool:
-    """Whether the loss revealed the fault. All ranks share the loss, so it does not show which node is faulty."""
+    """Return whether the loss revealed the fault. All ranks have the same loss, so it does not show the faulty node."""
     return any(told.kind == "loss" for told in result.alarms)
 
 
 @contextlib.contextmanager
 def open_stage(kind: str, how: str, folder: Path, say: Say) -> Iterator[tuple[CellStage, str]]:
-    """Start a job for cells; yield the stage and the random mark in the environment of all its processes."""
+    """Start a job for cells. Yield its stage, and the random mark that all its processes have in their environment."""
     (folder / "tree").mkdir(parents=True)
     (folder / "work").mkdir()
     shutil.copy(SCRIPT, folder / "tree" / SCRIPT.name)

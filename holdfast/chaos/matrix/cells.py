@@ -14,7 +14,7 @@ RANK, OTHER = 3, 0  # who is struck, and who is killed first so that there is a 
 
 
 class MatrixFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault of the matrix: one row of its table."""
+    """A fault of the matrix, which has one row in the matrix's table."""
 
     name: str
     fault: InjectedFault
@@ -121,7 +121,7 @@ def all_cells() -> list[MatrixCell]:
 
 
 def covering_cells() -> list[MatrixCell]:
-    """Return a few cells that cover every pair of fault and way, of fault and moment, and of way and moment."""
+    """Return a few cells that cover each pair of a fault and a way, a fault and a moment, or a way and a moment."""
     found = []
     for turn, strike in enumerate(STRIKES):
         for number in range(max(len(strike.whens), len(HOWS))):
@@ -131,7 +131,7 @@ def covering_cells() -> list[MatrixCell]:
 
 
 def uncovered_pairs(cells: Iterable[MatrixCell]) -> set[tuple[str, str]]:
-    """Return the pairs that these cells leave out although some cell of the full matrix covers them."""
+    """Return the pairs (of fault, way and moment) that cells of the full matrix cover, but these cells do not."""
 
     def pairs(cells: Iterable[MatrixCell]) -> set[tuple[str, str]]:
         return {pair for c in cells for pair in ((c.strike, c.how), (c.strike, c.when), (c.how, c.when))}

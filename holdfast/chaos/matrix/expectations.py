@@ -1,4 +1,4 @@
-"""Expected outcomes of cells, and their comparison with what happened."""
+"""Expected outcomes of the matrix's cells, and their comparison with what happened in the job."""
 
 import tomllib
 from pathlib import Path
@@ -62,7 +62,7 @@ def fitting_rows(rows: list[ExpectedRow], cell: MatrixCell) -> list[ExpectedRow]
 
 
 def closest_row(rows: list[ExpectedRow], cell: MatrixCell) -> ExpectedRow:
-    """Return the most specific row of expectations for a cell before it runs; a test ensures that there is one."""
+    """Return the most specific row for a cell that has not run yet. Rows that depend on an alarm do not count."""
     return _most_specific([row for row in fitting_rows(rows, cell) if not row.alone])
 
 

@@ -20,7 +20,7 @@ State = tuple[str, tuple[int, ...]]  # digest after a step, and the samples it w
 
 
 class RankTrace:
-    """The trace file of one rank. Only the newest line of each step counts; older ones belong to abandoned lineages."""
+    """The trace file of one rank. Only the newest line of a step counts, because older lineages were abandoned."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0

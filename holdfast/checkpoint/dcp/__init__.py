@@ -1,4 +1,4 @@
-"""Connects checkpoints to torch.distributed.checkpoint: their metadata, and storage for its `save` and `load`."""
+"""Connects holdfast's checkpoints to torch.distributed.checkpoint (DCP): metadata, storage writer, storage reader."""
 
 from holdfast.checkpoint.dcp.reader import Planner, Reader
 from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, encode_metadata

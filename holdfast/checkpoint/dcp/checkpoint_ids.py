@@ -5,8 +5,8 @@ import re
 
 from holdfast.checkpoint import storage_opener
 from holdfast.checkpoint.manifest import MANIFEST, METADATA, StorageError
-from holdfast.checkpoint.retention import find_checkpoints
 from holdfast.checkpoint.state_image import StateError
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 
 _NAMED = re.compile(r"(?:.*step[-_=]?|\D*)(\d{1,18})", re.ASCII)  # step-10, 10, epoch=1-step=50; not gpt2-v3
 
@@ -30,9 +30,10 @@ def step_under(checkpoint_id: str, url: str) -> int | None:
 
 
 def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
-    """Return the URL of the checkpoint with this id; without an id, `url` if it is a checkpoint, else the newest there.
+    """Return the URL of the checkpoint with this id.
 
-    Raises StorageError if no checkpoint has this id, or if it is not known which checkpoints are in doubt.
+    Without an id, return `url` itself if it is a checkpoint, else the URL of the newest good checkpoint in the folder
+    `url`. Raises StorageError if no checkpoint has this id, or if it is not known which checkpoints are in doubt.
     """
     if not checkpoint_id or same_place(checkpoint_id, url):
         if storage_opener.open_storage(url).read(MANIFEST):
@@ -54,8 +55,8 @@ def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
 
 
 def newest_step(url: str) -> int:
-    """Return the newest step of all finished checkpoints; -1 if there is none. Unfinished ones do not count, as all
-    ranks must get the same answer, and one of them may already be writing the next step."""
+    """Return the newest step of all finished checkpoints; -1 if there is none. Unfinished checkpoints do not count: one
+    rank may already be writing the next step, and all ranks must get the same answer."""
     return max((one.step for one in find_checkpoints(url)), default=-1)
 
 

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from holdfast.checkpoint import checkpoint_load, image_metadata, storage_opener
+from holdfast.checkpoint import checkpoint_load, snapshot_record, storage_opener
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.dcp.checkpoint_ids import locate_checkpoint, same_place, step_under
 from holdfast.checkpoint.dcp.plan_layout import rank_and_world, unpad_value
@@ -21,9 +21,9 @@ from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, single_image
 from holdfast.checkpoint.image_layout import ALIGN_BYTES, ImageLayout
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.manifest import MANIFEST, METADATA
-from holdfast.checkpoint.part_blocks import PartPiece
 from holdfast.checkpoint.record_locations import rank_of
 from holdfast.checkpoint.state_image import KNOWN_RECORDS, StateError, StateImage, decode_value, record_frame
+from holdfast.checkpoint.verified_block_reads import PartPiece
 from holdfast.core.decoding import from_msgpack
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
 
@@ -34,8 +34,9 @@ _AT_ONCE_BYTES = 256 << 20
 class Reader(StorageReader):
     """Reads for `dcp.load(state, storage_reader=Reader(url))`: from memory if the agent has it, else from storage.
 
-    `url` is a checkpoint or a folder of checkpoints; of a folder the newest is read, or the step in the checkpoint
-    id. Every byte of our checkpoints is verified; torch's own have no checksums and are read as they are.
+    `url` is a checkpoint or a folder of checkpoints. In a folder, the checkpoint id names the step to read; without an
+    id, the newest checkpoint is read. Every byte of holdfast's checkpoints is verified. Torch's own checkpoints have no
+    checksums, so they are read unverified.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from holdfast.checkpoint.dcp import Reader, Writer
@@ -71,14 +72,14 @@ class Reader(StorageReader):
         if state.arena and (not named or step_under(self._id, self._url) == state.step):
             image = Arena.open(state.arena).slot_image(state.slot)
             self._image = StateImage(
-                layout := from_msgpack(image_metadata.find_metadata(image).layout, ImageLayout), image
+                layout := from_msgpack(snapshot_record.find_metadata(image).layout, ImageLayout), image
             )
             return single_image_metadata(layout)
         self._place = locate_checkpoint(self._url, self._id) if named or not state.url else state.url
         return self._read_torch(kwargs.get("rank")) or decode_metadata(checkpoint_load.read_metadata(self._place))
 
     def _read_torch(self, rank: int | None) -> Metadata | None:
-        """Return the metadata if torch wrote this checkpoint, else None; with `rank`, from the rank's own file."""
+        """Return the metadata if torch wrote this checkpoint, else None. With `rank`, read the rank's own file."""
         here = storage_opener.open_storage(self._place)
         if here.file_size(MANIFEST) is not None:
             return None
@@ -152,8 +153,7 @@ class Reader(StorageReader):
         return int(self._places[item.storage_index].length)
 
     def _room(self, item: ReadItem) -> int:
-        """Return how many bytes to reserve for a record, so that the next one is aligned: torch crashes on unaligned
-        complex numbers."""
+        """Return a record's length, rounded up so that the next one is aligned, which torch's complex numbers need."""
         return -(-self._length(item) // ALIGN_BYTES) * ALIGN_BYTES
 
 
@@ -169,7 +169,7 @@ class Planner(DefaultLoadPlanner):
 
 
 class _RecordTensors:
-    """Makes tensors from records. A record that begins like ours is read without unpickling, the slowest part."""
+    """Makes tensors from records. A record in our own form is read without unpickling, which would be slow."""
 
     def __init__(self, contents: Metadata) -> None:
         self._known = contents.state_dict_metadata

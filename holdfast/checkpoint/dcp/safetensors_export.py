@@ -15,8 +15,8 @@ from holdfast.checkpoint import dcp
 from holdfast.checkpoint.checkpoint_load import read_manifest, read_metadata, read_ranges
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.part_blocks import PartPiece
 from holdfast.checkpoint.private_folder import move_out, private_folder
+from holdfast.checkpoint.verified_block_reads import PartPiece
 
 _INDEX = "model.safetensors.index.json"  # as loaders of safetensors expect it
 WEIGHTS = "model."  # what their names begin with; it is left away

@@ -48,7 +48,7 @@ _PATHS = ("Path", "PosixPath", "PurePosixPath")  # a checkpoint id
 
 
 def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
-    """Return the `.metadata` of a checkpoint to which each rank adds its share; it does not depend on the step."""
+    """Return a checkpoint's `.metadata`, from the layouts of all ranks. It is the same for every step."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     held: dict[MetadataIndex, _StorageInfo] = {}
     paths: dict[str, Path] = {}
@@ -63,7 +63,8 @@ def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
 
 
 def _list_entries(layouts: Sequence[ImageLayout]) -> Iterator[tuple[str, Path, ImageItem, _StorageInfo]]:
-    """Yield name, path, record and location in the rank's file: once per name of each record that a rank owns."""
+    """Yield one entry for each name of each record that a rank owns. An entry has the name, the path in the state dict,
+    the record, and the record's place in the rank's data file."""
     named = name_tensors(layouts)
     for layout in layouts:
         for item, at in layout.owned_items():
@@ -106,7 +107,8 @@ def _names_of(item: ImageItem, named: dict[tuple[str, Ranks], str]) -> Iterator[
 def _enter_record(
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata], name: str, item: ImageItem
 ) -> MetadataIndex | None:
-    """Add a record to the metadata of its tensor and return its index; None if the record is an empty chunk."""
+    """Add a record to the metadata of the tensor `name`. Return the index under which the metadata lists the record, or
+    None for an empty chunk, which is not listed."""
     spec = item.spec
     if not spec.dtype:
         tensors[name] = BytesStorageMetadata()

@@ -36,9 +36,10 @@ from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, 
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.memory_copy import MemoryCopier
 from holdfast.checkpoint.record_locations import file_of
-from holdfast.checkpoint.retention import find_checkpoints, retain_checkpoints
+from holdfast.checkpoint.retention import retain_checkpoints
 from holdfast.checkpoint.state_image import StateError, StateImage, local_tensor
 from holdfast.checkpoint.storage_owner import take_ownership
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy, StateRequest
 from holdfast.wire.replay_environment import redirect_path
 
@@ -57,10 +58,10 @@ class SaveCall(msgspec.Struct):
 class Writer(StorageWriter):
     """Writes for `dcp.save(state, checkpoint_id="step-10", storage_writer=writer)`; each rank uses one for all saves.
 
-    The step is the number at the end of the id; without an id it is the newest step plus one. With an agent the whole
-    state is copied into the node's memory, and the keeper does the rest. Without one, or if only some ranks of the
-    job save, this rank's part is written to `url` before save returns. `overwrite=False` refuses an existing step; a
-    step that another writer of the same launch has saved is refused in any case.
+    The step is the number at the end of the id. Without an id, it is the newest step plus one. If there is an agent and
+    all ranks of the job save, the whole state is copied into the node's memory, and the keeper writes it to storage.
+    Otherwise this rank's part is written to `url` before save returns. With `overwrite=False`, save refuses a step that
+    exists. Save always refuses a step that another writer of the same launch has saved.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from holdfast.checkpoint.dcp import Writer
@@ -158,8 +159,8 @@ class Writer(StorageWriter):
         return True
 
     def _spare_others_step(self) -> None:
-        """Raise StateError if the checkpoint of this save's step exists and must not be replaced.
-        That is so with `overwrite=False`, or if another writer of the same launch has saved it."""
+        """Raise StateError if the checkpoint of this step exists and must not be replaced: with `overwrite=False`, or
+        if another writer of the same launch saved it."""
         url, step = self._storage.url, self._call.step
         if not self._overwrite and find_checkpoints(url, step):
             raise StateError(f"there is a checkpoint of step {step} in {url}, and overwrite=False")
@@ -174,7 +175,7 @@ class Writer(StorageWriter):
 
     @property
     def _keeper(self) -> KeeperClient | None:
-        """The keeper for this save. None without an agent, or if only some ranks save: a keeper waits for all."""
+        """Return this save's keeper; None without an agent, or if only some ranks save, as a keeper waits for all."""
         return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:
@@ -194,7 +195,8 @@ class Writer(StorageWriter):
         return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
 
     def _heard(self, call: object) -> SaveCall:
-        """Return the SaveCall of this save. A cached plan brings an old call; the rank then works the step out."""
+        """Return the SaveCall of this save. In a cached plan, `call` may be that of an earlier save; a rank that is not
+        the coordinator then works out the step itself."""
         if isinstance(call, SaveCall) and not call.taken:
             call.taken = True
             self._call = call
@@ -204,13 +206,15 @@ class Writer(StorageWriter):
         return self._call
 
     def _whole(self, planner: SavePlanner) -> Sequence[WriteItem]:
-        """Return all items of this rank, even those that others write; a cached plan has them from the first save."""
+        """Return all items of this rank's state, including those that other ranks write to storage. If torch reuses a
+        cached plan, the items are those of the first save."""
         plan = self._local or planner.create_local_plan()
         return plan.items if plan.usable else planner.plan.items  # type: ignore[attr-defined]
 
     @property
     def _author(self) -> Author:
-        """The author of this save. Its ranks share a token from the store, because a cached plan may be out of date."""
+        """Return the author of this save, the same for all ranks that save together. Their common token comes from
+        torch's store and not from the plan, because a cached plan may be old."""
         rank, world = rank_and_world()
         if self._call.world == 1:
             run = f"{_launch_token()}-{rank}-{self._run}" if world > 1 else self._run
@@ -223,8 +227,8 @@ class Writer(StorageWriter):
         return checkpoint_save.staging_folder(self._storage.url, self._call.step, self._author)
 
     def _results(self, layout: ImageLayout, things: Things) -> list[WriteResult]:
-        """Return a result with the EXTRA key that holds the save's folder, the same on all ranks, or "" if a keeper
-        writes the files; and after it the place of each record that this rank owns."""
+        """Return the place of each record that this rank owns. Before these, the list has the save's folder, under the
+        EXTRA key, to check that all ranks use the same folder. The folder is "" if a keeper writes the files."""
         told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
         for item, at in layout.owned_items():
             index, length = index_of(item.spec), item.length
@@ -248,7 +252,8 @@ class Writer(StorageWriter):
         MemoryCopier().copy_moves(filter(None, moves))
 
     def _begun(self, layout: ImageLayout, link: KeeperClient | None) -> StateImage:
-        """Return the image to copy into, in the same memory or arena as at the last save if the layout is the same."""
+        """Return the image to copy this save's state into. If the layout has not changed since the last save, the image
+        is in the same memory, or in another slot of the same arena."""
         if not link:
             if not self._image or self._image.layout.digest != layout.digest:
                 self._image = StateImage(layout, memoryview(mmap.mmap(-1, layout.image_bytes)))

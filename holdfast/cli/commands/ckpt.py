@@ -3,26 +3,28 @@
 import argparse
 import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.retention import StoredCheckpoint, clean_unpublished, find_checkpoints
+from holdfast.checkpoint.retention import clean_unpublished
 from holdfast.checkpoint.storage_opener import open_storage
+from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_checkpoints
 from holdfast.checkpoint.trainer_checkpoints import (
     TrainerCheckpoint,
     find_trainer_checkpoints,
     verify_trainer_checkpoint,
 )
+from holdfast.cli.commands.ckpt_database import local_time, read_table, stored_of
 from holdfast.cli.commands.ckpt_export import choose_urls, export_checkpoint
 from holdfast.cli.commands.ckpt_gather import find_states, gather_states
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.core.terminal_sanitizer import plain_line
+from holdfast.journal.journal_errors import JournalError
 
 BROKEN = 1
 NONE = 1  # there is no checkpoint
@@ -39,7 +41,7 @@ def main(argv: list[str]) -> int:
     }
     try:
         return verbs[args.verb](args)
-    except (UsageError, StorageError) as e:
+    except (UsageError, StorageError, JournalError) as e:
         print(f"holdfast ckpt {args.verb}: {plain_line(str(e))}", file=sys.stderr)
         return 2
 
@@ -49,7 +51,9 @@ def _make_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     what = "List checkpoints, newest first, also those of DeepSpeed, Megatron and TorchTitan; 1 if there is none."
     ls = verbs.add_parser("ls", help="list the checkpoints of a job", description=what)
-    ls.add_argument("base", help="the folder or URL that checkpoints go to")
+    ls.add_argument("base", nargs="?", help="the folder or URL that checkpoints go to")
+    ls.add_argument("--journal", metavar="URL", help="ask the database of journals instead: postgres://HOST/DATABASE")
+    ls.add_argument("--run-id", metavar="ID", help="with --journal: only those of this run")
     ls.add_argument("--json", action="store_true", help="print them as JSON")
     what = "Read checkpoints and compare every byte that has a checksum; the exit code is 1 if one is broken."
     check = verbs.add_parser("verify", help="check every byte of checkpoints", description=what)
@@ -83,6 +87,30 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _list_checkpoints(args: argparse.Namespace) -> int:
+    if (args.base is None) == (args.journal is None) or (args.run_id and not args.journal):
+        raise UsageError("name the folder or URL of checkpoints, or --journal and perhaps --run-id")
+    return _list_table(args) if args.journal else _list_storage(args)
+
+
+def _list_table(args: argparse.Namespace) -> int:
+    """Print what a database says of the checkpoints of its runs; the storage is not asked."""
+    found = read_table(args.journal, args.run_id)
+    if args.json:
+        print(json.dumps({"checkpoints": [msgspec.to_builtins(msgspec.structs.asdict(one)) for one in found]}))
+        return 0 if found else NONE
+    place = None
+    for one in found:
+        if (one.run_id, one.base) != place:
+            place = (one.run_id, one.base)
+            _print_line(f"run {one.run_id}, {one.base} as of {local_time(one.seen_at.timestamp())}:")
+        _print_line(_checkpoint_line(stored_of(one)))
+    if not found:
+        which = f" of run {args.run_id}" if args.run_id else ""
+        _print_line(f"there is no checkpoint{which} in the table of {args.journal}")
+    return 0 if found else NONE
+
+
+def _list_storage(args: argparse.Namespace) -> int:
     found = find_checkpoints(args.base)
     storage = open_storage(args.base)
     states = [] if found else find_states(args.base)
@@ -110,7 +138,7 @@ def _list_checkpoints(args: argparse.Namespace) -> int:
 
 
 def _print_line(text: str) -> None:
-    """Print one line; names and reasons in it may be of strangers who can write to the folder."""
+    """Print one line without control characters: strangers who can write to the folder may have chosen names in it."""
     print(plain_line(text))
 
 
@@ -118,7 +146,7 @@ def _checkpoint_line(one: StoredCheckpoint) -> str:
     # Not a table: addresses are long, and one that is folded cannot be copied.
     if not one.ok:
         return f"{one.step:>10}  {one.url}  {'not used' if one.doubted else 'broken'}: {one.why}"
-    when = datetime.fromtimestamp(one.at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    when = local_time(one.at)
     run = f" of {one.author.run}" if one.author.run else ""
     ranks, author = counted_noun(one.world, "rank"), f"written by generation {one.author.generation}{run}"
     return f"{one.step:>10}  {one.url}  {when}, {_size_text(one.bytes)}, {ranks}, {author}"
@@ -165,7 +193,8 @@ def _verify_checkpoints(args: argparse.Namespace) -> int:
 
 
 def _verify_trainer(one: TrainerCheckpoint) -> bool:
-    """Print what is wrong with a trainer's checkpoint, or what was compared and what cannot be; True if sound."""
+    """Verify a trainer's checkpoint. Print its fault, or what was checked and what could not be. Return whether it is
+    sound."""
     found = verify_trainer_checkpoint(one.url)
     _print_line(f"{one.url}: {'broken' if found.fault else 'sound'}, by {one.trainer or 'an unknown trainer'}")
     if found.fault:

@@ -5,8 +5,8 @@ import sys
 
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
 from holdfast.checkpoint.manifest import MANIFEST
-from holdfast.checkpoint.retention import find_checkpoints
 from holdfast.checkpoint.storage_opener import open_storage
+from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 from holdfast.checkpoint.trainer_checkpoints import (
     TrainerCheckpoint,
     find_trainer_checkpoints,

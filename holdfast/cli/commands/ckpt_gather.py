@@ -6,11 +6,11 @@ import re
 import msgspec
 
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, storage_owner
+from holdfast.checkpoint.disk_state_record import DiskNote
 from holdfast.checkpoint.image_layout import ImageLayout
-from holdfast.checkpoint.local_disk_state import DiskNote
 from holdfast.checkpoint.manifest import CheckpointPart, StorageError
-from holdfast.checkpoint.retention import StoredCheckpoint, find_checkpoints
 from holdfast.checkpoint.storage_opener import open_storage
+from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_checkpoints
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.core.decoding import from_msgpack
@@ -19,7 +19,7 @@ _RANK_FOLDER = re.compile(r"rank-(\d+)")
 
 
 def find_states(folder: str) -> list[StoredCheckpoint]:
-    """Return the states that a run's ranks left in its folder below `disk.path`, rank by rank."""
+    """Return the states that ranks left in `folder`, which is the run's folder below `disk.path`, rank by rank."""
     storage = open_storage(folder)
     ranks = [name for name in storage.list_names() if _RANK_FOLDER.fullmatch(name)]
     return [one for name in ranks for one in find_checkpoints(storage.url(name))]

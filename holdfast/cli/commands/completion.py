@@ -1,4 +1,4 @@
-"""`holdfast completion`: prints a shell's completion script, which calls it again for the words to suggest."""
+"""`holdfast completion`: prints a completion script for a shell. To get suggestions, the script calls this command."""
 
 from typing import Any
 
@@ -79,8 +79,9 @@ def _line_of(lines: dict[str, CommandLine], command: str) -> CommandLine | None:
 
 
 def _walk(line: CommandLine, words: list[str]) -> tuple[Suggestions, dict[str, Any] | None]:
-    """Return the flags that may follow the typed words, and the flag or argument whose value comes next. The second is
-    empty if only flags may follow, and None if holdfast can suggest nothing, as after a script's name."""
+    """Return two things: the flags that may follow the typed words, and the flag or argument whose value comes next.
+    The latter is empty if only flags may follow. It is None if holdfast can suggest nothing, as after a script's
+    name."""
     rows = _rows_by_name(line)
     places = [row for row in line["rows"] if "verbs" in row or not row["names"][0].startswith("-")]
     at = 0

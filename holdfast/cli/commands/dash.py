@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import getpass
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ from aiohttp import web
 
 from holdfast.cli.page.page_sources import ControllerSource, JournalSource, RunSource
 from holdfast.cli.run_dirs import run_selection
+from holdfast.cli.run_dirs.distant_controller import add_address_flags, is_address, open_address
 from holdfast.cli.run_dirs.local_run_list import is_own_run
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -45,8 +45,7 @@ def main(argv: list[str]) -> int:
     run_selection.add_run_argument(parser)
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1 (default: a free one)")
     parser.add_argument("--no-open", action="store_true", help="only print the address, start no browser")
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="your token for a controller's address")
-    parser.add_argument("--cacert", type=Path, metavar="FILE", help="the authority of a controller's certificate")
+    add_address_flags(parser)
     args = parser.parse_args(argv)
     try:
         source = _find_source(args)
@@ -70,19 +69,11 @@ def main(argv: list[str]) -> int:
 
 def _find_source(args: argparse.Namespace) -> PageSource:
     name = run_selection.named_run(args)
-    if name and name.startswith(("http://", "https://")):
-        return ControllerSource(name, _read_token(args.token_file), args.cacert)
+    if name and is_address(name):
+        return ControllerSource(open_address(name, args))
     if name and Path(name).is_file() and not is_own_run(name):
         return JournalSource(Path(name))
     return RunSource(run_selection.run_to_read(args))
-
-
-def _read_token(path: Path | None) -> str:
-    if path is not None:
-        return path.read_text(encoding="utf-8").strip()
-    if not sys.stdin.isatty():
-        raise UsageError("give your token for this address with --token-file; holdfast token add makes one")
-    return getpass.getpass("token: ").strip()
 
 
 def _listen(port: int) -> socket.socket:

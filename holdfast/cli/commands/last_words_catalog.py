@@ -1,4 +1,4 @@
-"""`holdfast catalog`: shows, checks and extends the catalog of patterns in last words."""
+"""`holdfast catalog`: shows, checks and extends the catalog of patterns that recognize failures in ranks' output."""
 
 import argparse
 import sys

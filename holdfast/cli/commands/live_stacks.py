@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
 
 
 def find_stopped(found: JobStacks) -> BlockingRanks | None:
-    """Name the stopped ranks as the ones that block the job; None if no rank is stopped."""
+    """Return the stopped ranks as the ranks that block the job. Return None if no rank is stopped."""
     stopped = {p.rank: p.node for p in training_processes(found.traces).values() if p.state in STOPPED}
     if found.naming.how == "stopped" or not stopped:
         return found.naming if found.naming.how == "stopped" else None
@@ -100,8 +100,8 @@ def _read_step(run_dir: Path) -> int:
 
 
 def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> BlockingRanks:
-    """Return the ranks that block the job; none if it moved between the samples, because one rank is always last.
-    It moved if it made a step, or if every accused rank entered more collectives."""
+    """Return the ranks that block the job, or none if the job moved between two samples, `found` and `later`. It moved
+    if it made steps (`steps`, counted in between), or if every accused rank entered more collectives."""
     motions = find_motion(found.traces, later.traces)
     accused = [motions[rank].collectives for rank in found.naming.ranks if rank in motions]
     if steps <= 0 and not (accused and all(accused)):

@@ -184,7 +184,7 @@ def _action_text(found: Diagnosis) -> str:
 
 
 def _class_text(found: Diagnosis) -> str:
-    """Return the failure class as text, with the confidence unless the run itself gave the verdict."""
+    """Return the failure class as text. A class that was guessed from logs comes with the confidence of the guess."""
     if found.verdict and found.klass == UNKNOWN:
         return "nobody said why"
     return f"{found.title}: {found.klass}" if found.verdict else f"{found.klass}, {found.confidence:.0%} sure"

@@ -134,7 +134,7 @@ def _log_console(run: RunSpec, said: Path, ranks: frozenset[int], streams: int) 
 
 
 def _follow_run(run_dir: Path, console: Console) -> bool:
-    """Show output until the run ends or a signal comes; returns whether the run has ended."""
+    """Show output until the run ends or a signal comes. Return True if the run has ended."""
     left: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: left.append(number))

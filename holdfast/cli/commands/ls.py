@@ -1,4 +1,4 @@
-"""`holdfast ls`: lists this user's runs on this host, or those of a database or a cluster, with the state of each."""
+"""`holdfast ls`: lists runs and their states: this user's runs on this host, or those of a database or a cluster."""
 
 import argparse
 import contextlib

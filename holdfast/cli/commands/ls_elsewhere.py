@@ -61,7 +61,7 @@ def database_rows(url: str) -> list[RunRow]:
 
 
 def cluster_rows(fleet: str, namespace: str | None) -> list[RunRow]:
-    """Return the rows of all runs that have nodes on a cluster; UsageError if the cluster does not answer."""
+    """Return the rows of all runs that have nodes on a cluster. Raise UsageError if the cluster does not answer."""
     where, found = _ask_slurm() if fleet == "slurm" else _ask_kubernetes(namespace)
     return [_cluster_row(run, where) for run in found]
 

@@ -73,7 +73,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _checked_level(args: argparse.Namespace) -> int:
-    """Return the probe level to run, raised to the highest level of the named probes; UsageError for bad flags."""
+    """Return the highest of --level and the levels of the named probes. Raise UsageError if a flag is wrong."""
     known = {probe.name: probe.level for probe in PROBES}
     names = [name for name in args.only.split(",") if name]
     if unknown := [name for name in names if name not in known]:

@@ -24,8 +24,8 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory, ReleaseOverview, new_and_redone
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.journal_errors import JournalError
+from holdfast.model.code_release import Fate
 from holdfast.model.event import Phase
-from holdfast.model.release import Fate
 from holdfast.wire.controller_request import ControllerNotRunning
 
 PATH = "/api/v1/releases"
@@ -77,7 +77,8 @@ def load_releases(run_dir: Path) -> ReleaseOverview:
 
 
 def _last_fate(run_dir: Path, phase: Phase, fate: Fate) -> Fate:
-    """Return a release's fate. RUNNING in a run that is over becomes ENDED, or LEFT if the run was cut off."""
+    """Return a release's fate. If the run is over, the fate RUNNING is replaced: by ENDED if the job ended, or by LEFT
+    if the controller and the supervisor just went away."""
     if fate is not Fate.RUNNING or run_liveness.is_front_alive(run_dir):
         return fate
     return Fate.ENDED if phase is Phase.DONE or (run_dir / "exit.json").exists() else Fate.LEFT

@@ -186,7 +186,8 @@ def _write_page(run_dir: Path, path: Path) -> int:
 
 
 def load_report(run_dir: Path, since: str | None = None) -> Report:
-    """Return the report of a run, or only of the time after `since`; UsageError if `since` is after the run's end."""
+    """Return the report of a run, or only of the time after `since`. Raise UsageError if `since` is after the run's
+    end."""
     now = time.time() if run_directory.find_controller(run_dir) else None
     with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
         if journal.lost:
@@ -252,7 +253,8 @@ def _part_text(report: Report) -> str:
 
 
 def _step_text(report: Report) -> str:
-    """Return the newest step that the journal tells; of a live job also when that was, since more may be made."""
+    """Return the newest step in the journal as text. If the job is training, add the time of that step, since newer
+    steps may have been made."""
     said = step_said(report.step, report.since)
     newer = report.step_at and report.phase == Phase.TRAINING and not report.absence
     return f"{said}, as of {clock_text(report.step_at)}" if newer else said
@@ -323,12 +325,13 @@ def _by_cause(bill: Bill) -> Text:
 
 
 def _start_text(bill: Bill, cause: str) -> str:
-    """Return the seconds of the row for start and end by use of time, in brackets; "" for any other cause."""
+    """If the cause is "start and end", return in brackets how many seconds went into each use of time; else ""."""
     return f" ({_row_text(bill.others[cause])})" if cause == START_AND_END else ""
 
 
 def _row_text(row: Row, record: Record | Change | None = None) -> str:
-    """Return a row's seconds by use of time as text. With `record`, stopping and starting up are split into phases."""
+    """Return a row of the report as text: the seconds that went into each use of time. With `record`, the text also
+    splits the seconds of stopping and of starting up into phases."""
     parts = {TimeUse.STOP: stop_phases_s(record), TimeUse.START_UP: start_up_s(record)} if record else {}
     hidden = (TimeUse.REDO, TimeUse.PROBE) if row.get(TimeUse.PROBE) == 0.0 else (TimeUse.REDO,)
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
@@ -428,7 +431,7 @@ def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
 
 
 def _redone_text(redone: int | None, lost: int | None, took: str) -> str:
-    """Return how many steps were redone, and of how many lost ones if not all were redone."""
+    """Return how many steps were redone, as text. If more steps were lost than redone, also say how many were lost."""
     if redone is None or lost is None:
         return f", steps redone{took}" if took else ""
     of = f" of {lost}" if redone < lost else ""

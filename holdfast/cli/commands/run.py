@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import secrets
 import sys
 from pathlib import Path
 
 from holdfast import config
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.fork_server_start import start_fork_server
+from holdfast.cli.launch.job_request import make_job
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_dirs.database_link import check_database
 from holdfast.cli.run_flags import run_arguments
@@ -16,7 +16,6 @@ from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.client.boot.zygote import FIRST_PRELOAD, LATER_PRELOAD
 from holdfast.config import ConfigError, Settings
 from holdfast.logs import catalog_files
-from holdfast.model.job_and_seats import Job
 from holdfast.wire.program_fork_server import ForkServer
 from holdfast.wire.rank_environment_defaults import with_whole_paths
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
@@ -49,12 +48,12 @@ def main(argv: list[str]) -> int:
         if args.fleet == "slurm":
             from holdfast.cli.launch.slurm_launch import run_on_slurm
 
-            job = _make_job(args, args.run_id or run_directory.new_run_id(), settings)
+            job = make_job(args, args.run_id or run_directory.new_run_id(), settings)
             return run_on_slurm(args, settings, _make_entry(args), job)
         if args.fleet == "kubernetes":
             from holdfast.cli.launch.kubernetes_launch import run_on_kubernetes
 
-            job = _make_job(args, args.run_id or run_directory.new_run_id(), settings)
+            job = make_job(args, args.run_id or run_directory.new_run_id(), settings)
             return run_on_kubernetes(args, settings, _make_entry(args), job)
         if settings.door.key:
             raise UsageError(
@@ -119,7 +118,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
             apart = release_packing.keep_out(run_dir, settings, args.token_file, (log_dir, *files))
             begun = release_packing.pack_first_release(entry, run_dir, apart, copied=args.release)
             run = RunSpec(
-                job=_make_job(args, run_id, settings),
+                job=make_job(args, run_id, settings),
                 entry=entry,
                 settings=settings,
                 fleet="local",
@@ -149,7 +148,8 @@ def _size_standbys(args: RunArgs) -> tuple[RunArgs, str]:
 
 
 def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -> ForkServer | None:
-    """Start the fork server early, so that it can import torch meanwhile; None with --detach, as this process exits."""
+    """Start the fork server early, so that it imports torch while the rest of the run is prepared. Return None with
+    --detach, because a detached run outlives this process."""
     if args.detach:
         return None
     run_directory.save_environment(run_dir)
@@ -157,19 +157,3 @@ def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -
     if server is not None:
         closing.callback(server.close)
     return server
-
-
-def _make_job(args: RunArgs, run_id: str, settings: Settings) -> Job:
-    return Job(
-        run_id=run_id,
-        min_nodes=args.min_nodes,
-        max_nodes=args.max_nodes,
-        standbys=args.standbys,
-        max_restarts=args.max_restarts,
-        mark=secrets.token_hex(4),
-        mesh=args.mesh,
-        parity=settings.backup.parity,
-        probes=settings.probe.allow,
-        checks=settings.probe.allow,
-        replays=settings.replay.allow,
-    )

@@ -77,7 +77,7 @@ def _choose_run_dir(args: RunArgs) -> Path:
 
 
 def write_script(args: RunArgs, words: Sequence[str], run_dir: Path) -> str:
-    """Return the batch script. Started again, as after a time limit or a requeue, it resumes the run that it began."""
+    """Return the batch script. If Slurm starts it again, after a time limit or a requeue, it resumes the same run."""
     flags = [f"--job-name=holdfast-{run_dir.name}", f"--nodes={args.max_nodes + args.standbys}", "--ntasks-per-node=1"]
     flags += ["--no-kill", "--requeue", f"--signal=B:USR1@{_AHEAD_S}"]
     flags += ["--open-mode=append", f"--output={_output_path(run_dir)}"]

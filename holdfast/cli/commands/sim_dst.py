@@ -18,9 +18,9 @@ from holdfast.config import Settings
 from holdfast.controller import composition, order_admission
 from holdfast.controller_interfaces import ControllerPorts, Socket
 from holdfast.logs import catalog_files
+from holdfast.model.code_release import Release
 from holdfast.model.event import Order
 from holdfast.model.job_and_seats import HostIdentity, Job
-from holdfast.model.release import Release
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.dst_world import RealParts
 from holdfast.sim.dst.real_program_protocols import DstAgent, DstController
@@ -101,7 +101,7 @@ def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
 
 def _build_keeper(process: AgentProcess, holder: SimHolder, events: AgentEvents) -> Keeper:
     machine, settings = process.machine, process.scene.setup.settings
-    arenas, writer = ArenaTable(), CheckpointWriter(events.say, machine.clock)
+    arenas, writer = ArenaTable(), CheckpointWriter(events.say, machine.clock, events.on_checkpoints)
     process.persisting = writer
     place = KeeperIdentity(
         node=machine.name,
@@ -120,7 +120,9 @@ def _build_keeper(process: AgentProcess, holder: SimHolder, events: AgentEvents)
         disk=SimStateDisk(process, settings.disk, lambda rank: own.arena if (own := arenas.find_arena(rank)) else None),
         persisting=writer,
     )
-    ports = KeeperPorts(holder.make_arena, machine.clock, events.say, events.on_copies, events.on_marks)
+    ports = KeeperPorts(
+        holder.make_arena, machine.clock, events.say, events.on_copies, events.on_checkpoints, events.on_marks
+    )
     return Keeper(place, ports, parts)
 
 

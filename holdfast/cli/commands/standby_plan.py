@@ -1,4 +1,5 @@
-"""`holdfast plan`: how many standbys a job needs, given how often nodes fail; --gpus adds checkpoints and ETTR."""
+"""`holdfast plan`: says how many standbys a job needs, given how often nodes fail. With --gpus, it also says how often
+to save checkpoints and simulates the job's ETTR."""
 
 import argparse
 import sys

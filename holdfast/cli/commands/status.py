@@ -1,9 +1,10 @@
 """`holdfast status`: what a job is doing now, once or live."""
 
+import argparse
 import json
 import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from holdfast.cli.run_dirs import run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.cli.run_dirs.distant_controller import DistantController, add_address_flags, is_address, open_address
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -32,44 +34,71 @@ from holdfast.cli.terminal.quantity_text import (
 )
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.model.event import StorageReport
-from holdfast.wire.controller_request import ControllerNotRunning
+from holdfast.wire.controller_request import ControllerNotRunning, NotAController
 
 __all__ = ["duration_text", "main", "render_status"]
 
+_ABOUT = (
+    "Show what a job is doing now. RUN may also be the address of a controller (https://HOST:PORT), for which you need "
+    "a token."
+)
+_STATUS = "/api/v1/status"
 _COLOURS = {"training": "green", "stopping": "red", "launching": "yellow", "starting": "yellow", "waiting": "yellow"}
 _COLOURS |= {"probing": "magenta", "pausing": "blue", "held": "bright_blue"}
 
 
 def main(argv: list[str]) -> int:
-    parser = CommandParser(prog="holdfast status", description="Show what a job is doing now.")
+    parser = CommandParser(prog="holdfast status", description=_ABOUT)
     run_selection.add_run_argument(parser)
     parser.add_argument("-w", "--watch", action="store_true", help="keep showing it until the job ends")
     parser.add_argument("--json", action="store_true", help="print the status as JSON")
+    add_address_flags(parser)
     args = parser.parse_args(argv)
     try:
-        run_dir = run_selection.run_to_read(args)
+        ask, is_over = _find_job(args)
         if args.watch:
-            return _watch_status(run_dir)
-        status = strip_tree(ask_controller(run_dir, "/api/v1/status"))
-    except UsageError as e:
+            return _watch_status(ask, is_over)
+        status = ask()
+    except (UsageError, OSError) as e:
         print(f"holdfast status: {e}", file=sys.stderr)
         return 2
     except ControllerNotRunning as e:
-        print(f"holdfast status: {str(e).rstrip('.')}; see what it did with holdfast report", file=sys.stderr)
+        more = "" if is_address(run_selection.named_run(args)) else "; see what it did with holdfast report"
+        print(f"holdfast status: {str(e).rstrip('.')}{more}", file=sys.stderr)
         return 1
-    print(json.dumps(status)) if args.json else make_output().print(render_status(strip_tree(status)))
+    print(json.dumps(status)) if args.json else make_output().print(render_status(status))
     return 0
 
 
-def _watch_status(run_dir: Path) -> int:
-    status = strip_tree(ask_controller(run_dir, "/api/v1/status"))
-    with Live(render_status(status), console=Console(markup=False), refresh_per_second=4) as live:
+def _find_job(args: argparse.Namespace) -> tuple[Callable[[], dict[str, Any]], Callable[[], bool]]:
+    """Return functions that ask the named job for its status, and that tell whether it is known to be over."""
+    if (name := run_selection.named_run(args)) and is_address(name):
+        controller = open_address(name, args)
+        return lambda: _ask_address(controller), lambda: False
+    run_dir = run_selection.run_to_read(args)
+    return lambda: _own_text(ask_controller(run_dir, _STATUS)), (run_dir / "exit.json").exists
+
+
+def _ask_address(controller: DistantController) -> dict[str, Any]:
+    status = controller.ask(_STATUS)
+    if not isinstance(status, dict) or "generation" not in status:
+        raise NotAController(f"the server at {controller.name} is not holdfast")
+    return _own_text(status)
+
+
+def _own_text(status: Any) -> dict[str, Any]:
+    told: dict[str, Any] = strip_tree(status)
+    return told
+
+
+def _watch_status(ask: Callable[[], dict[str, Any]], is_over: Callable[[], bool]) -> int:
+    with Live(render_status(ask()), console=Console(markup=False), refresh_per_second=4) as live:
         while True:
             time.sleep(0.5)
-            if (run_dir / "exit.json").exists():
+            if is_over():
                 return 0
             try:
-                live.update(render_status(strip_tree(ask_controller(run_dir, "/api/v1/status"))))
+                live.update(render_status(ask()))
             except ControllerNotRunning as e:  # it may be back presently
                 live.update(Text(str(e)))
 
@@ -107,7 +136,8 @@ def render_status(status: dict[str, Any]) -> Group:
     if status.get("mesh"):
         lines.append(Text(f"parallel groups: {status['mesh']}", style="dim"))
     if status.get("floor", -1) >= 0:
-        lines.append(Text(f"step {status['floor']} is held by every rank and by its peer", style="dim"))
+        peers = "two peers" if status.get("copies", 1) > 1 else "its peer"
+        lines.append(Text(f"step {status['floor']} is held by every rank and by {peers}", style="dim"))
     if status.get("disk", -1) >= 0:
         lines.append(Text(f"step {status['disk']} lies on the disks of all nodes", style="dim"))
     if status.get("storage"):

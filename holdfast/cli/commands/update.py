@@ -21,7 +21,7 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.cli.terminal.rank_console import find_console_files
 from holdfast.core.record.release_history import ReleaseChapter
-from holdfast.model.release import Fate, Release
+from holdfast.model.code_release import Fate, Release
 from holdfast.wire.releases import release_signature, tree_archive
 from holdfast.wire.releases.release_signature import SigningError
 from holdfast.wire.releases.staged_release import is_within
@@ -141,7 +141,7 @@ def _is_same_code(release: Release, base: Release) -> bool:
 
 
 def _describe_changes(run_dir: Path, base: Release, release: Release, brought: PackedUpdate) -> str:
-    """Say what an update changes; UsageError if the tree lacks the script."""
+    """Say what an update changes. Raise UsageError if the tree lacks the script."""
     there = tree_archive.archive_contents(run_dir / "releases" / f"{release.digest}.tar")
     if release.script and release.script not in there and f"{release.script}/__main__.py" not in there:
         raise UsageError(f"{brought.source} has no {release.script}, which the job runs; name another after --")
@@ -173,7 +173,7 @@ def _watch_release(
     run_dir: Path, release: Release, before: tuple[ReleaseChapter, ...], now: bool, window_s: float
 ) -> int:
     """Wait until the release is staged or, with `now`, has made a step; return the exit code. If the job has never
-    reported a step, running for STEPLESS_S counts as one."""
+    reported a step, it is enough that the release has run for STEPLESS_S seconds."""
     began, said = time.monotonic(), ""
     stepless = not any(chapter.steps + chapter.redone for chapter in before)
     while True:

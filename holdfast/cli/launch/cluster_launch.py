@@ -63,8 +63,8 @@ class ClusterRun:
         self._draft = msgspec.structs.replace(draft, log_dir=str(log_dir))
 
     def carry(self, listener: socket.socket, where: str, why: str) -> int | None:
-        """Keep a controller alive until the job ends; return the exit code, or None once another host runs it.
-        `where` and `why` are console texts: which nodes the job gets, and why that number."""
+        """Keep a controller alive until the job ends, and return the exit code. Return None if another host takes over.
+        Two texts are for the console: `where` says which nodes the job gets, and `why` explains their number."""
         run_dir, args = self.run_dir, self._args
         run, said = self._restore_run() or self._begin_run()
         run = msgspec.structs.replace(run, port=listener.getsockname()[1])

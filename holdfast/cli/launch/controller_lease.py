@@ -15,7 +15,7 @@ _LOOK_S = 0.25  # a look costs one row; what is lost here, the job stands still
 
 
 class ControllerLease:
-    """Tells which host carries the controller, and claims the lease for this host when no host does."""
+    """Tells which host runs the controller, and claims the lease for this host when no host does."""
 
     def __init__(self, url: str, run_id: str, *, goes_on: bool = False) -> None:
         """With `goes_on`, an ended run may be claimed again if it ended only because its nodes' time was up."""
@@ -27,13 +27,13 @@ class ControllerLease:
         self.seen_seq = 0  # the journal had so many entries when this host looked; it can only have more
 
     def try_to_claim(self) -> bool:
-        """Claim the lease for a controller that is about to start here; False if another host has it or the run ended.
-        JournalAwayError if the database does not answer."""
+        """Claim the lease for a controller that is about to start here. Return False if another host has it or the run
+        ended. Raise JournalAwayError if the database does not answer."""
         return run_lease.claim_run(self._link, self.run_id, self.holder, "", START_S, ended=self._goes_on)
 
     def is_free(self) -> bool:
-        """Return whether the run goes on and has no controller. Asks the database at most once a second; False if
-        called sooner, or if the database does not answer."""
+        """Return whether the run goes on and has no controller. Return False if the database does not answer, or was
+        asked less than a second ago."""
         if time.monotonic() < self._looked_at + _LOOK_S:
             return False
         self._looked_at = time.monotonic()
@@ -44,8 +44,8 @@ class ControllerLease:
         return False
 
     def await_turn(self) -> bool:
-        """Wait until the run has no controller, then claim the lease; False if the run has ended. Keeps waiting while
-        the database does not answer."""
+        """Wait until the run has no controller, then claim the lease. Return False if the run has ended. Keeps waiting
+        while the database does not answer."""
         while True:
             with contextlib.suppress(JournalAwayError):
                 if self.is_free() and self.try_to_claim():
@@ -59,7 +59,7 @@ class ControllerLease:
         return found is not None and found.phase is Phase.DONE
 
     def carrier_text(self) -> str:
-        """Name the host that carries the controller; "another host" if the database cannot tell."""
+        """Name the host that runs the controller; "another host" if the database cannot tell."""
         with contextlib.suppress(JournalError):
             if found := run_lease.look_at_run(self._link, self.run_id):
                 return found.address or found.holder.partition(" ")[0]
@@ -72,7 +72,8 @@ class ControllerLease:
         return False
 
     def await_claim(self) -> bool:
-        """Claim the lease, waiting up to two terms for its holder; False if another host keeps it or the run ended."""
+        """Claim the lease. If another host holds it, wait for two durations of a lease. Return False if that host still
+        holds it, or if the run has ended."""
         until = time.monotonic() + 2 * LEASE_S
         while not self.try_to_claim():
             if (self.has_ended() and not self._goes_on) or time.monotonic() > until:

@@ -9,7 +9,8 @@ _EVERYWHERE = "0.0.0.0"
 
 
 def listen_at(host: str, port: int, mend: str) -> socket.socket:
-    """Bind the port in the supervisor, so that it outlives controllers; UsageError if that fails."""
+    """Listen at this port in the supervisor, so that the port stays open when a controller dies. Raise UsageError if
+    the port cannot be used. `mend` ends the error's sentence: it says what the user can do."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -23,8 +24,8 @@ def listen_at(host: str, port: int, mend: str) -> socket.socket:
 
 
 def listen_for_pods(host: str, port: int, mend: str) -> socket.socket:
-    """Listen at the endpoint if it is an address of this host, otherwise on all addresses. An address that is not this
-    host's belongs to a Kubernetes service or a gateway."""
+    """Listen at `host` if it is an address of this host. Otherwise it belongs to a Kubernetes service or a gateway, so
+    listen on all addresses of this host. `mend` ends an error's sentence: it says what the user can do."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -52,7 +52,7 @@ from holdfast.journal.journal_errors import JournalAwayError, JournalError, Jour
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Begin, Ended, Entry, Order, Phase, Progress, Successor
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
@@ -123,7 +123,7 @@ def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]
 
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
-    """Run the controller; on Kubernetes without a database, wait for the run's lease first and keep renewing it."""
+    """Run the controller until the run ends. On Kubernetes without a database, hold the run's lease all the time."""
     run = run_directory.read_spec(run_dir)
     if run.fleet != "kubernetes":
         return await _run_controller(run_dir, listener, say, holder)
@@ -259,8 +259,8 @@ class NetworkPort:
 
 
 class EntryListeners:
-    """Passes new journal entries to the console, to opinions, to traces and to hooks. Hooks also get entries of earlier
-    controllers, whose notices may not have been sent."""
+    """Passes new journal entries to the console, to opinions, to traces and to hooks. Hooks also get old entries,
+    because earlier controllers may have ended before they sent their notices."""
 
     def __init__(
         self, teller: "ConsoleTeller", hooks: UserHooks, opinions: FailureOpinions, traces: IncidentTraces
@@ -292,6 +292,7 @@ def _make_ports(
         fleet=fleet,
         store=store,
         notes=record.notes,
+        checkpoints=record.checkpoints,
         archives=run_dir / "releases",
         blocked=_open_block_list(run),
         probe_history=record.notes,
@@ -303,7 +304,8 @@ def _make_ports(
 
 
 def _open_block_list(run: RunSpec) -> BlockListThreads:
-    """Open the block list that the settings name; without one, the database's list, or else this user's list."""
+    """Open the block list in the file that the settings name. Without such a file, open the list of the journal's
+    database or, if the run has no database, the list of this user."""
     path = run.settings.block.path
     if path or not run.journal:
         return BlockListThreads(
@@ -349,7 +351,7 @@ def _on_signals(controller: Controller, terminated: int) -> None:
 
 
 class ConsoleTeller:
-    """Prints each change of the job's phase, and the job's end; the decider itself tells of closed incidents."""
+    """Prints each change of the job's phase, and the job's end. Closed incidents are reported by the decider itself."""
 
     def __init__(self, run_dir: Path, say: SaidLog) -> None:
         self._run_dir = run_dir

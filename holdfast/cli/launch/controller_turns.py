@@ -1,4 +1,4 @@
-"""Lets each host of a run with its journal in Postgres either carry the controller or follow the host that does."""
+"""Lets each host of a run with its journal in Postgres either run the controller or follow the host that does."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ _BACKLOG = 4096
 
 
 def join_in_turns(args: RunArgs, settings: Settings, entry: EntryPoint) -> int:
-    """Run this host's part in the job and return the exit code. The first host that claims the run carries the
+    """Run this host's part in the job and return the exit code. The first host that claims the run starts the
     controller; if that host is lost, another host of --rdzv-endpoint takes over."""
     joining = HostJoin(args, settings, entry)
     console = make_console(args, joining.run, joining.run_dir)
@@ -49,7 +49,7 @@ def _follow(joining: HostJoin, console: Console, lease: ControllerLease) -> int 
 
 
 def _listen_at_own(endpoints: tuple[tuple[str, int], ...]) -> socket.socket | None:
-    """Listen at the first endpoint that is an address of this host; None if there is no such endpoint."""
+    """Listen at the first endpoint that is an address of this host. Return None if there is no such endpoint."""
     for host, port in endpoints:
         with contextlib.suppress(socket.gaierror):
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

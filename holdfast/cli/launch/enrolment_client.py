@@ -35,7 +35,7 @@ class EnrolmentRefusedError(EnrolmentError):
 
 
 class UnknownTokenError(EnrolmentError):
-    """The controller does not know this host's token, so nothing proves that it is this job's controller."""
+    """The controller could not prove that it knows this host's token, so it may be the controller of another job."""
 
 
 class NotControllerError(EnrolmentError):
@@ -47,14 +47,15 @@ class NoAnswerError(EnrolmentError):
 
 
 class LinkClosedError(NoAnswerError):
-    """The controller closed the link after this host showed its certificate; a repeat means that it rejects that."""
+    """The controller closed the link after this host showed its certificate. If this repeats, it rejects the
+    certificate."""
 
 
 class TlsConnection:
     """HTTP over one TLS link to a controller."""
 
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
-        """Connect; EnrolmentError if that fails. `context` says how the controller must prove its identity."""
+        """Connect. Raise EnrolmentError if that fails. `context` says how the controller must prove its identity."""
         self.where, self._shows = f"{address[0]}:{address[1]}", context.verify_mode is not ssl.CERT_NONE
         try:
             bare = socket.create_connection(address, timeout=_WAIT_S)
@@ -111,7 +112,7 @@ class TlsConnection:
 
 class EnrolmentClient:
     def __init__(self, address: tuple[str, int], token: str) -> None:
-        """Connect, and let the controller prove that it knows the token; EnrolmentError if it does not."""
+        """Connect, and let the controller prove that it knows the token. Raise EnrolmentError if it does not."""
         self._own = enrolment_token.parse_token(token)
         self._token = self._own.secret if self._own else token
         self._line = TlsConnection(address, mutual_tls.unproved_tls())
@@ -164,7 +165,8 @@ class EnrolmentClient:
 def introduce_host(address: tuple[str, int], keys: KeyFiles, run_id: str) -> CertifiedNode:
     """Ask the controller whether it accepts this host by its certificate from the user's own authority.
 
-    `run_id` is the expected job, or "" for any. EnrolmentError if the host is refused or the job is another one."""
+    `run_id` is the expected job, or "" for any. Raise EnrolmentError if the host is refused or the job is another one.
+    """
     line = TlsConnection(address, mutual_tls.client_tls(keys, controller=True))
     try:
         run = mutual_tls.certificate_run(line.proved_certificate())

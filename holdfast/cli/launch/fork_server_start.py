@@ -10,7 +10,7 @@ from holdfast.wire.program_fork_server import ForkServer, Later
 
 
 def start_fork_server(run_dir: Path, zygote: bool, nodes: int) -> ForkServer | None:
-    """Start the fork server of this host's nodes; None if there is one already, or if the start fails."""
+    """Start the fork server of this host's nodes. Return None if there is one already, or if the start fails."""
     if os.environ.get(program_fork_server.NAMED):
         return None
     preload, later = fork_preload(nodes) if zygote else ((), None)

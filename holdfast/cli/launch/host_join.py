@@ -23,6 +23,7 @@ from holdfast.cli.launch.enrolment_client import (
     NotControllerError,
     introduce_host,
 )
+from holdfast.cli.launch.job_request import make_job
 from holdfast.cli.launch.standby_choice import choose_standbys
 from holdfast.cli.launch.supervisor import STOP_SIGNALS, Supervisor, leave_terminal, raising_stops, watch_node
 from holdfast.cli.run_dirs import run_directory, run_selection
@@ -34,7 +35,7 @@ from holdfast.core.membership.host_blocking import BLOCKED_EXIT
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.linux import host_identity
 from holdfast.model.event import Begin
-from holdfast.model.job_and_seats import HostIdentity, Job
+from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import (
     certificate_authority,
     enrolment,
@@ -79,21 +80,8 @@ class HostJoin:
         self.nproc = args.ranks_per_node()
         self.run_dir = run_directory.make_run_dir(args.run_dir and f"{args.run_dir}/{place}", f"{self.run_id}-{place}")
         log_dir = run_directory.make_log_dir(args.log_dir, self.run_dir, f"{self.run_id}-{place}")
-        job = Job(
-            run_id=self.run_id,
-            min_nodes=args.min_nodes,
-            max_nodes=args.max_nodes,
-            standbys=args.standbys,
-            max_restarts=args.max_restarts,
-            mark=secrets.token_hex(4),
-            mesh=args.mesh,
-            parity=settings.backup.parity,
-            probes=settings.probe.allow,
-            checks=settings.probe.allow,
-            replays=settings.replay.allow,
-            can_acquire=False,
-            blocks=settings.block.age_s > 0,
-        )
+        job = make_job(args, self.run_id, settings)
+        job = msgspec.structs.replace(job, can_acquire=False, blocks=settings.block.age_s > 0)
         self.run = RunSpec(
             job=job,
             entry=entry,
@@ -126,8 +114,8 @@ class HostJoin:
 
     @property
     def may_lead(self) -> bool:
-        """Whether this host may carry the controller.
-        If not, it joins as a node even if an endpoint has its address, which several nodes may share."""
+        """Return whether this host may run the controller. If not, it joins as a node, even if its address is that of
+        an endpoint, because several nodes may share one address."""
         return self.given.leads if self.given else self.own_token is None
 
     @property
@@ -163,8 +151,8 @@ class HostJoin:
         return self.run_dir / "keys"
 
     def lead_job(self, listener: socket.socket, console: Console, lease: "ControllerLease | None" = None) -> int | None:
-        """Carry the controller until the job ends; return the exit code, or None once another host carries it.
-        With `lease`, go on with a run that another host began."""
+        """Run the controller until the job ends; return the exit code. Return None if another host takes over. With
+        `lease`, go on with the run if another host has begun it."""
         port, begun = listener.getsockname()[1], None
         if lease:
             self.host, begun = self._own_host(listener), self._restore_run(lease)
@@ -190,7 +178,7 @@ class HostJoin:
         return front.run()
 
     def _own_host(self, listener: socket.socket) -> str:
-        """Return the address at which ranks reach this host: an endpoint's name that only it has, else its IP."""
+        """Return the address at which ranks reach this host: an endpoint's name that only this host has, else an IP."""
         address, port = listener.getsockname()[:2]
         own = [host for host, given in self.args.endpoints if given == port and _addresses_of(host) == {address}]
         return own[0] if own else address
@@ -207,7 +195,7 @@ class HostJoin:
         return why, begun.said
 
     def _restore_run(self, lease: "ControllerLease") -> Begin | None:
-        """Fetch keys and releases of an earlier controller from Postgres; return its Begin event, None if none ran."""
+        """Fetch an earlier controller's keys and releases from Postgres; return its Begin event, if there was one."""
         from holdfast.cli.launch.run_handover import fetch_run
 
         return fetch_run(lease, self.run_dir, self.token)
@@ -225,8 +213,8 @@ class HostJoin:
     def follow_job(
         self, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...] = STOP_SIGNALS
     ) -> int | None:
-        """Run this host's node while another host carries the controller; return the exit code. Returns None as soon as
-        `is_free` says that this host may carry the controller. A signal in `stops` makes the node leave the job."""
+        """Run this host's node while another host runs the controller; return the exit code. Return None as soon as
+        `is_free` says that this host may run the controller. A signal in `stops` makes the node leave the job."""
         code: int | None = 1
         try:
             if not self.has_node and not self._join_as_node(is_free, stops):
@@ -242,7 +230,7 @@ class HostJoin:
         return code
 
     def _join_as_node(self, is_free: Callable[[], bool], stops: tuple[int, ...]) -> bool:
-        """Enrol this host and start its node; False if `is_free` says that the run has no controller now."""
+        """Enrol this host and start its node. Return False if `is_free` says that the run has no controller now."""
         run_directory.publish_run(self.run_dir, self.run)
         say(f"join fleet: node {self.name} joins the job at {self._where}; {self._place_text()}")
         run_directory.lock_run_dir(self.run_dir)
@@ -279,8 +267,8 @@ class HostJoin:
             ) from None
 
     def _await_enrolment(self, is_free: Callable[[], bool]) -> bool:
-        """Wait until the controller accepts this host; False if `is_free` says that the run has no controller now.
-        UsageError if the controller refuses or never answers, EnrolmentRefusedError if this host is blocked."""
+        """Wait until the controller accepts this host. Return False if `is_free` says that the run has no controller.
+        Raise UsageError if the controller refuses or is silent, EnrolmentRefusedError if this host is blocked."""
         if self.given:
             self._copy_keys(self.given, self._keys_folder)
         until = time.monotonic() + self.settings.recovery.wait_s
@@ -295,7 +283,7 @@ class HostJoin:
         return True
 
     def _try_to_enrol(self, last_try: bool) -> bool:
-        """Try once to enrol, at each endpoint; False if nobody answers yet."""
+        """Try once to enrol, at each endpoint. Return False if nobody answers yet."""
         *others, last = self.args.endpoints
         for address in others:
             with contextlib.suppress(NoAnswerError):
@@ -370,7 +358,7 @@ def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | 
 
 
 def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
-    """Bind the endpoint for a controller on this host and return its socket; None if the controller runs elsewhere."""
+    """Bind the endpoint for a controller on this host; return its socket, or None if the controller runs elsewhere."""
     if node_rank not in (None, 0) and host not in _LOOPBACK:
         return None
     try:

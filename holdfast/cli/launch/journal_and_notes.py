@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.cli.run_dirs import run_journal
-from holdfast.controller_interfaces import Journal, Notes
+from holdfast.controller_interfaces import CheckpointTable, Journal, Notes
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.wire.credentials import mutual_tls
@@ -34,10 +34,11 @@ class RunRecord(NamedTuple):
 
     journal: Journal
     notes: Notes
+    checkpoints: CheckpointTable | None
     handover: "HandoverNotes | None"  # None: the next controller is on the same host
 
     async def hand_over(self) -> None:
-        """Keep updating the notes for another host until cancelled; return at once if no other host can take over."""
+        """Save again and again what a controller on another host would need. Return at once if none can take over."""
         if self.handover:
             await self.handover.run()
 
@@ -56,7 +57,7 @@ def open_record(run: RunSpec, run_dir: Path, holder: str, say: Callable[[str], N
     """Open the journal for writing: in the run directory, or in Postgres as the holder of the run's lease."""
     if not run.journal:
         journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark")
-        return RunRecord(journal, NotesFolder(run_dir), None)
+        return RunRecord(journal, NotesFolder(run_dir), None, None)
     from holdfast.cli.launch.run_handover import HandoverNotes
     from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 
@@ -68,4 +69,4 @@ def open_record(run: RunSpec, run_dir: Path, holder: str, say: Callable[[str], N
     record = PostgresJournal(run.journal, run.job.run_id, lease, key, adopts=not run.proven)
     handover = HandoverNotes(record, run_dir, say)
     handover.put_keys()  # before any node can join
-    return RunRecord(record, record, handover)
+    return RunRecord(record, record, record, handover)

@@ -103,7 +103,8 @@ def _node_command(node: str) -> tuple[str, ...]:
 
 
 def _make_shape(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) -> PodShape:
-    """Return the PodShape that every pod is made from; UsageError if template, image or credentials cannot be used."""
+    """Return the PodShape that every pod is made from. Raise UsageError if template, image or credentials cannot be
+    used."""
     try:
         from holdfast.fleet.kubernetes_client import check_pod, default_namespace, read_config
     except ModuleNotFoundError as e:

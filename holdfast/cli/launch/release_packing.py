@@ -15,7 +15,7 @@ from holdfast.cli.run_flags.run_arguments import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.config import Settings
 from holdfast.controller.access.user_tokens import read_tokens
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases import holdfast_secrets, release_tree_overlay, tree_archive
 from holdfast.wire.releases.host_release_copies import ReleaseFolder
 from holdfast.wire.releases.release_file_selection import (
@@ -131,7 +131,8 @@ def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedAr
 
 
 def _find_tree(entry: EntryPoint) -> tuple[Path, str]:
-    """Return the folder of the user's code and the script's path in it; RunInPlace if there is none."""
+    """Return the folder of the user's code and the script's path in it. Raise RunInPlace if the user's program is not
+    Python, or is a module for another Python than holdfast's."""
     if not entry.python:
         raise RunInPlace(f"{entry.argv[0]} is not Python")
     if entry.module:
@@ -172,7 +173,7 @@ def _commit_text(root: Path) -> str:
 
 
 class PackedUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree that was packed for an update."""
+    """The user's code, packed into an archive for an update."""
 
     digest: str
     root: str
@@ -183,7 +184,7 @@ class PackedUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_update(what: str | None, base: Release, run_dir: Path, apart: KeptOut) -> PackedUpdate:
-    """Pack a folder, a commit of the job's repository, or the job's own tree; UsageError if that is impossible."""
+    """Pack a folder, a commit of the job's repository, or the job's own tree. Raise UsageError if that fails."""
     root = base.root
     if what is None and not root:
         raise UsageError("this job's code is not in one folder; name the folder: holdfast update PATH")

@@ -1,4 +1,4 @@
-"""What a controller on another host needs besides the journal, in notes in Postgres: keys and releases."""
+"""Copies a run's keys and releases to Postgres, for a controller on another host that may take over the run."""
 
 import asyncio
 import contextlib
@@ -78,16 +78,16 @@ def _is_handed_over(path: Path, certified: bool) -> bool:
 
 
 def fetch_run(lease: ControllerLease, run_dir: Path, secret: str) -> Begin | None:
-    """Fetch a run's keys and releases from Postgres and return its Begin event; None if it never began. This host must
-    have the lease. JournalDamagedError if somebody without the secret has changed the journal."""
+    """Fetch a run's keys and releases from Postgres and return its Begin event. Return None if it never began. This
+    host must have the lease. Raise JournalDamagedError if somebody without the secret has changed the journal."""
     key = JournalKey(secret, lease.run_id)
     with contextlib.closing(PostgresJournal(lease.url, lease.run_id, key=key)) as journal, journal.at_one_instant():
         return restore_run(journal, run_dir, secret, lease.seen_seq)
 
 
 def restore_run(journal: PostgresJournal, run_dir: Path, secret: str, least: int = 0) -> Begin | None:
-    """Write the run's keys and releases to this host's run directory; return its Begin event, None if it never began.
-    Raises JournalDamagedError if the journal has fewer entries than `least`, which it is known to have had."""
+    """Write the run's keys and releases to this host's run directory; return the run's Begin event, None without one.
+    Raises JournalDamagedError if the journal, which once had `least` entries, has fewer now."""
     journal.prove()
     if journal.seq < least:
         lost = f"had {least} entries, and has {journal.seq} now"

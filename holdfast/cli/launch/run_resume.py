@@ -58,7 +58,8 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
 
 
 def _claim_again(run: RunSpec, goes_on: bool) -> "ControllerLease":
-    """Claim a run in Postgres whose supervisor here is gone; UsageError if another host carries its controller."""
+    """Claim a run whose journal is in Postgres and whose supervisor on this host has ended. Raise UsageError if the run
+    has ended, or if another host runs its controller."""
     from holdfast.cli.launch.controller_lease import ControllerLease
 
     lease = ControllerLease(run.journal, run.job.run_id, goes_on=goes_on)

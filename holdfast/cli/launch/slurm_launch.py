@@ -44,7 +44,7 @@ def run_on_slurm(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job)
 
 
 def _claim_lease(url: str, run_id: str) -> "ControllerLease":
-    """Claim a new run in Postgres; UsageError if a run of this name exists or the database does not answer."""
+    """Claim a new run in Postgres. Raise UsageError if a run of this name exists or the database does not answer."""
     from holdfast.cli.launch.controller_lease import ControllerLease
 
     lease = ControllerLease(url, run_id)
@@ -75,7 +75,7 @@ def move_here(run: RunSpec) -> RunSpec:
 
 
 def find_own_address(wanted: str | None) -> str:
-    """Return an address of this host that other hosts can reach; UsageError if its name does not resolve to one."""
+    """Return an address of this host that other hosts can reach. Raise UsageError if the host's name leads to none."""
     name = wanted or socket.gethostname()
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
@@ -87,7 +87,7 @@ def find_own_address(wanted: str | None) -> str:
 
 
 def _is_ours(address: str) -> bool:
-    """Whether this is an address of this host, at which it can listen."""
+    """Return whether this is an address of this host, at which it can listen."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:

@@ -19,7 +19,7 @@ _LONGEST_S = 5.0  # that reading may take; older runs then do not count
 
 
 def choose_standbys(args: RunArgs) -> tuple[RunArgs, str]:
-    """Replace `--standbys auto` by a number; return the arguments and the reason, "" if there was no `auto`."""
+    """Replace `--standbys auto` by a number; return the arguments and the reason, which is "" without `auto`."""
     if args.refill_h is None:
         return args, ""
     advice: StandbyAdvice = advise_standbys(args.max_nodes, args.refill_h, _past_losses(args.fleet))
@@ -49,7 +49,7 @@ def _with_run(seen: NodeLosses, run_dir: Path, fleet: str, until: float) -> Node
 
 
 def _stop_at(until: float, entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Yield the entries; TimeoutError once reading takes too long."""
+    """Yield `entries` unchanged. Raise TimeoutError if an entry is read later than `until`, a monotonic time."""
     for entry in entries:
         if time.monotonic() > until:
             raise TimeoutError

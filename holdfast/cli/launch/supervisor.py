@@ -68,7 +68,7 @@ class StopSignals:
     """Collects stop signals: the first stops the job with a grace period, the second at once, the third by force."""
 
     def __init__(self, stops: tuple[int, ...] = STOP_SIGNALS, once: tuple[int, ...] = ()) -> None:
-        """Count each signal of `stops` that arrives; a repeated signal of `once` counts as one."""
+        """Count every signal of `stops` that arrives, but a signal that is also in `once` only the first time."""
         self.numbers: list[int] = []
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             # The terminal is gone, not the wish to train. It is not ignored, as programs would inherit that.
@@ -110,8 +110,8 @@ class Supervisor:
         self._lease = lease
 
     def run(self) -> int | None:
-        """Keep a controller running until the job ends; return the job's exit code. Returns None if another host
-        carries the controller by now."""
+        """Keep a controller running until the job ends; return the job's exit code, or None if another host runs it by
+        now."""
         (self._run_dir / "exit.json").unlink(missing_ok=True)
         process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
@@ -195,7 +195,7 @@ class Supervisor:
         return True
 
     def _claim_lease(self, lease: "ControllerLease") -> bool:
-        """Claim the lease for the next controller, waiting for an absent database; False if another host has it."""
+        """Claim the lease for the next controller. Wait for an absent database. Return False if another host has it."""
         until, lost_s = 0.0, run_directory.read_spec(self._run_dir).settings.node.lost_s
         while True:
             try:
@@ -221,7 +221,7 @@ class Supervisor:
         return "training goes on" if mark and mark.phase is Phase.TRAINING else "nodes and ranks are kept"
 
     def _wait_for_room(self) -> bool:
-        """Wait until a full disk has room again; False if that takes too long or a stop signal comes."""
+        """Wait until a full disk has room again. Return False if that takes too long or a stop signal comes."""
         settings = run_directory.read_spec(self._run_dir).settings
         wait_s, lost_s = settings.recovery.wait_s, settings.node.lost_s
         full = f"the disk that holds {self._run_dir} is full"
@@ -268,7 +268,8 @@ class Supervisor:
             return self._asked.code if len(self._asked.numbers) > 2 else None
 
     def _pass_signals_on(self, process: ProgramProcess) -> None:
-        """Pass each stop signal on once the controller can handle it; a restarted controller gets them all again."""
+        """Pass the next stop signal on, once the controller can handle it; after the third, kill the controller. A
+        restarted controller gets all signals again."""
         asked = self._asked.numbers
         if len(asked) > 2:
             process.kill()
@@ -297,7 +298,7 @@ class Supervisor:
 
 
 def _end_store(run_dir: Path) -> None:
-    """Tell the store process to quit, in case the controller did not; else it would wait for another controller."""
+    """Tell the store process to quit if it still runs. Otherwise it would wait for another controller."""
     try:
         with unix_sockets.connect(run_dir / "store.sock") as store:
             store.sendall(b'{"quit": true}\n')
@@ -306,7 +307,7 @@ def _end_store(run_dir: Path) -> None:
 
 
 def _gather_outputs(releases: Path) -> None:
-    """Bring files that ranks made in staged trees to the user's tree, if their nodes had no time to do so."""
+    """Move files that ranks made in copies of a release to the user's tree, if their nodes died before doing so."""
     try:
         for index, gathered in release_tree_overlay.gather_all(releases):
             say(release_tree_overlay.describe_gathered(index, gathered))
@@ -324,8 +325,8 @@ def _end_one_node(folder: Path) -> None:
 def watch_node(
     folder: Path, pid: int, console: Console, is_free: Callable[[], bool], stops: tuple[int, ...]
 ) -> int | None:
-    """Show the ranks' output and pass stop signals on until this node's holder ends; return the exit code. Returns None
-    as soon as `is_free` says that this host may carry the controller."""
+    """Show the ranks' output and pass stop signals on to this node until its process ends; return the exit code. Return
+    None as soon as `is_free` says that this host may run the controller."""
     asked = StopSignals(stops)
     pump = ConsolePump(console)
     passed = 0
@@ -361,6 +362,6 @@ def _farewell_text(folder: Path, code: int) -> str:
 
 
 def _describe_room_wait(wait_s: float, lost_s: float) -> str:
-    """Say how long a full disk is waited for, and how long nodes keep what they have in memory."""
+    """Say how long the restart waits for free disk space, and after how long nodes end their ranks."""
     kept = f"; after {lost_s:g} s nodes end their ranks, and what is in memory alone is lost" if lost_s < wait_s else ""
     return f"it restarts if you free space within {wait_s:g} s{kept}"

@@ -1,18 +1,16 @@
 """Where the page's facts come from: a run directory and its controller, a journal alone, or a distant controller."""
 
-import http.client
-import ssl
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness
 from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.cli.run_dirs.distant_controller import DistantController
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import list_generations
 from holdfast.controller_interfaces import Journal
@@ -21,12 +19,10 @@ from holdfast.dash.page_source import JobPresence, SourceError
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Entry
-from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 
 _WAIT_S, _TRACE_S = 3.0, 15.0
 _LINES = 80  # of a rank's output
-_MOST_BYTES = 1 << 28
 _NO_CONTROLLER = "there is no controller: this is a journal alone"
 
 
@@ -82,10 +78,8 @@ class RunSource(JournalSource):
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         try:
             return ask_controller(self._path, path, body, _TRACE_S)
-        except RequestRefused as e:
-            raise SourceError(e.why) from None
         except ControllerNotRunning as e:
-            raise SourceError(str(e)) from None
+            raise SourceError(_reason_of(e)) from None
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         try:
@@ -121,18 +115,17 @@ class ControllerSource:
 
     may_order = True
 
-    def __init__(self, address: str, token: str, authority: Path | None) -> None:
-        self._place = urlsplit(address)
-        self._token = token
-        self._tls = ssl.create_default_context(cafile=authority) if self._place.scheme == "https" else None
+    def __init__(self, controller: DistantController) -> None:
+        self._controller = controller
 
     def read_entries(self, after: int) -> Iterator[Entry]:
         while True:
-            answer = self._send("GET", f"/api/v1/entries?after={after}", None)
             try:
-                entries = from_json(answer, list[Entry])
+                entries = from_json(self._controller.fetch("GET", f"/api/v1/entries?after={after}"), list[Entry])
             except msgspec.DecodeError as e:
-                raise SourceError(f"the entries of {self._place.netloc} cannot be read: {e}") from None
+                raise SourceError(f"the entries of {self._controller.name} cannot be read: {e}") from None
+            except ControllerNotRunning as e:
+                raise SourceError(_reason_of(e)) from None
             yield from entries
             if not entries:
                 return
@@ -140,12 +133,15 @@ class ControllerSource:
 
     def look_at_job(self) -> JobPresence:
         try:
-            return JobPresence(status=self._ask("GET", "/api/v1/status", None), now=time.time())
-        except SourceError as e:
-            return JobPresence(absence=str(e))
+            return JobPresence(status=self._controller.ask("/api/v1/status"), now=time.time())
+        except ControllerNotRunning as e:
+            return JobPresence(absence=_reason_of(e))
 
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
-        return self._ask("POST", path, body)
+        try:
+            return self._controller.ask(path, body)
+        except ControllerNotRunning as e:
+            raise SourceError(_reason_of(e)) from None
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         raise SourceError("output of ranks stays on their hosts; holdfast logs shows it there")
@@ -153,35 +149,6 @@ class ControllerSource:
     def find_archive(self, digest: str) -> Path:
         raise SourceError("files of releases stay on the controller's host; holdfast dash shows them there")
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        try:
-            return from_json(self._send(method, path, body), object)
-        except msgspec.DecodeError:
-            raise SourceError(f"the server at {self._place.netloc} is not holdfast") from None
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> bytes:
-        host, port = self._place.hostname or "", self._place.port
-        link = (
-            http.client.HTTPSConnection(host, port, timeout=_TRACE_S, context=self._tls)
-            if self._tls
-            else http.client.HTTPConnection(host, port, timeout=_TRACE_S)
-        )
-        try:
-            sent = msgspec.json.encode(body) if body is not None else None
-            link.request(method, path, sent, {TOKEN_HEADER: self._token})
-            answer = link.getresponse()
-            content = answer.read(_MOST_BYTES)
-        except (OSError, http.client.HTTPException) as e:
-            raise SourceError(f"the controller at {self._place.netloc} does not answer: {e}") from None
-        finally:
-            link.close()
-        if answer.status != http.HTTPStatus.OK:
-            raise SourceError(_refusal_text(content, answer.status))
-        return content
-
-
-def _refusal_text(content: bytes, status: int) -> str:
-    try:
-        return str(from_json(content, dict[str, object])["error"])
-    except (msgspec.DecodeError, KeyError):
-        return f"HTTP {status}"
+def _reason_of(e: ControllerNotRunning) -> str:
+    return e.why if isinstance(e, RequestRefused) else str(e)

@@ -16,8 +16,8 @@ _LOOK_S = 0.1
 def ask_controller(
     run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: float = controller_request.WAIT_S
 ) -> Any:
-    """Send a request and return the decoded JSON answer; ControllerNotRunning if there is no controller. If the run is
-    just starting, wait a moment for its controller."""
+    """Send a request and return the decoded JSON answer. Raise ControllerNotRunning if there is no controller. If the
+    run is just starting, wait a moment for its controller."""
     until = time.monotonic() + _START_S
     while run_liveness.is_starting(run_dir) and time.monotonic() < until:
         time.sleep(_LOOK_S)

@@ -12,7 +12,7 @@ from holdfast.core.incident.first_cause import ECHOES
 from holdfast.core.incident.incident_text import describe_stop, is_guessed_kill
 from holdfast.journal.journal_errors import JournalError
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Entry, Phase, Progress
 from holdfast.model.incident_record import Record, Remedy
 
@@ -20,7 +20,8 @@ _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were
 
 
 def find_file_or_run(name: str) -> Path:
-    """Return the run of this name; UsageError if there is none. For callers that found no file of this name either."""
+    """Return the run of this name, for callers that have already looked for a file of this name. Raise UsageError if
+    there is none."""
     try:
         return run_selection.find(name)
     except run_selection.NoSuchRun:
@@ -28,9 +29,9 @@ def find_file_or_run(name: str) -> Path:
 
 
 def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
-    """Return the logs of the newest generation in which a rank crashed, and how its ranks ended. If the run knows which
-    rank failed first, only that rank's log is returned. If the newest incident is no crash but, say, a hang, holdfast's
-    console sentences are returned instead."""
+    """Return the ranks' logs of the newest generation in which a rank crashed, and how its ranks ended. If the run
+    knows which rank failed first, return only the log of that rank. If the logs cannot show the cause, for example
+    because the newest incident was a hang, return holdfast's console sentences about incidents instead."""
     entries = _read_entries(run_dir)
     events = [entry.event for entry in entries]
     crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]
@@ -67,8 +68,8 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
 
 
 def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:
-    """Return the record of the closed incident that ended this generation; None if there is none.
-    A record covers as many generations as its incident had failures."""
+    """Return the record of the closed incident that ended this generation; None if there is none. If an incident had
+    several failures, it ended several generations."""
     closed = [entry.decision.closed for entry in entries if entry.decision.closed]
     return next((one for one in reversed(closed) if 0 <= generation - one.generation < max(1, one.failures)), None)
 
@@ -82,7 +83,7 @@ def _newest_record(entries: Sequence[Entry]) -> Record | None:
 
 
 def _write_console(entries: Sequence[Entry]) -> str:
-    """Return the console sentences about incidents: the summary of each closed one, the first line of an open one."""
+    """Return what the console showed about incidents: a summary of each closed one, the first line of an open one."""
     lines: list[str] = []
     opened, phase = "", Phase.NEW
     for entry in entries:
@@ -103,7 +104,7 @@ def _read_entries(run_dir: Path) -> list[Entry]:
 
 
 def _is_oom_killed(events: Sequence[object], last: Sequence[Alarm]) -> bool:
-    """Whether the kernel reported that it killed these ranks for lack of memory."""
+    """Return whether the kernel reported that it killed ranks of the alarms `last` for lack of memory."""
     since, ranks = min(alarm.at for alarm in last) - _BEFORE_S, {rank for alarm in last for rank in alarm.ranks}
     kills = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and not e.pressed)
     return any(kill.at >= since and ranks & set(kill.ranks) for kill in kills if not is_guessed_kill(kill))

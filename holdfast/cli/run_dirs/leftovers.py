@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint import retention
+from holdfast.checkpoint import retention, stored_checkpoints
 from holdfast.checkpoint.manifest import StorageError, step_of
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.cli.run_dirs import run_directory, run_liveness
@@ -33,7 +33,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Files of a run that are not removed, and why."""
+    """Something that a run leaves on purpose, such as its journal or its checkpoints, and why it is not removed."""
 
     what: str
     bytes: int
@@ -41,7 +41,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class RunLeftovers(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a run is alive, what it left behind, and what is kept; only leftovers of a dead run are ever removed."""
+    """What a run left behind, what of it is kept, and whether it is alive. Only a dead run's leftovers are removed."""
 
     run: str
     state: str  # "alive", "dead", "unknown"
@@ -76,7 +76,7 @@ def _node_folders(run_dir: Path) -> list[Path]:
 
 
 def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
-    """Take all locks of a run into `locks` and return ""; if a process of the run is alive, say which instead."""
+    """Return in words which process of a run is alive. If none is, return "" and put all locks into `locks`."""
     if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
         return "this command was started by one of its ranks"
     if not _take_lock(run_dir, locks):
@@ -165,12 +165,12 @@ def _kept_states(run: RunSpec, ended: bool, urls: list[str]) -> Iterator[Kept]:
 
 
 def _lasting_reason(run: RunSpec, folder: Path, urls: list[str]) -> str:
-    """Return why states of an ended run are still on disk: storage may lack them, or an absent node left them."""
+    """Return why states of an ended run stay on disk: storage may lack them, or a node that was away left them."""
     newest = max((step for at in folder.glob("*/*") if (step := step_of(at.name)) is not None), default=-1)
     if newest < 0:
         return "no state in it is whole"
     try:
-        found = [one for url in urls for one in retention.find_checkpoints(url)]
+        found = [one for url in urls for one in stored_checkpoints.find_checkpoints(url)]
     except StorageError:
         return "storage cannot be read, so nobody knows whether it has them"
     stored = max((one.step for one in found if one.ok and one.author.run == run.job.marked_id), default=-1)
@@ -192,7 +192,7 @@ def _kept_items(run_dir: Path, log_dir: Path, ended: bool, urls: list[str]) -> I
             yield Kept(str(folder.relative_to(run_dir)), _size(folder), "holdfast run --resume uses it")
     with contextlib.suppress(StorageError):
         for url in urls:
-            if found := retention.find_checkpoints(url):
+            if found := stored_checkpoints.find_checkpoints(url):
                 total = sum(one.bytes for one in found)
                 yield Kept(f"{counted_noun(len(found), 'checkpoint')} in {url}", total, "training goes on from them")
 

@@ -15,7 +15,8 @@ def holdfast_home() -> Path:
 
 
 def is_own_run(name: str) -> bool:
-    """Whether this user has a run of this name in the usual folder; a run takes precedence over a file of its name."""
+    """Return whether this user has a run of this name in the usual folder. Commands prefer such a run to a file of the
+    same name."""
     return "/" not in name and (holdfast_home() / "runs" / name / "run.json").exists()
 
 

@@ -13,8 +13,8 @@ _MOST_LINKS = 40  # as the kernel
 
 
 def foreign_reason(run_dir: Path) -> str:
-    """Return why this folder is not this user's alone; "" if it is. Whoever can write to a run directory decides which
-    code its owner's next command executes and what it removes, so ask this before anything in the folder is read."""
+    """Return why others than this user may have written to this folder; "" if nobody else can. Ask this before you read
+    anything in a run directory: its files decide which code the user's next command executes and what it removes."""
     try:
         if link := find_foreign_link(run_dir):
             return link

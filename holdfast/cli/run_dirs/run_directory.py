@@ -46,7 +46,7 @@ CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word t
 
 
 def make_run_dir(wanted: str | None, run_id: str) -> Path:
-    """Make a new run directory that only its owner can read; UsageError if that fails."""
+    """Make a new run directory that only its owner can read. Raise UsageError if that fails."""
     run_dir = Path(wanted).absolute() if wanted else _unused_path(holdfast_home() / "runs", run_id)
     try:
         if link := find_foreign_link(run_dir):
@@ -99,7 +99,7 @@ def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
 
 
 def _try_to_make(folder: Path) -> bool:
-    """Make a folder; False if it exists already."""
+    """Make a folder. Return False if it exists already."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -118,8 +118,8 @@ def new_run_id() -> str:
 
 
 def save_environment(run_dir: Path) -> None:
-    """Save this process's environment for nodes that start later, even after a resume from another shell. Variables of
-    bytes that are no text are left out: the messages that bring an environment to ranks hold text."""
+    """Save this process's environment for nodes that start later, even after a resume from another shell. Leave out
+    variables whose bytes are not valid text: the messages that bring an environment to ranks hold text."""
     env = {name: value for name, value in os.environ.items() if is_text(name) and is_text(value)}
     if left := sorted(map(plain_line, os.environ.keys() - env.keys())):
         say(f"ranks do not get these environment variables, whose values are no UTF-8: {', '.join(left)}")
@@ -172,13 +172,13 @@ def mark_newest(run_dir: Path) -> None:
 
 
 def free_bytes(run_dir: Path) -> int:
-    """Return how much can still be written to the disk that holds a run."""
+    """Return how many bytes can still be written to the disk that holds a run."""
     disk = os.statvfs(run_dir)
     return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
 def find_newest() -> Path:
-    """Return the directory of the newest run; UsageError if there is none."""
+    """Return the directory of the newest run. Raise UsageError if there is none."""
     newest = holdfast_home() / "newest"
     if not newest.exists():
         raise UsageError(f"{NO_RUN}; start one with holdfast run, or name a run directory")
@@ -220,7 +220,7 @@ def door_keys_folder(run_dir: Path) -> Path:
 
 
 def is_certified(run_dir: Path) -> bool:
-    """Whether nodes prove who they are with certificates of the user's own authority, not with the job's secret."""
+    """Return whether nodes prove who they are with certificates of the user's own authority, not with a secret."""
     return not (door_keys_folder(run_dir) / mutual_tls.SIGNING).exists()
 
 
@@ -235,12 +235,12 @@ def write_door_secret(run_dir: Path, told: str) -> None:
 
 
 def outlives_nodes(run: RunSpec) -> bool:
-    """Whether the supervisor of a run stays when the cluster takes all nodes away, in order to ask for others."""
+    """Return whether a run's supervisor stays when the cluster takes all nodes away, in order to ask for others."""
     return run.fleet == "slurm" and not run.allocation
 
 
 def goes_on(run_dir: Path) -> bool:
-    """Whether a run has ended only because its nodes ran out of time, so that other nodes may continue it."""
+    """Return whether a run has ended only because its nodes ran out of time, so that other nodes may continue it."""
     try:
         return run_and_node_specs.read_json(run_dir / "exit.json", RunEnd).code == OUT_OF_TIME
     except (OSError, msgspec.DecodeError):
@@ -267,7 +267,7 @@ def people_path() -> Path:
 
 
 def block_list_path(wanted: str) -> Path:
-    """Return the path of the block list: `wanted`, or if that is empty the list that all runs of this user share."""
+    """Return the path of the block list. If `wanted` is empty, it is the list that all runs of this user share."""
     return Path(wanted) if wanted else holdfast_home() / "blocked.json"
 
 

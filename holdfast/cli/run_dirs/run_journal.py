@@ -18,7 +18,7 @@ class NoJournalError(UsageError):
 
 
 def open_to_read(run_dir: Path) -> Journal:
-    """Open the journal for reading. NoJournalError if there is none yet, JournalError if it cannot be read."""
+    """Open the journal for reading. Raise NoJournalError if there is none, or JournalError if it cannot be read."""
     path = run_dir / "journal.db"
     if path.exists():
         return SqliteJournal(path, read_only=True, mark_path=run_dir / "journal.mark")
@@ -31,7 +31,7 @@ def open_to_read(run_dir: Path) -> Journal:
 
 
 def read_key(run: RunSpec, run_dir: Path) -> "JournalKey | None":
-    """Return the key of a journal in Postgres; None if this host does not have, or no longer has, the job's secret."""
+    """Return the key of a journal in Postgres; None if this host does not know the job's secret."""
     from holdfast.journal.journal_key import JournalKey  # what it needs takes long to import
 
     try:

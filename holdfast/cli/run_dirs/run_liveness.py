@@ -23,7 +23,7 @@ def is_starting(run_dir: Path) -> bool:
 
 
 def find_live_nodes(run_dir: Path) -> list[str]:
-    """Return the nodes of a run that have processes on this host. Their ranks may still train."""
+    """Return the nodes of a run that have processes on this host. Ranks on these nodes may still train."""
     from holdfast.fleet.local_process_fleet import node_processes  # which only runs without a controller need
 
     notes = sorted((run_dir / "nodes").glob("*/holder.pid"))  # a holder that ends in order removes its note

@@ -25,7 +25,8 @@ class NoSuchRun(UsageError):
 
 
 def add_run_argument(parser: argparse.ArgumentParser, *, order: bool = False) -> None:
-    """Add a positional argument RUN and `--run RUN`; call this after the command's other positional arguments."""
+    """Add a positional argument RUN and `--run RUN`. Call this after the command's other positional arguments. With
+    `order`, the help says that a command without RUN acts on the only live run, not on the newest."""
     parser.add_argument("run", nargs="?", metavar="RUN", help=_HELP_ORDER if order else _HELP)
     parser.add_argument("--run", dest="named", metavar="RUN", help="the same as RUN alone")
 
@@ -38,8 +39,8 @@ def named_run(args: argparse.Namespace) -> str | None:
 
 
 def find(name: str | None) -> Path:
-    """Return a run by its directory, its id, or a unique beginning or end of its id; None means the newest.
-    Only a name with a slash is a path: else a folder that somebody else made here could pass for the user's run."""
+    """Return a run by its directory, its id, or a unique beginning or end of its id; None means the newest. Only a name
+    with a slash is a path. Without a slash, somebody else's folder here could pass for the user's run."""
     if name is None:
         return run_directory.find_newest()
     if "/" in name or name in (".", ".."):
@@ -72,7 +73,8 @@ def find(name: str | None) -> Path:
 
 
 def _choose_meant(name: str, ids: dict[Path, str]) -> list[Path]:
-    """Return the runs that a name may mean: those with this id, else this folder name, else a part of either."""
+    """Return the runs that a name may mean. If it is the id of runs, return these. Else return the runs whose folder
+    has this name. If there are none, return those with the name as a part of their id or folder name."""
     fits: tuple[Callable[[Path], bool], ...] = (
         lambda run_dir: ids[run_dir] == name,
         lambda run_dir: run_dir.name == name,
@@ -104,7 +106,8 @@ def run_to_read(args: argparse.Namespace) -> Path:
 
 
 def run_to_change(args: argparse.Namespace) -> Path:
-    """Return the run to change: the named one, else the only live one. UsageError if it has ended or several live."""
+    """Return the run to change: the named one, else the only live one. Raise UsageError if the run has ended, or if no
+    run is named and several are alive."""
     if (name := named_run(args)) is not None:
         run_dir = find(name)
         if since := _ended_since(run_dir):

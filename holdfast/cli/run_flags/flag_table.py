@@ -138,7 +138,7 @@ class GivenFlags(msgspec.Struct, frozen=True):
     script_args: tuple[str, ...]
 
     def flag_text(self, name: str) -> str | None:
-        """Return the value as written; None if it is absent or empty, as in torchrun."""
+        """Return the text of a flag's value; None if the flag is absent, or if its value is empty, as torchrun does."""
         word = self.words.get(name)
         return word.text if word and word.text else None
 
@@ -197,7 +197,7 @@ def read_flags(argv: Sequence[str], env: Mapping[str, str]) -> GivenFlags:
 
 
 def _is_set(flag: Flag, text: str) -> bool:
-    """Whether the PET_ variable sets the flag; an on/off flag is not set by the value 0."""
+    """Return whether the PET_ variable sets the flag; an on/off flag is not set by the value 0."""
     if flag.value:
         return True
     try:

@@ -148,7 +148,7 @@ def parse_host_port(word: FlagWord, text: str, default_port: int) -> tuple[str, 
 
 
 def parse_rdzv_conf(given: GivenFlags) -> dict[str, str]:
-    """Return the pairs of --rdzv-conf, as written."""
+    """Return the keys and values of --rdzv-conf as text."""
     text = (given.flag_text("rdzv-conf") or "").strip()
     pairs = [[side.strip() for side in pair.split("=", 1)] for pair in text.split(",")] if text else []
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
@@ -178,7 +178,7 @@ def parse_settings(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_memory(given: GivenFlags, name: str) -> str | None:
-    """Return a size or a percentage, as written; None when the flag is absent."""
+    """Return the text of a flag that gives memory as a size or a percentage; None if the flag is absent."""
     word = given.words.get(name)
     if word is None:
         return None
@@ -202,7 +202,7 @@ def parse_mesh(given: GivenFlags, name: str) -> Dims:
 
 
 def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
-    """Check that --min-nodes nodes hold a whole number of data-parallel replicas; a job shrinks only by whole ones."""
+    """Raise UsageError if --min-nodes nodes hold no whole number of replicas. Jobs shrink only by whole replicas."""
     if not any(dim in DATA_PARALLEL for dim, _ in mesh):
         raise UsageError(f"--min-nodes {least}: --mesh has one replica, which needs all nodes; drop one of these flags")
     ranks = prod(size for dim, size in mesh if dim not in DATA_PARALLEL)
@@ -230,7 +230,7 @@ def parse_sbatch_flags(name: str, texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def existing_path(given: GivenFlags, name: str) -> str | None:
-    """Return the file that a flag names, None if the flag is absent; UsageError if there is no such file."""
+    """Return the file that a flag names, None if the flag is absent. Raise UsageError if there is no such file."""
     word = given.words.get(name)
     if word is None:
         return None

@@ -86,7 +86,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
         return self.endpoints[0] if self.endpoints else None
 
     def ranks_per_node(self) -> int:
-        """Return the number of ranks on each node; UsageError if the mesh does not fit the number of all ranks."""
+        """Return the number of ranks on each node. Raise UsageError if the mesh does not fit the number of ranks."""
         nproc = resolve_nproc(self.nproc)
         dims, ranks = prod(size for _, size in self.mesh), self.max_nodes * nproc
         if self.mesh and dims != ranks:
@@ -314,7 +314,7 @@ def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
 
 
 def _flags_beside_resume(given: GivenFlags) -> list[str]:
-    """Return notes about flags that --resume ignores, but none about PET_ variables; UsageError for forbidden flags."""
+    """Return notes about flags, but not PET_ variables, that --resume ignores. Raise UsageError for forbidden flags."""
     if "resume" not in given.words:
         return []
     for name, why in _NOT_ON_RESUME.items():

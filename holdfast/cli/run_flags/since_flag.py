@@ -12,7 +12,7 @@ _CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
 
 
 def parse_since(text: str, account: Account) -> float:
-    """Return the instant that --since names, by this host's clock; UsageError if invalid or after the run's end."""
+    """Return the instant that --since names, by this host's clock. Raise UsageError if it is invalid or too late."""
     since = _find_instant(text.strip(), account.end_at)
     if since >= account.end_at:
         ended = datetime.fromtimestamp(account.end_at, UTC).astimezone()

@@ -10,7 +10,7 @@ _WIDE = 1000  # columns: a program that searches for words needs each sentence o
 
 class CommandOutput(Console):
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError, so that the command ends as others do when nobody reads the rest of their output."""
+        """Raise BrokenPipeError. Otherwise rich would end the command in its own way when nobody reads the output."""
         raise BrokenPipeError
 
 

@@ -31,7 +31,8 @@ _GAP = "  "
 
 
 class FooterLine:
-    """Draws the footer. The cursor stays at the start of the line, so that the next drawing overwrites an echoed ^C."""
+    """Draws the footer. It leaves the cursor at the start of the line, so that the next drawing overwrites an echoed
+    ^C."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,12 +94,13 @@ _shown: FooterLine | None = None  # a process has one terminal
 
 
 def make_room() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which lines can be written to the terminal above the footer, if there is one."""
+    """Return a context in which to write lines to the terminal; a footer, if there is one, stays below them."""
     return _shown.lifted() if _shown else contextlib.nullcontext()
 
 
 def can_have_footer() -> bool:
-    """Whether stderr is a terminal that can move its cursor, and stdout is the same terminal or a file, not a pipe."""
+    """Return whether stderr is a terminal that can move its cursor, and stdout is the same terminal or a file, not a
+    pipe."""
     if not os.isatty(_STDERR) or os.environ.get("TERM", "dumb") in ("", "dumb"):
         return False
     if os.isatty(_STDOUT):
@@ -152,7 +154,8 @@ class JobMeter:
         self._steps: deque[tuple[float, int]] = deque()
 
     def describe_job(self, now: float, status: dict[str, Any]) -> tuple[str, str]:
-        """Return the phase, and then step, step rate, ETTR and incidents; `status` is empty without a controller."""
+        """Return two texts: the phase of the job, and details. In training, these are step, rate, ETTR and incidents;
+        in other phases, first what the job waits for. `status` is empty if no controller answers."""
         phase = "starting" if not self._phase else "no controller"
         if status:
             phase = phase_said(status)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file whole or not at all; OSError if that fails, or if the path exists and is no plain file.
-    In a shared folder another user may have put a link there, to any file of ours. The umask applies to `mode`."""
+    """Write a file whole or not at all; the umask applies to `mode`. Raise OSError if that fails, or if the path exists
+    and is no plain file: in a shared folder it may be another user's link to one of this user's files."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EEXIST, "it is a link, or no plain file; name another", str(path))
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -23,8 +23,8 @@ def replace_file(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def make_private_file(path: Path) -> None:
-    """Make a file for another program to append to, or take one that exists, for this user alone.
-    Raises OSError if it is another user's, or no plain file."""
+    """Make a file that only this user can read and write, for another program to append to. A file that exists is kept,
+    and gets the same mode. Raises OSError if the file is another user's, or is not a plain file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     try:

@@ -26,7 +26,7 @@ def load_command_lines() -> dict[str, CommandLine]:
 
 
 def print_help(command: str, words: list[str]) -> bool:
-    """Print the help that these arguments ask for; False if they ask for none or contain an error."""
+    """Print the help that these arguments ask for. Return False if they ask for none or contain an error."""
     line = load_command_lines().get(command, {"text": ""})
     if "text" in line:
         asked = bool(line["text"]) and words[0] in ("-h", "--help")

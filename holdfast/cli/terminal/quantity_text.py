@@ -26,7 +26,7 @@ START_S = 60.0  # ranks that have run for less may not have come to their first 
 
 
 def no_step_said(run_s: float, *, over: bool) -> str:
-    """Say that no step was seen and, once ranks have run for START_S or ended, why; "" if no rank has run."""
+    """Say that the job has made no step; "" if no rank has run. After START_S, or at the end, also say why."""
     if over or run_s >= START_S:
         return NO_STEP if run_s else ""
     return f"no step was seen yet: the ranks have run for {duration_text(run_s)}" if run_s else ""
@@ -54,8 +54,8 @@ def hour_ettr_of(ettr: float | None, at_most: str = "") -> str:
 
 
 def step_said(step: int, since: str = "") -> str:
-    """Return the newest step as text, or the number of steps since `since`; -1 means that no step was seen.
-    With FROM_START it is a step's number, not how many were made, because steps are made again after a restart."""
+    """Return a number of steps as text; -1 means that no step was seen. `step` is the newest step's number or, with
+    `since`, the steps made since then. With FROM_START it is the number again, as restarts repeat steps."""
     if step < 0:
         return "no step seen"
     if since == FROM_START:

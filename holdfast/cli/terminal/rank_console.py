@@ -135,8 +135,8 @@ class Console:
         self._follow_file(self._said)
 
     def _follow_all(self, now: float) -> None:
-        """Show new output, in the order of events if known: last words before our sentence about a rank's end.
-        A new generation's output comes after our sentence about the restart."""
+        """Show new output and holdfast's new sentences. What a rank prints last is shown before the sentence about its
+        end. A new generation's output is shown after the sentence about the restart, if this sentence comes soon."""
         self._end_generations(self._newest - 1)
         if self._told_of >= self._newest:
             self._follow_ranks(self._newest)
@@ -157,15 +157,15 @@ class Console:
                 self._follow_file(file)
 
     def _end_generations(self, up_to: int) -> None:
-        """Show all that ranks of these generations have printed. They have ended, so nothing is waited for."""
+        """Show all remaining output of the generations up to this number, which have ended."""
         for path, file in self._files.items():
             if self._file_generation(path) <= up_to:
                 self._finish_file(file)
         self._show_folded(up_to)
 
     def _show_sentence(self, line: bytes) -> None:
-        """Show one of our sentences in its place: the end of ranks comes after all that they have printed, a start
-        before anything that the new ranks print."""
+        """Show one of holdfast's sentences in its place among the output of ranks. A sentence about the end of ranks
+        comes after their output. A sentence about a restart comes before the output of the new ranks."""
         opens, closes = _OPENING.match(line), _CLOSING.match(line)
         if _LAST.match(line):
             self._find_files()
@@ -187,7 +187,7 @@ class Console:
 
     def _find_files(self) -> None:
         """Find the log files of new generations, and drop those of generations that are long over. When a new
-        generation appears, what is left of the one before is shown first, because its ranks have ended."""
+        generation appears, show the remaining output of the previous generation first, because its ranks have ended."""
         there = list_generations(self._log_dir)
         self._newest = there[-1] if there else 0
         self._end_generations(self._newest - 1)
@@ -276,7 +276,8 @@ class Console:
 
 
 def _newest_state(line: bytes) -> list[bytes]:
-    """Return what a terminal shows of a line: the text after its last carriage return, split where a report begins."""
+    """Return what a terminal shows of a line: the text after its last carriage return. If a traceback or a report
+    begins within that text, split it there."""
     _, drawn, newest = line.rstrip(b"\r").rpartition(b"\r")
     return split_before_report(newest) if drawn else [newest]
 

@@ -1,6 +1,6 @@
-"""Folds tracebacks on a console that many ranks share: the first cause is shown whole, later ones in one line. When a
-rank fails, every other rank prints a traceback, or torch's threads print a C++ report, which only says that a peer is
-gone. Reports with the same text become one line, which names the logs that have the full text."""
+"""Folds tracebacks on a console that many ranks share. The first cause is shown whole, and each later traceback in one
+line: when a rank fails, every other rank prints a traceback, or a C++ report of torch's threads, that only says that a
+peer is gone. Reports with the same text become one line, which names the logs that have the full text."""
 
 import re
 import time
@@ -45,7 +45,7 @@ class PrintedTraceback:
         self.at = now
 
     def accepts_line(self, line: bytes) -> bool:
-        """Whether this line belongs, or may belong, to the traceback."""
+        """Return whether this line belongs, or may belong, to the traceback."""
         if self.native and _REPORT.match(line):
             return not self.message
         if self.native and not (_STACK.match(line) or _INSIDE.match(line)):
@@ -57,7 +57,7 @@ class PrintedTraceback:
 
     @property
     def speaks(self) -> bool:
-        """Whether a C++ report has not reached its stack yet, so that any further line may belong to its message."""
+        """Return whether a C++ report is still in its message. Until its stack begins, any line may belong to it."""
         told = next((line for line in reversed(self.lines) if line.strip()), b"")
         return not _FRAME.match(told)
 
@@ -142,7 +142,8 @@ class TracebackFolding:
         return [*(_fold_frames(held.lines, path) if held.native else held.lines), *held.message]
 
     def _says_of_another(self, held: PrintedTraceback) -> bool:
-        """Whether this traceback only says that another rank failed; cached by text, as many ranks print the same."""
+        """Return whether this traceback only says that another rank failed. Many ranks print the same text, so the
+        answer for each text is kept."""
         told = [line for line in held.lines if not _FRAME.match(line)] if held.native else [held.last]
         key = _NUMBERS.sub(b"N", b"\n".join(told))
         if key not in self._echoes:
@@ -158,8 +159,9 @@ class TracebackFolding:
         same.line = b"%s (%s; %s)" % (held.last[:_LINE_BYTES], alone, _where(same.paths[path], path))
 
     def take_same(self, over: int = 0) -> list[tuple[Path | None, bytes]]:
-        """Return one line for each complete set of equal tracebacks, with a log's path if only one rank printed it.
-        A set is complete if no rank has joined it for a while, or if its generation has ended (up to `over`)."""
+        """Return one line for each complete set of equal tracebacks, with the path of the log if only one rank printed
+        the traceback, else None. A set is complete once no rank has joined it for a while, or once its generation has
+        ended: generations up to the number `over` have."""
         now = time.monotonic()
         found: list[tuple[Path | None, bytes]] = []
         for (generation, key), same in list(self._same.items()):

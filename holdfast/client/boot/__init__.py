@@ -1,1 +1,1 @@
-"""Starts a rank, by fork from a zygote or by exec, and lets it import its release; also runs the TCPStore process."""
+"""Starts a rank, by fork from a zygote or by exec; makes it import its release. Also runs the TCPStore process."""

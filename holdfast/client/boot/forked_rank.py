@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any, NamedTuple, cast
 
-from holdfast.client.boot import staged_imports
+from holdfast.client.boot import release_import_paths
 from holdfast.linux import process_attributes
 from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.releases.staged_release import StagedRelease
@@ -38,7 +38,7 @@ class RankFiles(NamedTuple):
 
 
 def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], preloaded: tuple[str, ...] = ()) -> None:
-    """Turn this process into the rank. Its parent is still the usher; `await_holder` waits for the holder."""
+    """Turn this process into the rank. The zygote's usher is still its parent; `await_holder` waits for the holder."""
     os.setsid()
     for fd, standard in zip(files[:3], (0, 1, 2), strict=True):
         os.dup2(fd, standard)
@@ -48,7 +48,7 @@ def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], pr
     os.environ.update(coerced | request.env)
     process_attributes.reset_signals()
     if request.root:
-        staged_imports.move_imports(StagedRelease(root=request.root, at=request.staged), preloaded)
+        release_import_paths.move_imports(StagedRelease(root=request.root, at=request.staged), preloaded)
     _forget_the_zygote()
     python = [sys.executable, "-u", *(["-m"] if request.module else [])]
     process_attributes.set_command_line(
@@ -58,7 +58,7 @@ def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], pr
 
 
 def await_holder(go: int, holder: int) -> None:
-    """Wait until this process is the holder's child, and make it die with the holder."""
+    """Wait until this process is a child of `holder`, and let it die with `holder`. `go` is a pipe that says when."""
     if not os.read(go, 1):
         os._exit(127)  # the zygote died before it could tell of us
     os.close(go)
@@ -66,8 +66,8 @@ def await_holder(go: int, holder: int) -> None:
 
 
 def _forget_the_zygote() -> None:
-    """Reset values that standard modules and numpy cached in the zygote; `random` reseeds itself after a fork. Other
-    modules are left alone, because each object that is changed costs the rank a copied page of memory."""
+    """Reset values that standard modules and numpy cached in the zygote. Other modules are left alone, because each
+    changed object costs the rank a copied page of memory. The module `random` reseeds itself after a fork."""
     for path in sys.path:
         finder = sys.path_importer_cache.get(path)
         if finder is not None and hasattr(finder, "invalidate_caches"):

@@ -35,14 +35,16 @@ class EnvironmentWatch:
         self._is_over = False
 
     def on_audit(self, event: str, _args: tuple[Any, ...]) -> None:
-        """Audit hook; Python cannot remove it. An exception raised here would make the script's own call fail."""
+        """Audit hook that notes the first change of the environment by the user's code. It never raises an exception,
+        because the script's own call would fail."""
         if self._is_over or event not in ("os.putenv", "os.unsetenv"):
             return
         if _is_users_frame(sys._getframe(1)):
             self._imported, self._is_over = frozenset(sys.modules), True
 
     def close(self) -> frozenset[str]:
-        """Stop watching; return the modules loaded at the script's first change, or now if it changed nothing."""
+        """Stop watching. Return the modules that were loaded when the script first changed the environment; if it never
+        did, return all loaded modules."""
         self._is_over = True
         return frozenset(sys.modules) if self._imported is None else self._imported
 
@@ -73,7 +75,7 @@ def _installed_roots() -> tuple[str, ...]:
 
 
 def library_roots() -> set[str]:
-    """Return the folders of installed packages, including those of the user site and of a base environment."""
+    """Return the folders of the standard library and of installed packages, with links resolved."""
     paths = sysconfig.get_paths()
     folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]

@@ -1,10 +1,10 @@
-"""Runs the job's TCPStore servers in a separate process: a new server for each generation, as old keys break restarts.
+"""Runs the job's TCPStore servers in a separate process, one for each generation, because old keys break restarts.
 
     python -m holdfast.client.boot.tcp_store_server RUN_DIR LOST_S HOST
 
-Controllers send one line of JSON at a time to RUN_DIR/store.sock. The answer to {"open": generation} is {"port":
-port}; the answer to {"close": generation} or {"quit": true} is {}. Unlike a store in a rank, this process outlives
-ranks and controllers; it ends LOST_S seconds after the last controller has disconnected.
+Controllers send one line of JSON at a time to RUN_DIR/store.sock. The answer to {"open": generation} is {"port": port};
+the answer to {"close": generation} or {"quit": true} is {}. Unlike a store in a rank, this process outlives ranks and
+controllers; it ends LOST_S seconds after the last controller has disconnected.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ def _start_server(host: str) -> TCPStore:
 
 
 class StoreDesk:
-    """Answers controllers until one sends quit, or none has been connected for a while."""
+    """Answers controllers. It ends when a controller sends quit, or when none has been connected for a while."""
 
     def __init__(self, stores: StoreServers) -> None:
         self._stores = stores

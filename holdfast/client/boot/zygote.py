@@ -2,9 +2,9 @@
 
     python -u -m holdfast.client.boot.zygote --fd N [--preload MODULE]...
 
-The holder, a subreaper, starts the zygote with one end of a packet socket as file N. The zygote always has a child,
-the usher, forked in advance. The usher takes the waiting requests, forks a rank for each and ends; the kernel then
-makes the ranks children of the holder, which reaps them. A rank therefore costs one fork of latency, not two.
+The node's holder of ranks starts the zygote with one end of a packet socket as file N. The zygote always has a child,
+the usher, forked in advance. The usher takes the waiting requests, forks a rank for each and ends. The kernel then
+makes the ranks children of the holder, a subreaper. A rank therefore costs one fork of latency, not two.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.client.boot import import_recorder, staged_imports
+from holdfast.client.boot import import_recorder, release_import_paths
 from holdfast.client.boot.forked_rank import RankFiles, await_holder, become_rank
 from holdfast.client.boot.script_runner import run_script
 from holdfast.client.training.logger_hooks import follow_loggers
@@ -60,7 +60,7 @@ class RankBirth(NamedTuple):
 
 
 class ZygoteLink(NamedTuple):
-    """The zygote's connection to the holder, with the variables and stray modules that a forked rank must undo."""
+    """The zygote's connection to the holder, and what forked ranks undo: environment variables and stray modules."""
 
     socket: socket.socket
     holder: int
@@ -69,7 +69,7 @@ class ZygoteLink(NamedTuple):
 
 
 def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
-    """Import the modules to preload, then tell the holder that the zygote is ready."""
+    """Import the modules to preload, then tell the zygote's parent process that the zygote is ready."""
     holder = os.getppid()
     process_attributes.die_with_parent(holder)
     process_attributes.close_all_but({0, 1, 2, fd})
@@ -89,7 +89,7 @@ def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the holder's to answer
     if opened := process_attributes.find_open_file("/dev/nvidia"):
         sys.exit(f"holdfast: a preloaded module touched a GPU ({opened}); ranks cannot be forked from here")
-    strays = staged_imports.find_strays()
+    strays = release_import_paths.find_strays()
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -138,7 +138,7 @@ def _announce_ranks(holder: socket.socket, answers: list[bytes], start: int) -> 
 
 
 def _run_usher(serving: ZygoteLink, answers: socket.socket, go: int) -> RankBirth:
-    """Fork a rank for every waiting request, then exit; returns only in the ranks."""
+    """Fork a rank for every waiting request, then exit. Only the forked ranks return from this function."""
     packet = serving.socket.recv(PACKET_BYTES)
     if not packet:
         os._exit(_NO_MORE)
@@ -175,7 +175,7 @@ def _try_import(name: str) -> bool:
 
 
 def _lasting_threads() -> int:
-    """Return how many threads are left after a trial fork: libraries such as OpenBLAS end their threads at a fork."""
+    """Return how many threads remain after a trial fork. Libraries such as OpenBLAS end their threads at a fork."""
     if process_attributes.count_threads() > 1:
         child = os.fork()
         if child == 0:

@@ -1,4 +1,4 @@
-"""Lets a script import its own modules when the zygote has already imported others of the same names."""
+"""Lets a script import its own modules, even if the zygote has imported other modules of the same names."""
 
 import contextlib
 import importlib
@@ -19,8 +19,8 @@ _EARLY = frozenset(sys.builtin_module_names) | {
 def forget_shadowed(folder: str) -> None:
     """Remove each module from sys.modules that has the name of a module in `folder` but comes from elsewhere.
 
-    Call this in a fresh rank whose sys.path begins with `folder`. Code that imported a removed module earlier keeps
-    it. If torch is loaded, our own client modules are all imported first, so that none of them gets a user's module.
+    Call this in a fresh rank whose sys.path begins with `folder`. Code that has imported a removed module keeps using
+    it. If torch is loaded, all our client modules are imported before, so that none gets a user's module later.
     """
     names = {name for name in _importable_names(folder) if name in sys.modules and not _is_from(folder, name)} - _EARLY
     if not names:

@@ -8,7 +8,7 @@ _MODEL, _OPTIMIZER, _RANK = "model.", "optimizer.", "@"
 
 
 def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bool) -> str:
-    """Say how the checkpoint differs from our state; "" if it fits. `trained` is False if our state is a plain dict."""
+    """Return how the checkpoint differs from our state, or "". With `trained`, our state is a model's, not a dict."""
     there, here = _tensor_shapes(stored), _tensor_shapes(ours)
     if trained and (rest := _forgotten_optimizer(there, here)):
         give = "give optimizer=, or another path"
@@ -24,7 +24,7 @@ def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bo
 
 
 def _forgotten_optimizer(there: dict[str, str], here: dict[str, str]) -> str:
-    """Name a stored optimizer tensor, and say how many more there are, if our state has no optimizer; else ""."""
+    """If only the checkpoint has an optimizer, return one of its tensors by name and how many more it has; else ""."""
     if any(key.startswith(_OPTIMIZER) for key in here):
         return ""
     lost = [key for key in there if key.startswith(_OPTIMIZER)]
@@ -36,7 +36,7 @@ def _describe_difference(key: str, there: str | None, here: str) -> str:
 
 
 def _tensor_shapes(metadata: Metadata) -> dict[str, str]:
-    """Return each tensor's shape as text; a tensor that every rank stores under a key of its own appears once."""
+    """Return each tensor's shape as text. A tensor that each rank stores under a key of its own appears only once."""
     found = sorted(metadata.state_dict_metadata.items(), reverse=True)
     tensors = {key: one for key, one in found if isinstance(one, TensorStorageMetadata) and key != EXTRA}
     shapes = {key.partition(_RANK)[0]: "x".join(map(str, one.size)) or "a number" for key, one in tensors.items()}

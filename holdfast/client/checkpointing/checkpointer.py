@@ -1,7 +1,7 @@
 """The Checkpointer, with which a training script saves and restores its state.
 
-Every rank makes one after wrapping the model, and calls `restore` and `save`. A saved state is a snapshot in memory
-that outlives the rank. The node's keeper copies it to a peer and, if `path` is given, makes checkpoints of it.
+Every rank makes a Checkpointer after wrapping the model, and calls `restore` and `save`. A saved state is a snapshot in
+memory that outlives the rank. The node's keeper copies it to a peer and, if `path` is given, makes checkpoints of it.
 Without an agent the snapshots belong to the process, and a thread makes the checkpoints.
 """
 
@@ -24,11 +24,11 @@ from torch.distributed.checkpoint.metadata import Metadata
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout, arrange_image
-from holdfast.checkpoint.image_metadata import ImageMetadataError
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
 from holdfast.checkpoint.manifest import Author, StorageError
-from holdfast.checkpoint.retention import apply_doubts, find_checkpoints
+from holdfast.checkpoint.snapshot_record import ImageMetadataError
 from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_state, record_sizes
+from holdfast.checkpoint.stored_checkpoints import apply_doubts, find_checkpoints
 from holdfast.checkpoint.writable_check import write_refusal
 from holdfast.client.checkpointing.agentless_writer import CheckpointTimer, LocalWriter
 from holdfast.client.checkpointing.checkpoint_fit import describe_mismatch
@@ -78,11 +78,11 @@ class Checkpointer:
         verified: bool = False,
         replicated: "bool | dist.ProcessGroup | None" = None,
     ) -> None:
-        """`optimizer`: one of torch's or several; with `state_dict`, any object whose method `step` changes that state.
-        `every`: steps between checkpoints under `path`, or "30s", or "auto". `slots`: how many snapshots fit in memory;
-        by default 4 if they are copied to peers, 3 if they are written to storage, else 2. `verified` adds a slot for a
-        snapshot that was verified as good. `replicated`: the group of ranks that hold the same tensors, if no wrapper
-        such as DDP says so; True for all ranks."""
+        """`optimizer`: one of torch's or several; with `state_dict`, any object whose method `step` changes the state
+        dict. `every`: steps between checkpoints under `path`, or "30s", or "auto". `slots`: how many snapshots fit in
+        memory; by default 4 if they are copied to peers, 3 if they are written to storage, else 2. `verified`: one more
+        slot, for a snapshot that was verified as good. `replicated`: the group of ranks that hold the same tensors, if
+        no wrapper such as DDP says so; True for all ranks."""
         self._world = RankWorld()
         self._replay = script_replay.current_replay()
         self._storage = storage_of(path, every, keep, keep_every)
@@ -154,7 +154,7 @@ class Checkpointer:
     def before_step(self) -> None:
         """Announce that the script is about to change its `state_dict`; a GPU can then copy it while training goes on.
 
-        Not needed for torch's optimizers and those given as `optimizer=`, whose steps are announced without it.
+        Optimizers of torch, and objects given as `optimizer=`, announce their steps themselves and need no such call.
 
         >>> weights = torch.zeros(3)
         >>> ckpt = holdfast.Checkpointer(state_dict={"weights": weights})
@@ -201,7 +201,7 @@ class Checkpointer:
         return whole
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Make the newest snapshot a checkpoint; with an agent, the keeper does so. All ranks call this last.
+        """Make the newest snapshot a checkpoint; an agent's keeper makes it if there is one. All ranks call this last.
 
         >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="closed").close()
         """
@@ -213,8 +213,8 @@ class Checkpointer:
             self._storing.release_path()
 
     def _check_path(self) -> RivalRun | None:
-        """Look for a rival run; raise StateError if checkpoints cannot be written, but only in the first generation.
-        In later ones, restore() raises the error if it finds no state, and the first save does without restore()."""
+        """Look for a rival run; return the RivalRun, or None without a path. If checkpoints cannot be written, raise
+        StateError in the first generation. In later ones print the reason; the first save may raise the error."""
         self._refused = ""
         if not self._storage or self._replay:
             return None
@@ -230,8 +230,8 @@ class Checkpointer:
         return rival
 
     def _check_line(self, step: int) -> None:
-        """Before a save without restore(), raise StateError if storage is not writable or has this step or a later one.
-        The next restore would take that checkpoint instead of ours."""
+        """Check the first save of a script that has not called restore(). Raise StateError if storage is not writable
+        or has this step or a later one already: the next restore would take that checkpoint and not ours."""
         if not self._unread or not self._storage:
             return
         if self._refused:
@@ -280,7 +280,7 @@ class Checkpointer:
         return snapshots.take_snapshot(name, things, packed)
 
     def _lay_out(self) -> bool:
-        """Plan the layout and memory of all snapshots; a collective. False if a rank cannot predict its state yet."""
+        """Plan layout and memory of all snapshots; a collective. Return False if a rank cannot predict its state."""
         state = self._source.build_state()
         if not all(self._world.gather_all(state is not None)) or state is None:
             return False
@@ -401,7 +401,7 @@ class Checkpointer:
         return next(filter(None, self._world.gather_all(why)), "")
 
     def _check_alike(self, url: str, metadata: Metadata) -> None:
-        """Raise StateError on all ranks if the checkpoint is of another model; older checkpoints are not tried."""
+        """Raise StateError on all ranks if the checkpoint is of another model; the restore ends with this error."""
         ours, trained = (
             dcp.decode_metadata(self._metadata) if self._metadata else None,
             isinstance(self._source, ModelState),

@@ -1,4 +1,4 @@
-"""Checks the arguments of a Checkpointer and turns them into a state source and a checkpoint policy."""
+"""Checks a Checkpointer's arguments and makes of them an object that reads the state, and a checkpoint policy."""
 
 import os
 import re
@@ -26,7 +26,8 @@ def source_of(
     rank: int,
     group: Ranks,
 ) -> ModelState | UserState:
-    """Return the state source, for a model with its optimizers or a state dict. Raises on wrong arguments."""
+    """Return the object that reads and restores the state: of a model and its optimizers, or of the script's own state
+    dict (`own`). Raise ValueError or TypeError if the arguments do not fit together."""
     state, load = own
     if state is not None:
         if model is not None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.checkpoint.image_metadata import GeneratorStates, ImageMetadata, pack_metadata
+from holdfast.checkpoint.snapshot_record import GeneratorStates, ImageMetadata, pack_metadata
 from holdfast.checkpoint.state_image import StateError, bytes_of, decode_value, encode_value
 
 _ROOM_BYTES = 64 << 10
@@ -44,7 +44,8 @@ class ExtraState:
         )
 
     def restore(self, told: ImageMetadata, *, here: bool) -> None:
-        """Restore the script's extras, and the random number generators if this rank itself saved them (`here`)."""
+        """Restore the script's extras from `told`, the metadata that a rank saved with its state. With `here`, also
+        restore the random number generators."""
         self.made = told.made
         states = decode_value(told.extra) if told.extra else {}
         for name, state in states.items() if isinstance(states, dict) else ():
@@ -95,7 +96,7 @@ def read_generators() -> GeneratorStates:
 
 
 class _NumpySeen(NamedTuple):
-    """A state of numpy's generator and the raw memory it was read from; the same memory means the same state."""
+    """A state of numpy's generator, and the raw memory it was read from. Equal memory means an equal state."""
 
     memory: bytes
     state: NumpyState

@@ -1,4 +1,4 @@
-"""A model and its optimizers as a state source: its items, which ranks hold each item, and where each lies now."""
+"""The state of a model and its optimizers: which items it has, which ranks hold each, and where each is in memory."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import is_
@@ -48,7 +48,7 @@ class TensorPlace(NamedTuple):
 
 
 class OptimizerEntry(NamedTuple):
-    """The optimizer and the parameter that an item of optimizer state belongs to."""
+    """The optimizer and the parameter of an item of optimizer state."""
 
     optimizer: Optimizer
     parameter: torch.Tensor
@@ -83,7 +83,7 @@ class ModelState:
         self._count = self._count_parameters()
 
     def build_state(self) -> dict[str, Any] | None:
-        """Return the state dict, with blanks for future optimizer state; None if that state cannot be predicted."""
+        """Return the state dict, with BlankTensors for future optimizer state; None if this cannot be predicted."""
         state: dict[str, Any] = {MODEL: get_model_state_dict(self._model)}
         self._places = dict(_find_places(self._model, state[MODEL]))
         self._empty = {name: tensor for name, tensor in state[MODEL].items() if _is_empty(tensor)}
@@ -104,7 +104,7 @@ class ModelState:
         return state
 
     def loadable_state(self) -> dict[str, Any]:
-        """Return a state dict for torch to load into. Every tensor has memory; the values do not matter."""
+        """Return a state dict for torch to load into. All its tensors have memory, with arbitrary values."""
         for optimizer in self._optimizers:
             kept = foresee_state(optimizer)
             if kept is None:
@@ -198,11 +198,11 @@ class ModelState:
 
     @property
     def is_followed(self) -> bool:
-        """Whether optimizers announce each change of guarded items before they make it; False without an optimizer."""
+        """Return whether this state has optimizers, which announce each of their steps beforehand."""
         return bool(self._optimizers)
 
     def guarded_items(self) -> list[bool]:
-        """Return for each item whether only an optimizer step changes it; buffers may change in every forward pass."""
+        """Return for each item whether only optimizer steps change it. Buffers may change in every forward pass."""
         return [
             path[:2] == (OPTIMIZER, STATE)
             or (path[0] == MODEL and str(path[1]) in self._places and self._places[str(path[1])].trained)
@@ -210,7 +210,7 @@ class ModelState:
         ]
 
     def before_step(self, call: Callable[..., None]) -> None:
-        """Call `call` before every step of the optimizers; it replaces an earlier callback."""
+        """Call `call` before every step of the optimizers, in place of any earlier callback."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = [optimizer.register_step_pre_hook(call) for optimizer in self._optimizers]
@@ -244,7 +244,7 @@ class ModelState:
         raise ChangedError("there are fewer groups of parameters than before")
 
     def _find_holder(self, path: Path) -> tuple[Any, Any]:
-        """Return the container and key of an item that is not a parameter or buffer of a module."""
+        """Return the container that holds an item, and its key there. Not for a module's parameters and buffers."""
         if path[0] == MODEL:
             if path[1] not in self._odd:
                 self._odd[str(path[1])] = get_model_state_dict(self._model)[str(path[1])]
@@ -256,7 +256,7 @@ class ModelState:
         return descend_path(optimizer.state[parameter], path[3:])
 
     def _make_room(self, absent: Collection[str]) -> None:
-        """Create the tensors that optimizers have not made yet, in the order in which they would make them."""
+        """Create the tensors that optimizers have not made yet. The order is the one in which optimizers make them."""
         gone = {path[2:] for path in self._paths if ".".join(map(str, path)) in absent}
         names = {kin.parameter: name for name, kin in self._kin.items()}
         for optimizer in self._optimizers:
@@ -269,7 +269,7 @@ class ModelState:
                     )
 
     def _shadow_of(self, optimizer: Optimizer) -> Optimizer | None:
-        """Return a shadow with the optimizer's present and future state; None if that state cannot be predicted."""
+        """Return a shadow with the optimizer's present and future state; None if nothing is known of its state."""
         kept = foresee_state(optimizer)
         if kept is None and not optimizer.state:
             return None

@@ -1,8 +1,8 @@
 """Predicts the state that an optimizer will keep for its parameters, before its first step.
 
 An image is laid out when training starts, but optimizers create their state in their first step. So a shadow of the
-optimizer makes that step on tensors without memory. If the step must read values, the shadow makes it on zeros of the
-same shapes, one parameter at a time. The optimizer itself and the parameters are not touched.
+optimizer makes a first step on tensors without memory. If the step must read values, the shadow gets zeros of the same
+shapes instead, one parameter at a time. The optimizer itself and the parameters are not touched.
 """
 
 from collections import OrderedDict, defaultdict
@@ -47,7 +47,7 @@ Kept = dict[str, Any]  # name -> Blank, value, or a dict of the same kind
 def foresee_state(
     optimizer: Optimizer, is_trained: Callable[[torch.Tensor], bool] = lambda parameter: parameter.requires_grad
 ) -> dict[torch.Tensor, Kept] | None:
-    """Return the future state of every trained parameter; None if it cannot be predicted for this optimizer."""
+    """Return the state that the optimizer will keep for each trained parameter; None if it cannot be predicted."""
     known: dict[tuple[object, ...], Kept] = {}
     kept: dict[torch.Tensor, Kept] = {}
     held = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
@@ -97,7 +97,7 @@ def _first_step(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Te
 
 
 def _unwrap_step(step: Callable[..., object]) -> Callable[..., object]:
-    """Return the step function without its wrappers, since these would count or record the shadow's step."""
+    """Return the step function without its wrappers; they would count or record the step of the shadow optimizer."""
     while inner := getattr(step, "__wrapped__", None):
         step = inner
     return step
@@ -116,7 +116,7 @@ def _to_blank(value: object, parameter: torch.Tensor, beside: bool) -> object:
 
 
 def shadow_optimizer(optimizer: Optimizer, kept: dict[torch.Tensor, Kept]) -> Optimizer:
-    """Return a copy of the optimizer with its present state, and with blanks for the state that it will create."""
+    """Return a copy of the optimizer with its present state, and BlankTensors for the state that it will create."""
     double = object.__new__(type(optimizer))
     vars(double).update(vars(optimizer))
     state = {
@@ -134,7 +134,7 @@ def make_zeros(like: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def allocate_state(parameter: torch.Tensor, kept: Kept, make: Make = make_zeros) -> Kept:
-    """Return the future state of a parameter, with tensors that have memory in place of the blanks."""
+    """Return the state that an optimizer will create for a parameter, with real tensors in place of BlankTensors."""
     return _map_blanks(kept, lambda blank: blank.make_tensor(parameter, make))
 
 

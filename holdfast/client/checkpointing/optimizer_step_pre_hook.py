@@ -38,7 +38,7 @@ class StepAnnouncement:
 
 
 def announce_steps(optimizer: Any) -> StepAnnouncement:
-    """Return an announcement that follows all these optimizers; raise TypeError if one of them has no method `step`."""
+    """Return a StepAnnouncement for one optimizer or several. Raise TypeError if one has no method `step`."""
     found = StepAnnouncement()
     for one in list_optimizers(optimizer):
         if not callable(getattr(one, "step", None)):
@@ -48,7 +48,7 @@ def announce_steps(optimizer: Any) -> StepAnnouncement:
 
 
 def list_optimizers(optimizer: Any) -> list[Any]:
-    """Return one optimizer, several or None as a list."""
+    """Return the argument as a list: it may be one optimizer, several or None."""
     if optimizer is None:
         return []
     return [optimizer] if hasattr(optimizer, "step") else list(optimizer)

@@ -1,7 +1,7 @@
-"""States that every rank has the whole of, as with DDP: they can be restored among more or fewer ranks than saved them.
+"""Restores a state that every rank holds whole, as with DDP. The number of ranks may have changed since it was saved.
 
-A snapshot of another number of ranks has its tensors cut in other places, so it is read by its own layout. A rank whose
-node has no snapshot gets the image of another rank, through the process group.
+If another number of ranks saved a snapshot, its image has a layout of its own and is read by this layout. A rank whose
+node has no snapshot receives the image of another rank through the process group.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,20 +24,20 @@ _CHUNK_BYTES = 64 << 20
 
 
 class WorldSizes:
-    """Whether the script of this process goes on with any number of ranks, as it says itself."""
+    """Holds what the script of this process says: whether it can go on with any number of ranks."""
 
     any = False
 
 
 def is_replicated(layout: ImageLayout) -> bool:
-    """Return whether every rank has the whole state that this layout is of."""
+    """Return whether every rank holds all of the state that this layout describes."""
     everyone = tuple(range(layout.world))
     return all(item.spec.replicas == everyone for item in layout.items if item.spec.key != EXTRA)
 
 
 def announce_sizes(layout: ImageLayout, say: Callable[[str], None]) -> None:
-    """Announce that every rank has all state, so that any number of ranks can restore it; and that this one goes on
-    with any number of them, if its script says so."""
+    """If every rank has the whole state, note in the progress slot that any number of ranks can restore it. If the
+    script can go on with another number of ranks, note this too; if only the state prevents it, `say` so."""
     if (slot := here.find_slot()) is None:
         return
     whole = is_replicated(layout)
@@ -54,7 +54,7 @@ def extra_index(layout: ImageLayout) -> int:
 
 
 def open_image(arena: Arena, slot: int, folder: Path) -> StateImage:
-    """Return an image with the layout that it was written in, which is in the keeper's folder. Raises StateError."""
+    """Return the image in this slot. Its layout is read from the keeper's `folder`. Raises StateError."""
     path = folder / layout_file_name(arena.rank, arena.layout.hex())
     try:
         layout = from_msgpack(path.read_bytes(), ImageLayout)
@@ -66,14 +66,14 @@ def open_image(arena: Arena, slot: int, folder: Path) -> StateImage:
 
 
 def sign_items(layout: ImageLayout) -> str:
-    """Return a hash of what the image holds, in order; equal on all ranks that have the same state."""
+    """Return a hash of the list of the image's items. Ranks whose images hold the same items get the same hash."""
     told = [(i.spec.key, i.spec.start, i.spec.shape, i.length) for i in layout.items if i.spec.key != EXTRA]
     return blake2b(msgspec.msgpack.encode(told), digest_size=16).hexdigest()
 
 
 def spread_image(image: StateImage, *, source: int, lacks: bool) -> bytes:
-    """Copy the image of rank `source` into those of ranks that lack it; a collective of all ranks. Return the extra
-    state of `source`. Images may have their items at different offsets, but they have the same ones."""
+    """Copy the image of rank `source` to the ranks that lack it, and return the extra state of `source`. This is a
+    collective of all ranks. Their images hold the same items, but maybe at different offsets."""
     sends = dist.get_rank() == source
     gloo = "gloo" in str(dist.get_backend())
     device = torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""A state source for a state dict that the script builds itself."""
+"""Reads and restores a state dict that the script builds itself."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -22,7 +22,7 @@ State = dict[str, Any]
 
 
 class UserState:
-    """The script's own state dict. It must be complete from the start, because torch loads into its tensors."""
+    """The script's own state dict. It must be complete at the first save or restore: torch loads into its tensors."""
 
     is_followed = False  # by torch: what changes it is the script's own
 

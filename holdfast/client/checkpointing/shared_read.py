@@ -1,7 +1,7 @@
-"""Reads a checkpoint with all ranks of the job together: of ranks that need the same blocks, one reads each block and
-sends it to the others, while the next ones are being read.
+"""Reads a checkpoint with all ranks of the job together. Among ranks that need the same blocks, one rank reads each
+block and sends it to the others; meanwhile it reads its next blocks.
 
-N replicas that each read everything would ask N times as much of the storage, which is what a large job waits for.
+If each of N replicas read everything, the load on the storage would be N times as high, and a large job would wait.
 """
 
 from collections import deque
@@ -18,8 +18,8 @@ import torch.distributed as dist
 from holdfast.checkpoint.checkpoint_load import find_parts, read_ranges
 from holdfast.checkpoint.direct_io import spare_block
 from holdfast.checkpoint.manifest import StorageError, checksum_block
-from holdfast.checkpoint.part_blocks import PartPiece, PartReader, block_bytes, check_block, cut_blocks
 from holdfast.checkpoint.storage_opener import is_remote
+from holdfast.checkpoint.verified_block_reads import PartPiece, PartReader, block_bytes, check_block, cut_blocks
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 
 BlockPlace = tuple[int, int]  # the rank whose part it is in, and its number there
@@ -28,11 +28,11 @@ _GARBLED = "a block came damaged from rank"
 
 
 def read_restored(world: RankWorld, url: str, pieces: Sequence[PartPiece], into: memoryview, why: str = "") -> None:
-    """Read what this rank needs of a checkpoint into memory; a collective. Raises StorageError on every rank, with the
-    same sentence, if any of them cannot read; `why` is what has kept this one from it already.
+    """Read into memory what this rank needs of a checkpoint; a collective. If any rank cannot read, every rank raises
+    StorageError with the same sentence. If this rank has already failed, `why` is the reason.
 
-    Blocks are shared where ranks send them faster than they read them: over NCCL, or if the storage is remote. Over
-    gloo two ranks of one host took 3.4 times as long together as each alone from a local disk.
+    Ranks share blocks if sending is faster than reading: over NCCL, or if the storage is remote. On one host, two ranks
+    took 3.4 times as long to share blocks over gloo as to read them separately from a local disk.
     """
     shares = world.size > 1 and ("nccl" in str(dist.get_backend()) or is_remote(url))
     if shares:
@@ -48,7 +48,7 @@ def read_restored(world: RankWorld, url: str, pieces: Sequence[PartPiece], into:
 
 
 def read_together(world: RankWorld, url: str, pieces: Sequence[PartPiece], into: memoryview, why: str = "") -> None:
-    """Read as `read_restored` does, each block once among the ranks that need the same ones."""
+    """Do what `read_restored` does, but let ranks that need the same blocks always read each block once for all."""
     read: SharedRead | None = None
     try:
         read = None if why else SharedRead(url, pieces, into)
@@ -67,7 +67,7 @@ def read_together(world: RankWorld, url: str, pieces: Sequence[PartPiece], into:
 
 
 class _SentBlock(NamedTuple):
-    """A block on its way; `error` is why this rank could not read it."""
+    """A block that is being sent; `error` says why this rank could not read it, "" if it could."""
 
     place: BlockPlace
     source: int
@@ -77,7 +77,7 @@ class _SentBlock(NamedTuple):
 
 
 class SharedRead:
-    """The blocks of a checkpoint that this rank needs. Raises StorageError."""
+    """The blocks of a checkpoint that this rank needs. Its methods raise StorageError."""
 
     def __init__(self, url: str, pieces: Sequence[PartPiece], into: memoryview) -> None:
         self._into = into
@@ -86,12 +86,12 @@ class SharedRead:
         self._blocks = sorted(self._cuts)
 
     def sign_blocks(self) -> bytes:
-        """Return a hash of the blocks; equal on ranks that need the same ones."""
+        """Return a hash of the list of blocks; it is equal on ranks that need the same ones."""
         return blake2b(repr(self._blocks).encode(), digest_size=16).digest()
 
     def exchange_blocks(self, world: RankWorld, alike: tuple[int, ...]) -> None:
-        """Read each block once among the ranks that need the same ones. Raises StorageError, after all blocks have
-        been sent: the others wait for them."""
+        """Read each block once among the ranks `alike`, which need the same blocks. If a block is bad, raise
+        StorageError, but only after all blocks were sent: the other ranks wait for them."""
         wrong: list[str] = []
         under_way: deque[_SentBlock] = deque()
         with ExitStack() as stack:
@@ -117,7 +117,7 @@ class SharedRead:
     def _read_ahead(
         self, pool: ThreadPoolExecutor, readers: "SimpleQueue[PartReader]", places: Sequence[BlockPlace]
     ) -> Iterator[tuple[torch.Tensor, str]]:
-        """Yield the content of these blocks, and why it could not be read, while the next ones are being read."""
+        """Yield each block's content and an error, "" if it was read. Threads read the next blocks meanwhile."""
         reading: deque[Future[tuple[torch.Tensor, str]]] = deque()
         for place in places:
             if len(reading) == _AHEAD:
@@ -138,7 +138,7 @@ class SharedRead:
         return torch.frombuffer(target, dtype=torch.uint8), error
 
     def _take_block(self, sent: _SentBlock, rank: int) -> list[str]:
-        """Wait until a block is there, and copy what this rank needs of it. Return what is wrong with it."""
+        """Wait until a block has arrived, and copy what this rank needs of it. Return a list of faults."""
         for work in sent.works:
             work.wait()
         if sent.error:
@@ -160,7 +160,8 @@ def _find_device() -> torch.device:
 
 
 def _send_block(content: torch.Tensor, source: int, alike: tuple[int, ...], *, everyone: bool) -> list[Any]:
-    """Begin to send a block to all ranks that need it, or to receive it; return what to wait for."""
+    """Begin to send a block from rank `source` to all ranks or, without `everyone`, to the ranks `alike`. Other ranks
+    begin to receive it. Return the operations to wait for."""
     if everyone:
         return [dist.broadcast(content, src=source, async_op=True)]
     if dist.get_rank() != source:

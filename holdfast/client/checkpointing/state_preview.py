@@ -11,11 +11,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from holdfast.checkpoint import checkpoint_load, dcp
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.image_layout import EXTRA
-from holdfast.checkpoint.image_metadata import ImageMetadata, find_metadata, unpack_metadata
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.retention import apply_doubts, find_checkpoints
+from holdfast.checkpoint.snapshot_record import ImageMetadata, find_metadata, unpack_metadata
 from holdfast.checkpoint.state_image import bytes_of, decode_value
+from holdfast.checkpoint.stored_checkpoints import apply_doubts, find_checkpoints
 from holdfast.client.checkpointing.checkpointer_args import storage_of
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
@@ -24,7 +24,7 @@ _NO_STATE = StateGrant(source="none")
 
 
 class PeekedState(NamedTuple):
-    """The state that `Checkpointer.restore` will find. `is_chosen`: the keeper chose it, and no other may be used."""
+    """The state that `Checkpointer.restore` will find. With `is_chosen`, the keeper allows no other state."""
 
     step: int = 0
     extra: dict[str, Any] = {}
@@ -32,7 +32,7 @@ class PeekedState(NamedTuple):
 
 
 def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
-    """Return what a Checkpointer with this `path` will restore; step 0 means nothing. This is a collective."""
+    """Return what a Checkpointer with this `path` will restore; its step is 0 if there is nothing. A collective."""
     world, link = RankWorld(), KeeperClient.for_this_rank()
     asked = StateRequest(rank=world.rank, generation=current_generation())
     grant = link.request_state(asked) if link else _NO_STATE
@@ -49,7 +49,7 @@ def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
 
 
 def _newest_whole(base: str, grant: StateGrant) -> str:
-    """Return the URL of the newest checkpoint that passes verification, which a restore will choose too; "" if none."""
+    """Return the URL of the newest checkpoint that passes the verification of a restore; "" if none does."""
     for one in apply_doubts(find_checkpoints(base), grant.run, grant.doubts):
         try:
             if one.ok and not checkpoint_load.verify_checkpoint(one.url):

@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from holdfast.checkpoint import checkpoint_load, dcp
 from holdfast.checkpoint.arena import STORED, Arena, SnapshotName
 from holdfast.checkpoint.image_layout import EXTRA, ImageItem, ImageLayout
-from holdfast.checkpoint.image_metadata import unpack_metadata
 from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.part_blocks import PartPiece
 from holdfast.checkpoint.record_locations import locate_pieces
+from holdfast.checkpoint.snapshot_record import unpack_metadata
 from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
+from holdfast.checkpoint.verified_block_reads import PartPiece
 from holdfast.client.checkpointing.extra_state import ExtraState
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.rank_collectives import RankWorld
@@ -36,7 +36,7 @@ from holdfast.wire.rank_keeper_messages import StateGrant
 
 
 class RestorePieces(NamedTuple):
-    """The byte ranges of a checkpoint that a rank needs: of state that it alone holds, and of what it shares."""
+    """The byte ranges of a checkpoint that a rank needs: of the state that it alone holds, and of the shared state."""
 
     own: tuple[PartPiece, ...]
     shared: tuple[PartPiece, ...]
@@ -57,7 +57,7 @@ class StateRestore:
         self._snapshots = snapshots
 
     def from_memory(self, path: str, slot: int, step: int) -> None:
-        """Restore this rank's snapshot from its own arena or a fetched one. Raises StateError if it does not fit."""
+        """Restore the snapshot in a slot of the arena at `path`; raises StateError. The arena may be a fetched one."""
         own = path == self._snapshots.path
         arena = self._snapshots.arena if own else Arena.open(path)
         if arena.layout != self._snapshots.layout.digest:
@@ -71,8 +71,8 @@ class StateRestore:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
     def from_replicas(self, state: StateGrant, world: RankWorld, generation: int, folder: Path) -> str:
-        """Restore the whole state that this node or another rank has; a collective. Afterwards each rank has a snapshot
-        of it. A rank that got the state of another keeps its own random numbers. Return what is to be said, or ""."""
+        """Restore the whole state from this node or another rank, as a collective, and keep a snapshot of it. A rank
+        that got another rank's state keeps its own random numbers. Return a sentence for the user, or ""."""
         saved_by = self._from_whole(state, folder) if state.source != "replica" else 0
         told = world.gather_all((saved_by, sign_items(self._snapshots.layout)))
         source = next((rank for rank, (there, _) in enumerate(told) if there), None)
@@ -92,8 +92,7 @@ class StateRestore:
         return f"step {state.step} was saved by {told[source][0]} ranks: random numbers and extras are those of some"
 
     def _from_whole(self, state: StateGrant, folder: Path) -> int:
-        """Restore the whole state from any rank's snapshot on this node, even of another number of ranks; return that
-        number."""
+        """Restore the whole state from any rank's snapshot on this node, and return how many ranks saved it."""
         arena = Arena.open(state.arena)
         if arena.layout == self._snapshots.layout.digest:
             self.from_memory(state.arena, state.slot, state.step)
@@ -107,7 +106,7 @@ class StateRestore:
         return arena.world
 
     def _find_or_take(self, step: int, generation: int) -> int:
-        """Return the slot of this rank's snapshot of the restored step; take one if there is none."""
+        """Return the slot of this rank's snapshot of the restored step. If there is no such snapshot, take it now."""
         for sealed in self._snapshots.arena.list_sealed():
             if sealed.step == step:
                 return sealed.slot
@@ -138,7 +137,7 @@ class StateRestore:
         self._snapshots.arena.drop_after(step)
 
     def plan_read(self, url: str) -> tuple[Metadata, RestorePieces | None]:
-        """Return a checkpoint's metadata, and the byte ranges to read: None if its records are cut differently."""
+        """Return a checkpoint's metadata and the byte ranges to read, or None for these if it was split otherwise."""
         metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
         layout = self._snapshots.layout
         own, shared = (
@@ -147,8 +146,8 @@ class StateRestore:
         return metadata, RestorePieces(own, shared) if own is not None and shared is not None else None
 
     def from_parts(self, world: RankWorld, url: str, made: SnapshotName, pieces: RestorePieces) -> None:
-        """Restore a checkpoint that was split the same way; a collective. It is read into a slot, and that slot is
-        sealed as a snapshot. Of what several ranks need each block is read by one of them."""
+        """Restore a checkpoint that was split among ranks as the state is now; a collective. The rank's part is read
+        into a slot, which is sealed as a snapshot. Shared items are read by `read_restored`."""
         slot, why = self._snapshots.arena.begin_slot(made.step, made.generation, STORED), ""
         image = self._snapshots.images[slot.index] if slot else None
         try:
@@ -164,7 +163,7 @@ class StateRestore:
         self._from_image(image)
 
     def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
-        """Restore a checkpoint of another world size or split; return in words what could not be restored, or ""."""
+        """Restore a checkpoint of another world size or another split; return what could not be restored, or ""."""
         state = self._source.loadable_state()
         extra = metadata.state_dict_metadata.get(EXTRA)
         rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None
@@ -186,7 +185,7 @@ class StateRestore:
         return "" if here else f"is of {len(told)} ranks: random numbers will differ, extras are rank 0's"
 
     def _upload_image(self, image: StateImage, path: str, first: int) -> None:
-        """Restore the image that begins at `first` in the file `path`; a state on a GPU is restored by GpuUpload."""
+        """Restore the image at offset `first` of the file `path`. GpuUpload reads it for a state on a GPU."""
         side = self._snapshots.side
         if not side:
             self._from_image(image)

@@ -1,8 +1,9 @@
-"""Sums of a step's gradients over the microbatches, equal in every bit on all workers that hold a layer.
+"""Sums the gradients of a step over its microbatches. The sums are equal in every bit on all workers that hold a layer.
 
-A layer's flat gradient is cut into as many pieces as it has holders. Each holder sums one piece, from what all those
-send that computed the layer, and sends it to the other holders. `ordered` sums by microbatch number, so any routes give
-the same bits; `float` sums what each worker has added up by itself, in the order of the first microbatch of each.
+A layer's flat gradient is cut into as many pieces as workers hold the layer; each of these holders sums one piece.
+Every worker that computed the layer sends each piece to its holder, and the holder sends the sum to the other holders.
+With the reduction "ordered", a holder sums by microbatch number, so all routes give the same bits. With "float", each
+worker first adds up its own microbatches; the holder sums these in the order of each worker's first microbatch.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from holdfast.client.elastic.layer_units import LayerUnit
+from holdfast.client.elastic.layer_state import LayerUnit
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.model.pipeline_routes import RoutePlan
 
@@ -29,7 +30,7 @@ def find_rows(plan: RoutePlan, layer: int) -> Rows:
 
 
 class GradientSums:
-    """Sums gradients by one plan, on one of its workers."""
+    """Sums the gradients of the layers that one worker holds under a plan."""
 
     def __init__(self, plan: RoutePlan, worker: int, reduction: Reduction, layers: int) -> None:
         self._worker, self._reduction = worker, reduction
@@ -42,7 +43,7 @@ class GradientSums:
         gradients: dict[tuple[int, int], torch.Tensor],
         traffic: RankTraffic,
     ) -> None:
-        """Give each unit the sum of its gradients over all microbatches. Leaves no gradients of microbatches."""
+        """Give each unit the sum of its gradients over all microbatches, and remove the gradients of microbatches."""
         mine = [layer for layer in sorted(units) if units[layer].parameters]
         own = {layer: self._stack(gradients, layer) for layer in mine}
         gradients.clear()
@@ -73,7 +74,7 @@ class GradientSums:
         return count if self._reduction == "ordered" else min(count, 1)
 
     def _cut(self, layer: int, size: int) -> list[tuple[int, int]]:
-        """Return each holder's piece of a flat gradient of this size."""
+        """Return (start, end) of the piece that each worker with this layer sums, in a flat gradient of this size."""
         count = len(self._holders[layer])
         edges = [size * one // count for one in range(count + 1)]
         return list(pairwise(edges))
@@ -117,7 +118,7 @@ class GradientSums:
         return total if total is not None else torch.empty(0)
 
     def _gather_pieces(self, unit: LayerUnit, traffic: RankTraffic) -> torch.Tensor:
-        """Send the piece that this worker has summed to the other holders, and return the whole."""
+        """Send the piece that this worker has summed to the other holders, and return the whole gradient."""
         layer, size = unit.number, unit.gradient_size
         piece = unit.gradient
         assert piece is not None

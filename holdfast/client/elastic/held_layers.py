@@ -1,4 +1,4 @@
-"""What one worker of a pipeline holds between steps and across failures."""
+"""The state that one worker of a pipeline holds between steps and across failures."""
 
 import os
 import secrets
@@ -8,7 +8,7 @@ import torch
 
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
-from holdfast.client.elastic.layer_units import LayerUnit, MakeLayer, MakeOptimizer
+from holdfast.client.elastic.layer_state import LayerUnit, MakeLayer, MakeOptimizer
 from holdfast.client.elastic.recovery_settlement import RankReport
 from holdfast.client.elastic.shadow_layers import add_shadows
 from holdfast.core.elastic.layer_owners import Held
@@ -17,7 +17,7 @@ from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
 
 
 class HeldLayers:
-    """The layers, the plan that they follow, and how far their step has come."""
+    """The layers of a worker, the plan that it follows, and how far it has come in a step."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class HeldLayers:
         self.incidents = 0
 
     def complete(self, plan: RoutePlan, have: Held) -> RoutePlan:
-        """Return a plan with its shadows, if workers keep them; `have` are the layers that they hold by now."""
+        """Return the plan; if this job keeps shadow layers, add them. `have` says which layers each worker holds."""
         return add_shadows(plan, have) if self.keeps_shadows else plan
 
     def take_plan(self, bare: RoutePlan, plan: RoutePlan, worker: int) -> None:

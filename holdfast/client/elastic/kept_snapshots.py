@@ -1,9 +1,9 @@
-"""Snapshots of layers in memory: each worker keeps its own, and those of the worker before it in a ring."""
+"""Snapshots of layers in memory. Each worker keeps its own snapshots and, in a ring, those of one other worker."""
 
 import torch
 import torch.distributed as dist
 
-from holdfast.client.elastic.layer_units import LayerUnit
+from holdfast.client.elastic.layer_state import LayerUnit
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.model.pipeline_routes import RoutePlan
 
@@ -11,7 +11,7 @@ _STEPS = 2  # that are kept, as a worker may be lost while the newest is made
 
 
 class KeptSnapshots:
-    """The packed layers in this worker's memory."""
+    """The packed layers that are kept in this worker's memory."""
 
     def __init__(self) -> None:
         self._packed: dict[tuple[int, int], torch.Tensor] = {}  # by layer and step
@@ -23,8 +23,8 @@ class KeptSnapshots:
         return self._packed[layer, step]
 
     def take(self, step: int, units: dict[int, LayerUnit], traffic: RankTraffic, reach: int) -> None:
-        """Keep this worker's layers, send them to the worker `reach` further on, and keep those of the one that sends.
-        All workers call it at the same step."""
+        """Keep this worker's packed layers and send them to the worker whose rank is higher by `reach`. Keep those of
+        the worker whose rank is lower by `reach`; ranks form a ring. All workers call this at the same step."""
         mine = {layer: units[layer].pack() for layer in sorted(units)}
         world, rank = dist.get_world_size(), dist.get_rank()
         came: dict[int, torch.Tensor] = {}
@@ -35,13 +35,13 @@ class KeptSnapshots:
         self._packed = {key: one for key, one in self._packed.items() if key[1] in kept} | fresh
 
     def drop_after(self, step: int) -> None:
-        """Drop snapshots of steps that are to be made again."""
+        """Drop the snapshots of steps after this one, because the job will make these again."""
         self._packed = {key: one for key, one in self._packed.items() if key[1] <= step}
 
 
 def choose_reach(plan: RoutePlan, node_ranks: int) -> int:
-    """Return how many ranks further on each worker's snapshots are to be kept: if possible, by somebody who does not
-    hold the same layers anyway, and on another node. 0: there is nobody."""
+    """Choose the distance, in ranks, from each worker to the worker that gets copies of its snapshots. A good distance
+    leads to workers with other layers, then to workers on other nodes. Return 0 if there is only one worker."""
     world = len(plan.held)
     tried = {one % world for one in (1, node_ranks, node_ranks + 1, node_ranks - 1, 2 * node_ranks + 1)} - {0}
 

@@ -1,7 +1,8 @@
-"""Checkpoints of a pipeline on storage: a folder for each step, with a file for each layer, whole once all are there.
+"""Checkpoints of a pipeline on storage: a folder for each step, with a file for each layer.
 
-Whoever holds a layer first writes it, so any workers can read what any others wrote. A folder is named by its step and
-by the line of steps that it is of, as others may make the step again. A file ends with a digest of the rest.
+A checkpoint is whole once it has the files of all layers. The first worker that holds a layer writes the layer's file;
+any set of workers can read the files. Several generations may make the same step, so a folder's name has the step and a
+name for the generation. A file ends with its digest.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ _FOLDER = re.compile(r"step-(\d+)-(\w+)")
 
 
 class LayerFileError(Exception):
-    """A layer's file that is damaged, or cannot be read."""
+    """Raised if a layer's file is damaged or cannot be read."""
 
 
 class LayerFiles:
@@ -27,7 +28,7 @@ class LayerFiles:
         self._path, self._layers = path, layers
 
     def newest_whole(self) -> int:
-        """Return the newest step of which every layer is there; -1 if there is none."""
+        """Return the newest step that has the files of all layers; -1 if there is none."""
         return max((step for step, _, _ in self._list_whole()), default=-1)
 
     def write(self, layer: int, step: int, line: str, packed: torch.Tensor) -> None:
@@ -44,8 +45,8 @@ class LayerFiles:
         new.replace(folder / f"layer-{layer}")
 
     def read(self, layer: int, step: int) -> torch.Tensor:
-        """Return a packed layer of a whole step. Raises LayerFileError. A checkpoint with a damaged file is set aside
-        first, so that the job begins at an older one when it starts again."""
+        """Return a layer, packed, from the whole checkpoint of this step. Raise LayerFileError if the file is missing
+        or damaged. A damaged checkpoint is first renamed, so that the next start of the job uses an older one."""
         found = [(line, folder) for at, line, folder in self._list_whole() if at == step]
         if not found:
             raise LayerFileError(f"step {step} is not whole in {self._path} any more")
@@ -64,7 +65,7 @@ class LayerFiles:
         return torch.frombuffer(content, dtype=torch.uint8)[:-_DIGEST_BYTES].clone()
 
     def drop_old(self) -> None:
-        """Delete all but the newest whole checkpoints, and what was begun before them."""
+        """Keep the two newest whole checkpoints; delete the older folders, whole or not."""
         steps = sorted({step for step, _, _ in self._list_whole()})
         if len(steps) <= _KEPT:
             return

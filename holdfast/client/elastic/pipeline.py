@@ -1,4 +1,4 @@
-"""A pipeline that goes on when workers fail or come: its layers, its steps, and its console lines."""
+"""A pipeline that goes on when workers fail or join: its layers, its steps, and its console lines."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.held_layers import HeldLayers
-from holdfast.client.elastic.layer_units import MakeLayer, MakeOptimizer
+from holdfast.client.elastic.layer_state import MakeLayer, MakeOptimizer
 from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.routed_passes import (
@@ -28,7 +28,7 @@ from holdfast.client.elastic.step_totals import (
     mean_loss,
 )
 from holdfast.client.elastic.task_order import order_tasks
-from holdfast.core.elastic.departure_policy import MIGRATE, SAVE
+from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.model.pipeline_routes import PipelineJob, Semantics
 
@@ -42,7 +42,7 @@ _FOLLOWED = tuple(name for name in POLICIES if name not in (MIGRATE, SAVE))  # w
 
 
 class StepSettings(NamedTuple):
-    """What a pipeline does in every step."""
+    """The settings of a pipeline that apply to every step."""
 
     passes: PassSettings
     reduction: Reduction
@@ -53,10 +53,10 @@ class StepSettings(NamedTuple):
 
 
 class ElasticPipeline:
-    """A model in layers that the job's ranks hold and compute in turns, with a plan that changes when ranks do.
+    """A model in layers that the job's ranks hold and compute in turns, by a plan that changes when ranks change.
 
-    Ranks that survive a failure keep what they hold, agree on the last step, choose a plan and go on, without the state
-    of a Checkpointer. What a step computes depends on its number, its microbatches and its layers, and on no rank.
+    Ranks that survive a failure keep their layers. They agree on the last step, choose a new plan and go on, without a
+    Checkpointer. What a step computes depends on its number, its microbatches and its layers, but on no rank.
 
     >>> layers = [lambda: torch.nn.Linear(4, 4)] * 6
     >>> pipeline = holdfast.ElasticPipeline(layers, torch.optim.AdamW, torch.nn.functional.mse_loss, microbatches=4)
@@ -84,12 +84,12 @@ class ElasticPipeline:
         shadows: bool = False,
         policies: Sequence[str] = _FOLLOWED,
     ) -> None:
-        """`layers` are functions that each make one: a worker makes those that it holds, from `seed`. `optimizer` gets
-        a layer's parameters; `loss` the last layer's output and what the batch says, for one microbatch. `stages` are
-        those of a whole pipeline; ranks beyond one are replicas of it. `rate` gives the learning rate of a step.
-        Snapshots go to another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path`
-        every `store_every` steps. With `shadows` each rank also keeps the layers of those that it sends to.
-        """
+        """`layers` are functions that make one layer each. A worker calls those for the layers that it holds, with
+        random numbers drawn from `seed`. `optimizer` gets a layer's parameters. `loss` gets the last layer's output for
+        one microbatch, and the target from `batch`. `stages` is the number of ranks of one whole pipeline; if there are
+        more ranks, they form replicas of this pipeline. `rate` gives the learning rate of a step. Snapshots go to
+        another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path` every
+        `store_every` steps. With `shadows` each rank also keeps the layers of the ranks that it sends to."""
         _check_arguments(layers, semantics, reduction, policies, store_every > 0 and path is None)
         self.job = PipelineJob(
             layers=len(layers),
@@ -108,17 +108,17 @@ class ElasticPipeline:
 
     @property
     def layers(self) -> dict[int, torch.nn.Module]:
-        """The layers that this rank holds, by number."""
+        """Return the layers that this rank holds, by number."""
         return {number: unit.module for number, unit in sorted(self._held.units.items())}
 
     @property
     def recoveries(self) -> list[Recovery]:
-        """What was done after each failure that this process has seen, in order."""
+        """Return the recoveries from all failures that this process has seen, in order."""
         return list(self._recovery.recoveries)
 
     def steps(self, total: int) -> Iterator[int]:
-        """Meet the other ranks, bring all layers to the step that counts, and yield the steps after it up to `total`.
-        Call `step` once for each. All ranks call this at the same time, as the function that survives begins."""
+        """Meet the other ranks, bring all layers to one step, and yield each later step up to `total`. Call `step` once
+        for each. All ranks call this together, at the beginning of the function that survives."""
         self._recovery.meet()
         self._prepare()
         while (step := self._held.committed + 1) <= total:
@@ -129,16 +129,16 @@ class ElasticPipeline:
                 raise RuntimeError(f"step {step} was not made: call step() once for each number that steps() yields")
 
     def _prepare(self) -> None:
-        """Make ready what all steps of a plan have in common."""
+        """Prepare what all steps of a plan share: the order of the tasks and the gradient sums."""
         plan = self._held.plan
         self._tasks = order_tasks(plan.routes)
         self._sums = GradientSums(plan, dist.get_rank(), self._settings.reduction, self.job.layers)
 
     def step(self, batch: BatchOf) -> float:
-        """Make the next step and return its loss, the same on all ranks: the mean over its microbatches.
+        """Make the next step and return its loss: the mean over its microbatches, the same on all ranks.
 
-        `batch(step, microbatch)` returns the input of the first layer, and what the loss takes beside the last layer's
-        output; for equal arguments the same on every rank.
+        `batch(step, microbatch)` returns two things: the input of the first layer, and what the loss takes beside the
+        last layer's output. It must return the same on every rank.
         """
         step, self._held.finished = self._held.committed + 1, 0
         try:
@@ -178,7 +178,7 @@ class ElasticPipeline:
         return totals
 
     def _apply(self, step: int, totals: tuple[float, ...]) -> None:
-        """Make the optimizer's step in all layers that have not made it."""
+        """Make the optimizer's step in all layers that have not made it yet."""
         scale = clip_scale(self.job, totals, self._settings.clip_norm)
         rate = self._settings.rate(step) if self._settings.rate else None
         for unit in self._held.units.values():

@@ -1,7 +1,7 @@
-"""The meeting of a pipeline's workers: at the start of the job, and again in each generation after a failure.
+"""The meeting of a pipeline's workers, at the start of the job and again in each generation after a failure.
 
-Each says what it has. All find the step that counts, choose the same plan by the same function, and bring their layers
-to where the plan wants them.
+Each worker reports what it has. All workers find the step that counts and choose the same plan by the same function.
+Then layers are sent to the workers that need them by the plan.
 """
 
 import sys
@@ -13,7 +13,7 @@ import msgspec
 import torch.distributed as dist
 
 from holdfast.client.elastic.held_layers import HeldLayers
-from holdfast.client.elastic.layer_units import find_shared
+from holdfast.client.elastic.layer_state import find_shared
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.recovery_settlement import (
     RankReport,
@@ -32,11 +32,11 @@ from holdfast.model.pipeline_routes import RoutePlan, Semantics
 
 
 class NoPlanError(RuntimeError):
-    """No policy can go on from what is left."""
+    """Raised if no policy can go on with the workers and layers that are left."""
 
 
 class Recovery(NamedTuple):
-    """One recovery of a pipeline."""
+    """What one recovery of a pipeline did, why, and how long it took."""
 
     policy: str
     step: int  # after which the pipeline went on
@@ -49,7 +49,7 @@ class Recovery(NamedTuple):
 
 
 class PipelineRecovery:
-    """Lets one worker take part in the meetings of its job."""
+    """Takes part in the job's meetings on behalf of one worker."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class PipelineRecovery:
         return choice.chosen
 
     def change_plan(self) -> bool:
-        """Follow the plan that comes after this one, if it is time; return whether it was. All workers call it."""
+        """Switch to the next plan if it begins at the next step; return whether it did. All workers call this."""
         held = self._held
         then = held.bare.then
         if then is None or then.resume_step != held.committed + 1:
@@ -125,7 +125,7 @@ class PipelineRecovery:
         held.take_plan(bare, plan, rank)
 
     def _note_recovery(self, reports: Sequence[RankReport], proposal: Proposal, began_at: float) -> None:
-        """Tell of a recovery, and note what it took for the next choice."""
+        """Record a recovery, keep its measured times for the next choice, and on rank 0 print a line about it."""
         held, took_s = self._held, self._phases.took_s
         broke_at = min((report.broke_at for report in reports if report.broke_at), default=began_at)
         recovery = Recovery(
@@ -153,7 +153,7 @@ def _exchange_reports(mine: RankReport) -> list[RankReport]:
 
 
 def _begin_plan(held: HeldLayers, reports: Sequence[RankReport]) -> RoutePlan:
-    """Return the plan of a job that begins, or of one that begins again from storage because all workers were lost."""
+    """Return the plan of a job that starts, or that starts again from storage after the loss of all workers."""
     stored = min(report.stored for report in reports)
     sources = (STORAGE,) * held.job.layers
     plan = first_plan(held.job, len(reports))
@@ -161,7 +161,7 @@ def _begin_plan(held: HeldLayers, reports: Sequence[RankReport]) -> RoutePlan:
 
 
 def describe_recovery(recovery: Recovery) -> str:
-    """Return a line about a recovery that is over: what was done, and what it was expected to cost and did."""
+    """Return a line about a finished recovery: what was done, its expected cost and its real cost."""
     again = f"{recovery.again} steps are made again" if recovery.again else "no step is made again"
     return (
         f"{recovery.policy} on {recovery.workers} workers after step {recovery.step}: {recovery.reason}; {again}; "

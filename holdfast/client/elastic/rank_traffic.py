@@ -1,4 +1,4 @@
-"""Tensors sent between the workers of a pipeline over the default group, told apart by tags."""
+"""Sends tensors between the workers of a pipeline over the default group; tags tell the tensors apart."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class RankTraffic:
-    """Sends without waiting, so passes in any order that all workers share cannot block. What is sent is kept until
-    `settle`."""
+    """Sends without waiting, so workers cannot block one another if all follow the same order of passes. Until
+    `settle`, it keeps the tensors that are being sent."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -28,7 +28,7 @@ class RankTraffic:
         return dist.irecv(into, source, tag=tag)
 
     def send_shaped(self, tensor: torch.Tensor, to: int, tag: int) -> None:
-        """Send a tensor to a worker that does not know its shape. It uses this tag and the next."""
+        """Send a tensor to a worker that does not know its shape. Uses two tags: `tag` and the next one."""
         if tensor.dim() > _MOST_DIMENSIONS or tensor.dtype not in _DTYPES:
             raise TypeError(f"a layer returned a tensor of {tensor.dtype} and {tensor.dim()} dimensions")
         shape = [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
@@ -43,7 +43,7 @@ class RankTraffic:
         return self.receive(into, source, tag + 1)
 
     def settle(self) -> None:
-        """Wait until all that was sent has arrived."""
+        """Wait until all sends are complete."""
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()

@@ -1,7 +1,7 @@
-"""What workers tell one another after a failure, and what follows from it: which step counts, and who holds what.
+"""Finds, from the reports that workers exchange after a failure, which step counts and who holds what.
 
-The last exchange of a step is its vote: each worker goes into it with its summed gradients in hand, so if one worker
-has come out of it, all others can make the step as well. Then all do; else all drop it, and make it again.
+The last exchange of a step is its vote. Each worker has its summed gradients when it enters the vote. So if one worker
+has finished the vote, all others can make the step too, and do. If no worker has, all drop the step and make it again.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from holdfast.model.pipeline_routes import PipelineSituation, RoutePlan, RouteSe
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker has, when it meets the others in a new generation."""
+    """What one worker reports about itself when it meets the others in a new generation."""
 
     meeting: int = 0  # at which its plan was made, counted from the job's first; 0: it has none
     worker: int = -1  # its number there
@@ -32,7 +32,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettledStep(msgspec.Struct, frozen=True):
-    """The step that counts."""
+    """The step that counts: the newest one that all workers can have made."""
 
     committed: int
     held: tuple[tuple[int, ...], ...]  # by worker, once those who can have made `committed`
@@ -40,7 +40,7 @@ class SettledStep(msgspec.Struct, frozen=True):
 
 
 def settle_step(reports: Sequence[RankReport]) -> SettledStep:
-    """Return the newest step that anybody has made or seen voted for, and who holds which layers at it."""
+    """Return the newest step that any worker has made or whose vote it has finished, and each worker's layers then."""
     made = [step for report in reports for _, step in report.layers]
     committed = max([0, *made, *(report.voted for report in reports)])
     held = tuple(
@@ -59,8 +59,8 @@ def settle_step(reports: Sequence[RankReport]) -> SettledStep:
 
 
 def describe_situation(reports: Sequence[RankReport], settled: SettledStep) -> PipelineSituation:
-    """Return the situation from which routes are chosen, with the earlier plan in today's numbers of workers: those of
-    workers that are gone are below zero."""
+    """Return the situation from which routes are chosen. In its earlier plan, workers have the numbers that they have
+    now; lost workers have negative numbers."""
     newest = max(report.meeting for report in reports)
     told = {report.worker: rank for rank, report in enumerate(reports) if report.meeting == newest and report.plan}
     plan = next(
@@ -91,7 +91,7 @@ def _split_shadows(
     *,
     shadows: bool,
 ) -> tuple[tuple[int, ...], ...]:
-    """Return what each worker holds beside what the plan gave it as its own; or, without `shadows`, the rest."""
+    """Return each worker's layers: with `shadows`, only those that its plan does not give it, else only the rest."""
     own = [
         plan.held[report.worker] if plan and report.meeting == newest and report.plan else mine
         for report, mine in zip(reports, held, strict=True)
@@ -117,7 +117,7 @@ def _renumber(plan: RoutePlan | None, numbers: dict[int, int], world: int) -> Ro
 
 
 def choose_costs(reports: Sequence[RankReport]) -> PhaseCosts:
-    """Return the costs as measured by the worker that has seen most incidents, and the time of the slowest steps."""
+    """Return the costs as measured by the worker with the most incidents, but the slowest worker's step time."""
     known = max(reports, key=lambda report: report.incidents)
     step_s = max(report.step_s for report in reports)
     return msgspec.structs.replace(known.costs, step_s=step_s) if step_s else known.costs

@@ -1,7 +1,7 @@
-"""The forward and backward passes of one step along the routes of a plan, as far as one worker makes them.
+"""Makes one worker's part of a step's forward and backward passes along the routes of a plan.
 
-Each layer is a piece of autograd's graph of its own, with contiguous tensors at its borders, and what it draws follows
-from the step, the microbatch and the layer. So its bits depend neither on who computes it nor on its neighbours.
+Each layer has an autograd graph of its own, with contiguous tensors at its borders. Its random numbers depend only on
+the step, the microbatch and the layer. So the bits of its results depend neither on the worker nor on its neighbours.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.client.elastic.layer_units import LayerUnit, draw_seed
+from holdfast.client.elastic.layer_state import LayerUnit, draw_seed
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.task_order import Task
 from holdfast.model.pipeline_routes import RoutePlan, RouteSegment
@@ -19,7 +19,7 @@ LossOf = Callable[[torch.Tensor, Any], torch.Tensor]
 
 
 class PassSettings(NamedTuple):
-    """What all steps of a job have in common."""
+    """The settings that all steps of a job share."""
 
     loss: LossOf
     microbatches: int
@@ -29,7 +29,7 @@ class PassSettings(NamedTuple):
 
 
 class Island(NamedTuple):
-    """One layer's pass of one microbatch: the graph between its input and its output."""
+    """The autograd graph of one layer for one microbatch, by its input and its output."""
 
     layer: int
     given: torch.Tensor
@@ -37,7 +37,7 @@ class Island(NamedTuple):
 
 
 class RoutedPasses:
-    """One step's passes of one worker."""
+    """The passes that one worker makes in one step."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class RoutedPasses:
             )
 
     def _start_backward(self, output: torch.Tensor, step: int, m: int, batch: BatchOf) -> torch.Tensor:
-        """Note the microbatch's loss, and return the gradient of its share in the step's loss."""
+        """Compute and keep the loss of a microbatch; return the gradient of the last layer's output."""
         leaf = output.detach().requires_grad_()
         torch.manual_seed(draw_seed(self._settings.seed, step, m, self._settings.layers))
         loss = self._settings.loss(leaf, batch(step, m)[1])

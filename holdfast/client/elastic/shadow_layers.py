@@ -1,4 +1,4 @@
-"""Layers that workers keep current beside their own, so that they can compute them the moment their owner is lost."""
+"""Shadow layers: copies of other workers' layers, kept current so that a worker can take over a lost worker's part."""
 
 import msgspec
 
@@ -8,8 +8,8 @@ from holdfast.model.pipeline_routes import LayerTransfer, RoutePlan
 
 
 def add_shadows(plan: RoutePlan, have: Held) -> RoutePlan:
-    """Return the plan with each worker also holding the layers of those that it sends to. `have` are those that
-    workers have by now, from whom the rest is sent; in a rollback all come from where the plan says."""
+    """Return the plan with shadows: each worker also holds the layers of the workers that it sends to. Workers that
+    have a layer by `have` send it to workers that lack it. A rollback needs no such transfers."""
     wanted = [sorted({*mine, *more}) for mine, more in zip(plan.held, shadows_of(plan), strict=True)]
     held = tuple(map(tuple, wanted))
     if plan.rollback:

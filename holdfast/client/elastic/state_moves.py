@@ -1,4 +1,4 @@
-"""Carries out what a plan says of states: transfers between live workers, or a rollback to snapshots or files."""
+"""Carries out what a plan says about states: transfers between live workers, or a rollback to snapshots or files."""
 
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots
 from holdfast.client.elastic.layer_files import LayerFiles
-from holdfast.client.elastic.layer_units import LayerUnit, digest_packed
+from holdfast.client.elastic.layer_state import LayerUnit, digest_packed
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.model.pipeline_routes import RoutePlan
 
@@ -17,11 +17,11 @@ Move = tuple[int, int, int]  # layer, source, target
 
 
 class LayerMismatch(Exception):
-    """Workers that hold a layer have different states of it."""
+    """Raised if a worker lacks a layer, or if workers have different states of the same layer."""
 
 
 class StateMoves:
-    """Brings the layers that this worker is to hold by a plan to the plan's step."""
+    """Gets the layers that a plan gives to this worker, in the states that the plan begins with."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class StateMoves:
         )
 
     def follow(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
-        """Change `units` to what the plan says. A source keeps what it sends until all are done."""
+        """Give `units` the layers of the plan. A worker that sends a layer keeps it until all workers have theirs."""
         step = plan.resume_step - 1
         if plan.rollback:
             self._roll_back(plan, units, rank, step)
@@ -94,7 +94,7 @@ class StateMoves:
 
 
 def digest_states(units: dict[int, LayerUnit]) -> str:
-    """Return a hash of all layers, those of other workers too. All workers call it."""
+    """Return a hash of the layers of all workers. All workers call this together."""
     told: list[dict[int, str]] = [{}] * dist.get_world_size()
     dist.all_gather_object(told, {layer: digest_packed(unit.pack()) for layer, unit in units.items()})
     by_layer = {layer: digest for one in told for layer, digest in one.items()}
@@ -102,7 +102,8 @@ def digest_states(units: dict[int, LayerUnit]) -> str:
 
 
 def check_states(units: dict[int, LayerUnit], wanted: tuple[int, ...], step: int) -> None:
-    """Compare the states of each layer among all its holders. Raises LayerMismatch."""
+    """Compare the copies of each layer on all workers that hold it. If a copy differs, or a worker lacks a layer of
+    `wanted` at this step, raise LayerMismatch on all workers."""
     late = [layer for layer in wanted if layer not in units or units[layer].step != step or not units[layer].whole]
     mine = {layer: digest_packed(units[layer].pack()) for layer in wanted if layer in units}
     told: list[tuple[list[int], dict[int, str]]] = [([], {})] * dist.get_world_size()

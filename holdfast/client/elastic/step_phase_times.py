@@ -1,4 +1,4 @@
-"""The phases of a pipeline's steps and recoveries, with the time that each took."""
+"""Measures the time of each phase of a pipeline's steps and recoveries."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ _WEIGHT = 0.25  # of a new step in the running mean
 
 
 class StepPhases:
-    """Told when a phase begins; the one before it is over then."""
+    """Measures phases; when a phase begins, the one before it ends."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

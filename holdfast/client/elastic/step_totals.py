@@ -1,6 +1,6 @@
-"""The last exchange of a step: each microbatch's loss and each layer's share of the gradient's size, on all workers.
+"""The last exchange of a step: it gives every worker each microbatch's loss and each layer's squared gradient norm.
 
-It is the step's vote as well: a worker takes part once it has all of its summed gradients in hand.
+This exchange is also the step's vote: a worker takes part only when it has all of its summed gradients.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from holdfast.client.elastic.layer_units import LayerUnit
+from holdfast.client.elastic.layer_state import LayerUnit
 from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
 
 
@@ -21,8 +21,8 @@ def exchange_totals(
     *,
     norms: bool,
 ) -> tuple[float, ...]:
-    """Return the losses by microbatch, then with `norms` the squares of the summed gradient by layer, else zeros. Each
-    number comes from one worker, so adding them up changes none."""
+    """Return the losses by microbatch, followed by the squared norm of each layer's summed gradient (zeros without
+    `norms`). For each number, one worker gives its value and the others give 0, so their sum is exact."""
     told = torch.zeros(job.microbatches + job.layers, dtype=torch.float64)
     for m, loss in losses.items():
         told[m] = loss
@@ -44,7 +44,7 @@ def mean_loss(job: PipelineJob, totals: tuple[float, ...]) -> float:
 
 
 def clip_scale(job: PipelineJob, totals: tuple[float, ...], most: float | None) -> float | None:
-    """Return by how much to scale the gradient, so that its norm is at most `most`; None if not at all."""
+    """Return the factor that scales the gradient's norm down to `most`; None if the gradient needs no scaling."""
     if most is None:
         return None
     norm = math.sqrt(sum(totals[job.microbatches :]))

@@ -1,8 +1,8 @@
-"""The order of forward and backward passes in a step: one list for all workers, of which each does its own part.
+"""The order of forward and backward passes in a step: one list for all workers, of which each worker does its part.
 
-Any order in which a pass comes after those that it needs gives the same results and cannot block, as all workers have
-the same one. This one is that of 1F1B: a worker goes backward as soon as it can, and forward only as far ahead as the
-pipeline behind it is long.
+In this list each pass comes after the passes that it needs. Any list with this property gives the same results and
+cannot block. The order follows 1F1B: a worker prefers backward passes. As a rule, it has no more unfinished
+microbatches than there are segments from its own to the last.
 """
 
 import heapq
@@ -22,7 +22,7 @@ class Task(NamedTuple):
 
 
 def order_tasks(routes: tuple[tuple[RouteSegment, ...], ...]) -> list[Task]:
-    """Return all passes of a step by the time at which they begin, each worker doing one at a time."""
+    """Return all passes of a step, ordered by the times at which they start. Each worker makes one pass at a time."""
     free: dict[int, float] = {}
     open_at: dict[tuple[int, int], int] = {}  # by worker and depth: microbatches forward, and not yet backward
     ready = [(0.0, 1, m, 0) for m, route in enumerate(routes) if route]  # ready at, forward, microbatch, depth
@@ -53,6 +53,6 @@ def order_tasks(routes: tuple[tuple[RouteSegment, ...], ...]) -> list[Task]:
 
 
 def _next_change(ready: list[tuple[float, int, int, int]], at: float) -> float | None:
-    """Return when another pass is ready that may make room; None if all that is left waits for room."""
+    """Return the earliest time after `at` at which a pass in `ready` can start; None if there is none."""
     later = [one[0] for one in ready if one[0] > at]
     return min(later) if later else None

@@ -62,8 +62,8 @@ def kinds_of(layout: ImageLayout, things: Sequence[object]) -> list[str]:
 def choose_routes(
     layout: ImageLayout, kinds: Sequence[str], steady: Sequence[bool], tail: Collection[int]
 ) -> CopyRoutes:
-    """Choose a route for each item. `steady` tells of each whether only the optimizer's step changes it. Large steady
-    items whose index is in `tail` are copied to a shadow on the GPU first, so the step need not wait for the bus."""
+    """Choose a route for each item. `steady` says for each item whether only the optimizer's step changes it. The large
+    steady items of `tail` are first copied to a shadow on the GPU, so that the step need not wait for the bus."""
     found = CopyRoutes([], [], [], [], [], [], [], {}, 0)
     at, start, end = FIRST, -1, -1  # of the run that is being made
 
@@ -92,7 +92,7 @@ def choose_routes(
 
 
 def lengthen_tail(layout: ImageLayout, found: CopyRoutes, want: float, most: int) -> frozenset[int]:
-    """Return a tail with more items: about `want` bytes remain to copy directly, shadows take at most `most`."""
+    """Return a longer tail. About `want` bytes keep the direct route, and shadows get at most `most` bytes."""
     tail = list(found.tail)
     left, held = total_bytes(layout, found.direct), total_bytes(layout, found.shadowed)
     for index in reversed(found.direct):

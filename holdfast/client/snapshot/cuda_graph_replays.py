@@ -1,9 +1,9 @@
-"""Sees which CUDA graphs change the state when they are replayed, and keeps our threads still during a capture.
+"""Finds the CUDA graphs that change the state when they are replayed, and keeps our threads still during a capture.
 
-A replay runs no Python, so a step inside of a graph calls no hook. Torch's own classes are wrapped instead: what an
-optimizer does while a graph is captured is done by each replay of it. Of a graph that was captured before the watch
-began nobody knows what it does. In torch's default mode a capture fails if another thread of the process registers or
-allocates memory or asks for an event meanwhile, as ours do. So a capture waits for them, and they wait for its end.
+A replay runs no Python, so an optimizer's step inside a graph calls no hook. This module wraps torch's own classes
+instead: if an optimizer made a step while a graph was captured, each replay makes the step again. Nothing is known of
+graphs that were captured earlier. In torch's default mode, a capture fails if another thread of the process registers
+or allocates memory or asks for an event. So our threads wait for the end of a capture, and a capture for theirs.
 """
 
 import threading
@@ -23,11 +23,11 @@ _CAPTURE_S = 300.0  # a capture that nobody ends holds our threads up for no lon
 
 class ReplayFollower(Protocol):
     def before_replay(self, steps: bool | None) -> None:
-        """Called before each replay; `steps` tells whether the graph has an optimizer's step, None if unknown."""
+        """Called before each replay. `steps` says whether the graph has an optimizer's step; None if unknown."""
 
 
 class GraphWatch:
-    """What is known of the CUDA graphs of this process."""
+    """Knows which CUDA graphs of this process make an optimizer's step."""
 
     def __init__(self) -> None:
         self._steps: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # by graph
@@ -39,24 +39,24 @@ class GraphWatch:
         self._is_on = False
 
     def start(self) -> None:
-        """Watch all graphs that are captured from now on; a second call does nothing more."""
+        """Watch all graphs that are captured from now on. A second call has no effect."""
         if not self._is_on:
             self._is_on = True
             watch_graphs(torch.cuda.CUDAGraph, self)
 
     def follow(self, follower: ReplayFollower) -> None:
-        """Tell this one, as long as it lives, of every replay."""
+        """Call this follower before every replay, as long as the follower lives."""
         self._followers.add(follower)
 
     def note_step(self) -> bool:
-        """Note that the graphs that are being captured make a step; False if none is that we know of."""
+        """Note that the graphs in capture make an optimizer's step; return False if no known graph is in capture."""
         for graph in list(self._hooks):
             self._steps[graph] = True
         return bool(self._hooks)
 
     @contextmanager
     def between_captures(self) -> Iterator[None]:
-        """Within this block no capture begins; wait for the end of one that runs. Not for the thread that captures."""
+        """Wait for a running capture, and delay new ones during this block. Capturing threads must not call this."""
         with self._news:
             self._news.wait_for(self._is_capture_over, _CAPTURE_S)
             self._asking += 1
@@ -68,7 +68,7 @@ class GraphWatch:
                 self._news.notify_all()
 
     def on_capture(self, graph: Any) -> None:
-        """Begin to watch a capture, once our threads keep still."""
+        """Wait until our threads have stopped using the GPU, then begin to watch a capture."""
         with self._news:
             self._captured_since = time.monotonic()  # from now on none of them begins anything
             self._news.wait_for(lambda: not self._asking, _CAPTURE_S)
@@ -76,7 +76,7 @@ class GraphWatch:
         self._hooks[graph] = register_optimizer_step_pre_hook(lambda *_: self._steps.__setitem__(graph, True))
 
     def on_captured(self, graph: Any) -> None:
-        """End what `on_capture` began."""
+        """Stop watching a capture that has ended, and let our other threads use the GPU again."""
         if hook := self._hooks.pop(graph, None):
             hook.remove()
         with self._news:
@@ -92,7 +92,7 @@ class GraphWatch:
 
 
 def watch_graphs(graphs: Any, watch: GraphWatch) -> None:
-    """Have this class of graphs tell the watch of captures and replays."""
+    """Make all graphs of the class `graphs` report their captures and replays to the watch."""
     begin: Callable[..., None] = graphs.capture_begin
     end: Callable[..., None] = graphs.capture_end
     replay: Callable[..., None] = graphs.replay

@@ -1,4 +1,4 @@
-"""The streams and events of one GPU that snapshots and restores use."""
+"""The streams and events that snapshots and restores use on one GPU."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,8 @@
 """Restores a snapshot from an arena's file to a GPU through small pinned buffers.
 
-Mapping and registering gigabytes of small pages takes longer than reading them. Here several threads each read a
-piece into a buffer and pass it to the GPU, which restores 8 GB in a third of the time. The arena is registered
-afterwards, during the first step.
+Mapping and registering gigabytes of small pages takes longer than reading them. Here several threads each read a piece
+into a buffer and pass it to the GPU. This restores 8 GB in a third of the time. The arena is registered afterwards,
+during the first step.
 """
 
 import os
@@ -48,8 +48,8 @@ class GpuUpload:
 
     @contextmanager
     def from_file(self, path: str, first: int) -> Iterator[Callable[[int, torch.Tensor], None]]:
-        """Yield a function (offset, tensor) that queues a read from the image into the tensor; wait for all at exit.
-        The image begins at byte `first` of the file."""
+        """Yield a function (offset, tensor) that queues a read from the image into the tensor. The image begins at byte
+        `first` of the file. At the exit of the block, wait for all reads."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield lambda at, tensor: self._add_tensor(fd, first + at, tensor)

@@ -40,7 +40,7 @@ class CurrentItems(NamedTuple):
 
 
 class StateLocations:
-    """Reads the items of a state; checks a tensor's shape only if it is another object than at the last read."""
+    """Reads the items of a state. Shapes are checked only when a tensor is not the same object as at the last read."""
 
     def __init__(self, layout: ImageLayout, found: FlatState, way: Callable[[Path], Way]) -> None:
         self._rows: list[ItemLocation] = []
@@ -58,7 +58,7 @@ class StateLocations:
         self._things = CurrentItems(0, [ABSENT] * len(self._rows), [])
 
     def set_spots(self, spot: Callable[[Path], Spot | None]) -> None:
-        """Let later reads take a tensor straight from the dict and key that `spot` returns, unless it returns None."""
+        """Let later reads take a tensor from the dict and key that `spot` returns for its path, unless it is None."""
         spots = {index: found for index in self._tensors if (found := spot(self._paths[index]))}
         self._tensors = [*spots, *(index for index in self._tensors if index not in spots)]
         self._ways = [self._rows[index].way for index in self._tensors]
@@ -82,7 +82,7 @@ class StateLocations:
         return CurrentItems(version, things, absent)
 
     def _read_tensors(self) -> list[object]:
-        """Return the current tensors, of a DTensor its local part, quickly: there may be thousands after each step."""
+        """Return the current tensors; of a DTensor, its local part. This must be fast: there may be thousands."""
         try:
             seen = [*map(getitem, self._holders, self._keys), *(way() for way in self._ways[len(self._keys) :])]
         except LookupError:

@@ -14,12 +14,12 @@ from holdfast.client.snapshot.cuda_streams import CudaStreams
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
 from holdfast.client.snapshot.registered_arena import RegisteredArena
-from holdfast.client.snapshot.seal_fence import SEAL_FENCE
+from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 from holdfast.client.snapshot.side_stream import SideStream
 
 
 class RankSnapshots:
-    """Takes the snapshots of one rank; memory and the unchanging bytes of images are prepared beforehand."""
+    """Takes the snapshots of one rank. Their memory, and the bytes that all of them share, are prepared beforehand."""
 
     def __init__(self, layout: ImageLayout, arena: Arena, path: str) -> None:
         self.layout = layout
@@ -37,14 +37,14 @@ class RankSnapshots:
             self.images[slot].write_frames()
 
     def populate_memory(self) -> None:
-        """Prepare the arena for copies made by the CPU."""
+        """Fault in every page of the arena now, so that copies by the CPU do not wait for the kernel."""
         self.arena.populate_pages()
 
     def use_gpu(
         self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None], *, followed: bool
     ) -> None:
-        """Let the GPU make all copies from now on. `guarded` items change only in announced steps; without `followed`,
-        the script announces them and is checked."""
+        """Let the GPU make all copies from now on. `guarded` says for each item whether only announced steps change it.
+        Without `followed`, the script itself must announce its steps, and its announcements are checked."""
         GRAPH_WATCH.start()
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
@@ -58,12 +58,12 @@ class RankSnapshots:
         )  # fmt: skip
 
     def check_capture(self) -> None:
-        """Raise StateError while the script captures a CUDA graph: what it queues now runs at replays alone."""
+        """Raise StateError while the script captures a CUDA graph: a copy queued now would only run at replays."""
         if self.side and self.side.is_capturing():
             raise StateError("a CUDA graph is being captured: call save() between its replays, not inside of it")
 
     def on_restored(self) -> None:
-        """Free what only a restore needs, and register the arena with the GPU once the first step is launched."""
+        """Free what only a restore needs. Register the arena with the GPU once the first step has been launched."""
         if self.fetching:
             self.fetching.finish()
             self.fetching = None
@@ -71,7 +71,7 @@ class RankSnapshots:
             self._registered.register_later()
 
     def before_step(self, *_: object) -> None:
-        """Prepare for a change of the state that the GPU makes next: see the side stream's `before_step`."""
+        """Make the GPU wait before it changes the state, until the queued copies of a snapshot have read it."""
         if self._registered:
             self._registered.start_registering()
         if self.side:

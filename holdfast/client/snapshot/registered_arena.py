@@ -28,7 +28,7 @@ _Part = tuple[int, int, int, int]  # slot; start and end in the arena; how far i
 
 
 def thread_count() -> int:
-    """Return the number of threads to use, from this rank's share of the processors."""
+    """Return the number of threads to use: this rank's share of the host's processors, up to a maximum."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // max(1, ranks)))
 
@@ -61,8 +61,8 @@ class RegisteredArena:
         self._start_thread()
 
     def register_later(self) -> None:
-        """Start registering when `start_registering` is called, or when the first step has had time to be launched.
-        Call it after a restore, which registering would slow down threefold."""
+        """Start registering once the first step has had time to be launched, or when `start_registering` is called. Use
+        this after a restore, which registering would slow down threefold."""
         self._start_thread()
 
     def _start_thread(self) -> None:
@@ -131,12 +131,12 @@ def _populate_part(pool: ThreadPoolExecutor, base: int, part: _Part) -> list[Fut
 
 
 def _populate_pages(start: int, size: int) -> None:
-    """Populate these pages now. On a kernel without this madvise call, the first access populates each page."""
+    """Populate these pages now. An old kernel cannot do this; there, the first access populates each page."""
     _madvise(start, size, _POPULATE_WRITE)
 
 
 def _cut_slot(arena: Arena, layout: ImageLayout, slot: int) -> Iterator[tuple[int, int, int]]:
-    """Cut a slot into parts at the page-aligned starts of large records, so that no copy crosses a cut."""
+    """Cut a slot into parts to be registered. Cuts are at starts of large items, so no copy crosses a cut."""
     first = arena.image_at(slot)
     cuts = [arena.head_at(slot)]
     for item in layout.items:

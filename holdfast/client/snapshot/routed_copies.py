@@ -1,4 +1,4 @@
-"""The copies of a snapshot along one choice of routes, and the buffers that they need beside the slots."""
+"""Copies a snapshot along the routes that were chosen for its items, through buffers that are allocated beforehand."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.checkpoint.state_image import StateImage, bytes_of, shape_payload
 from holdfast.client.snapshot.copy_routes import CopyRoutes, is_large
 from holdfast.client.snapshot.cuda_streams import CudaStreams
-from holdfast.client.snapshot.seal_fence import SealPass
+from holdfast.client.snapshot.seal_revocation import SealPass
 
 STAGES = 3  # the processor may be as many snapshots ahead of the GPU before it has to wait
 
@@ -24,7 +24,7 @@ _FIXED = frozenset((type(None), bool, int, float, str, bytes))
 
 
 class GpuSlots:
-    """The memory of an arena as tensors that the GPU copies into."""
+    """The memory of an arena, as tensors into which the GPU copies."""
 
     def __init__(self, arena: Arena, layout: ImageLayout) -> None:
         memory = torch.frombuffer(arena.memory, dtype=torch.uint8)
@@ -88,7 +88,8 @@ class RoutedCopies:
                 image.put_value(index, things[index])
 
     def fill_stage(self, number: int, claim: SlotClaim, things: Sequence[Any], packed: bytes) -> torch.Tensor:
-        """Write the remaining small items and the header to the stage; return the tensor that the GPU copies from."""
+        """Write the snapshot's header, extra state and constant values into a stage, the pinned memory from which the
+        GPU copies; return the stage's tensor."""
         flat, image = self._stages[number % STAGES]
         name = claim.name
         with self._seals.lock:
@@ -103,14 +104,14 @@ class RoutedCopies:
         return flat
 
     def void_seals(self) -> None:
-        """Have snapshots that the GPU has not begun to copy stay unsealed; the fence calls this, and holds its lock."""
+        """Void the seals of snapshots that the GPU has not begun to copy. The seal fence holds its lock meanwhile."""
         for _, image in self._stages:
             image.memory[_WHOLE] = image.memory[_SEQ]
 
     # What the GPU does.
 
     def copy_early(self, things: Sequence[Any]) -> None:
-        """Copy the tensors that training may change before the optimizer's step; runs on the compute stream."""
+        """Queue the copies of tensors that training may change before the optimizer's step, on the compute stream."""
         loose = self.split.at_once
         _copy_tensors([self._shadows[index] for index in loose], [things[index] for index in loose])
 
@@ -121,7 +122,7 @@ class RoutedCopies:
             _copy_tensors([few[0], few[1]], [few[2], few[3]])
 
     def begin_copy(self, slot: int, things: Sequence[Any], stage: torch.Tensor) -> None:
-        """Queue the copies that must finish before the optimizer's step."""
+        """Queue the copies that the optimizer's next step has to wait for."""
         chosen, shadows, into = self.split, self._shadows, self._slots.payloads[slot]
         self._device.copy_(stage, non_blocking=True)
         _copy_tensors([*self._views.values()], [shadows.get(index, things[index]) for index in self._views])
@@ -131,20 +132,20 @@ class RoutedCopies:
         self._in_turns([into[index] for index in chosen.direct], [things[index] for index in chosen.direct])
 
     def end_copy(self, slot: int) -> None:
-        """Queue the remaining copies."""
+        """Queue the copies that the optimizer's next step need not wait for: of the tail and of small items."""
         chosen, into = self.split, self._slots.payloads[slot]
         self._in_turns([into[index] for index in chosen.tail], [self._shadows[index] for index in chosen.tail])
         _copy_tensors(*self._runs[slot])
 
     def seal_copy(self, slot: int) -> None:
-        """Queue the copy of the header, which comes last and seals the snapshot."""
+        """Queue the copy of the slot's header. It seals the snapshot, so it must be the last copy."""
         head = self._slots.heads[slot]
         head[_BODY].copy_(self._device[_BODY], non_blocking=True)
         head[_SEQ].copy_(self._device[_WHOLE], non_blocking=True)
 
     def _in_turns(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        """Copy to the host in chunks, with a tiny copy to the GPU after each, so that other copies get their turn.
-        In one queued copy, a script that reads its loss would wait for the whole snapshot."""
+        """Copy to the host in chunks, with a tiny copy to the GPU after each, so that other copies get their turn. If
+        one copy were queued instead, a script that reads its loss would wait for the whole snapshot."""
         into: list[torch.Tensor] = []
         outof: list[torch.Tensor] = []
         size = 0

@@ -1,16 +1,15 @@
 """Takes snapshots of a GPU state on a side stream, while the next forward and backward passes run.
 
-The side stream also writes the slot's header, so all writes to a slot happen in stream order, however far ahead the
-CPU is. A slot that is not whole is never sealed, and a whole snapshot stays until the next one is sealed. Parameters
-and optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. State that
-may change earlier, such as buffers, is copied to a shadow on the GPU at once. The tail is the part that the bus
-cannot take within a step; it is also copied to a shadow, but during the forward pass.
+The side stream also writes the slot's header. So all writes to a slot happen in stream order, however far ahead the CPU
+is. A seal in the header marks a snapshot as whole; a whole snapshot stays until the next one is sealed. Parameters and
+optimizer state may be read until the optimizer's next step; on the GPU, that step waits for the reads. Buffers and
+other state that may change before the step are copied at once to a shadow on the GPU. If the bus cannot take all of the
+state within a step, the rest, called the tail, is also copied to a shadow, but during the forward pass.
 
-Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for
-them. A script whose optimizers are not torch's may announce none. A step in a captured graph calls no hook, so each
-replay of a graph that has a step in it, or may have one, counts as an announcement. Announcements that only the script
-can make are checked: the snapshot is sealed when the next step is announced, and only if torch has counted no change
-of a tensor until then.
+Copies run beside training only if a step was announced since the previous snapshot; otherwise training waits for them.
+A script whose optimizers are not torch's may announce no steps. A step in a captured graph calls no hook. So each
+replay of a graph that makes a step, or may make one, counts as an announcement. Announcements that only the script can
+make are checked: when it announces the next step, the snapshot is sealed if torch has counted no change of a tensor.
 """
 
 import time
@@ -29,7 +28,7 @@ from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
 from holdfast.client.snapshot.cuda_streams import CudaStreams
 from holdfast.client.snapshot.live_state_items import CurrentItems
 from holdfast.client.snapshot.routed_copies import STAGES, GpuSlots, RoutedCopies
-from holdfast.client.snapshot.seal_fence import SEAL_FENCE
+from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 
 _HOST_BYTES = 64 << 20  # of a state that has more than this on the host, the processor makes the copies
 _SHADOW_SHARE = 0.6  # of the state, at most, is copied on the GPU first
@@ -67,14 +66,14 @@ class CopyTurn(NamedTuple):
 
 
 class OptimizerWait(NamedTuple):
-    """A snapshot that an optimizer step waited for, and the GPU event recorded when that wait began."""
+    """A wait of the optimizer for a snapshot: the snapshot's copies, and the GPU event recorded when the wait began."""
 
     reached: Any
     turn: CopyTurn
 
 
 class UnprovenSnapshot(NamedTuple):
-    """The newest snapshot, if only the script announces changes: not sealed until its tensors prove to be unchanged."""
+    """The newest snapshot, if only the script announces changes. It is sealed once its tensors prove unchanged."""
 
     items: list[int]  # that are read while training goes on
     tensors: list[torch.Tensor]
@@ -99,8 +98,8 @@ class SideStream:
         say: Callable[[str], None],
         followed: bool = True,
     ) -> None:
-        """`reach` waits until the GPU can reach a slot's image up to a given byte. `say` tells the user a sentence.
-        Without `followed` only the script announces changes, and is checked."""
+        """`reach` waits until the GPU can reach a slot's image up to a given byte. `say` prints a sentence for the
+        user. Without `followed`, only the script announces changes, and its announcements are checked."""
         self._layout = layout
         self._arena = arena
         self._guarded = list(guarded)
@@ -178,7 +177,7 @@ class SideStream:
         return claim
 
     def before_step(self, *_: object) -> None:
-        """Make the GPU wait, before an optimizer changes the state, until the queued copies have read it."""
+        """Make the optimizer's step wait on the GPU until the queued copies have read the state."""
         if self._hold:
             return
         if self._streams.is_capturing():
@@ -188,7 +187,7 @@ class SideStream:
         self._let_change()
 
     def before_replay(self, steps: bool | None) -> None:
-        """Do what `before_step` does if a graph that is replayed now makes a step, or may make one."""
+        """Act as `before_step` does if the next graph to be replayed makes an optimizer's step, or may make one."""
         if self._hold or steps is False:
             return
         if steps:
@@ -198,7 +197,7 @@ class SideStream:
         self._let_change()
 
     def _let_change(self) -> None:
-        """Make the GPU wait, before the state changes, until the queued copies have read it."""
+        """Make the next work of the script wait on the GPU until the queued copies have read the state."""
         self._prove_newest(announced=True)
         if not self._turns:
             return
@@ -210,7 +209,7 @@ class SideStream:
         self._streams.wait(compute, turn.free)
 
     def void_seals(self) -> None:
-        """Have snapshots that the GPU has not begun to copy stay unsealed; the fence calls this, and holds its lock."""
+        """Void the seals of snapshots that the GPU has not begun to copy. The seal fence holds its lock meanwhile."""
         self.ways.void_seals()
 
     def drain(self) -> None:
@@ -219,7 +218,7 @@ class SideStream:
         _drain_turns(self._turns, self._streams)
 
     def _prove_newest(self, *, announced: bool) -> None:
-        """Have the newest snapshot sealed if nothing changed while it was read; drop it if something may have."""
+        """Seal the unproven newest snapshot if its tensors are unchanged and the step is `announced`; else drop it."""
         unproven, self._unproven = self._unproven, None
         if unproven is None:
             return
@@ -233,7 +232,8 @@ class SideStream:
         self._say(f"a snapshot is dropped: {self._distrust(changed)}")
 
     def _distrust(self, changed: list[int]) -> str:
-        """Stop copying the changed items beside training; return a sentence that says why, and what happens instead."""
+        """Copy the changed items at once from now on, and not beside training. If they are a large part of the state,
+        let training wait for every copy. Return the reason and the consequence in words."""
         if not changed:
             return "before_step() was not called between two saves, so its state may have changed meanwhile"
         key, more = self._layout.items[changed[0]].spec.key, len(changed) - 1
@@ -248,7 +248,7 @@ class SideStream:
         return f"{why}; from now on that is copied at once"
 
     def _copy_snapshot(self, asked: SnapshotRequest, seal: bool) -> CopyTurn:
-        """Queue the copies of one snapshot on the GPU; runs in a thread beside the script."""
+        """Queue the copies of one snapshot on the GPU. Called in a thread, while the script goes on."""
         stage = self.ways.fill_stage(asked.number, asked.claim, asked.things, asked.packed)
         began_at = time.monotonic()
         self._reach(asked.claim.slot, self._layout.image_bytes)
@@ -270,7 +270,7 @@ class SideStream:
         return turn
 
     def _seal_copied(self, turn: CopyTurn) -> CopyTurn:
-        """Queue the seal of a snapshot whose copies are queued already."""
+        """Queue the copy of the header, which seals a snapshot, behind the snapshot's other copies."""
         with GRAPH_WATCH.between_captures():
             self._streams.run(self._streams.side, lambda: self.ways.seal_copy(turn.asked.claim.slot))
             return turn._replace(sealed=self._streams.record_event(self._streams.side))
@@ -288,7 +288,7 @@ class SideStream:
         return self._streams.is_passed(wait.reached) and self._streams.is_passed(wait.turn.free)
 
     def _judge_tail(self, wait: OptimizerWait) -> frozenset[int]:
-        """Return the tail for the next snapshots: a longer one if the optimizer had to wait for this snapshot."""
+        """Return the tail for the next snapshots, longer than before if the optimizer had to wait for this one."""
         had_s = self._streams.between_s(wait.turn.asked.ready, wait.reached)
         took_s = self._streams.between_s(wait.turn.asked.ready, wait.turn.free)
         if took_s <= had_s or self._tail is not self._arranged:
@@ -313,7 +313,7 @@ class SideStream:
 
 
 def _count_changes(tensor: torch.Tensor) -> int:
-    """Return how often torch has seen this memory change; changes by kernels outside of torch are not seen."""
+    """Return torch's count of changes to this tensor's memory. It misses changes by kernels outside of torch."""
     return 0 if tensor.is_inference() else tensor._version
 
 

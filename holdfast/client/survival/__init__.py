@@ -1,1 +1,1 @@
-"""Lets a rank outlive the process groups of its generation and go on in those of the next."""
+"""Lets a rank outlive the process groups of its generation and go on in the groups of the next one."""

@@ -1,4 +1,4 @@
-"""The global batch of each step, divided among however many ranks there are: the same samples at every world size."""
+"""Divides the global batch of each step among the ranks, so that the samples are the same at every world size."""
 
 from hashlib import blake2b
 from typing import NamedTuple
@@ -23,9 +23,9 @@ class Microbatch(NamedTuple):
 
 
 class GlobalBatch:
-    """Says which samples are in which step, and which rank computes them. Steps count from 1 and follow one another
-    through the epochs; each epoch has every sample exactly once, in an order of its own. Nothing depends on the number
-    of ranks but who computes what. An epoch may end amid a batch.
+    """Decides which samples are in which step, and which rank computes them. Steps count from 1 and run through the
+    epochs. Each epoch has every sample exactly once, in a new order. An epoch may end in the middle of a batch. The
+    number of ranks changes only which rank computes what.
 
     >>> batch = holdfast.GlobalBatch(samples=100, size=8, microbatch=2)
     >>> [part.number for part in batch.divide(1, holdfast.Here(rank=0, world=3, generation=1, step=0))]
@@ -33,7 +33,7 @@ class GlobalBatch:
     """
 
     def __init__(self, *, samples: int, size: int, microbatch: int, seed: int = 0) -> None:
-        """`samples`: in the dataset; `size`: of a step's batch; `microbatch`: how many a rank computes at a time."""
+        """`samples` is the number of samples in the dataset, `size` in a step's batch, `microbatch` in a microbatch."""
         if min(samples, size, microbatch) < 1:
             raise ValueError("samples, size and microbatch must be at least 1")
         if size % microbatch:

@@ -1,5 +1,5 @@
-"""A gate that all ranks of a generation pass before they make groups. A rank that waits here can be told to leave; one
-that makes groups waits for the others in a call that nothing interrupts."""
+"""A gate that all ranks of a generation pass before they make groups. A rank that waits at the gate can still be told
+to leave its generation. A rank that makes groups cannot: it waits for the others in a call that nothing interrupts."""
 
 import os
 import time
@@ -13,7 +13,7 @@ _LOOK_S = 0.02
 
 
 def await_ranks() -> None:
-    """Wait until every rank of this generation waits here."""
+    """Return once all ranks of this generation have called this function."""
     host, port, world = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=60))
     gate = dist.PrefixStore(f"holdfast/gate/{current_generation()}", store)

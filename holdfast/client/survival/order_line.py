@@ -1,7 +1,7 @@
-"""A surviving rank's connection to its agent, and the thread that carries out the agent's requests. The thread breaks
-the groups while the main thread may wait in one of them, and then raises Parting in the main thread if that is still in
-the training function. The main thread may be anywhere in the script, so it takes no lock of ours but
-the seal fence's, for the moment in which a snapshot is sealed."""
+"""A surviving rank's connection to its agent, and the thread that carries out the agent's requests. When the generation
+is over, the thread breaks the process groups, because the main thread may be waiting in a collective. If the main
+thread is still in the training function, the thread then raises Parting in it. This may happen at any line, so the main
+thread takes no lock of ours, except the seal fence's for a moment while it seals a snapshot."""
 
 import _thread
 import ctypes
@@ -24,11 +24,12 @@ _UNWINDS_S = 0.05  # a main thread that waits in a group leaves it by itself wit
 
 
 class Parting(BaseException):
-    """Raised in a rank's main thread, at any line, when the rank's generation is over."""
+    """Ends the training function when the generation is over. It may be raised at any line of the main thread."""
 
 
 class Stay:
-    """One call of the function that survives, in one generation: whether the rank is in it, and was told to leave."""
+    """One call of the function that survives, in one generation. Records whether the rank is still inside the function,
+    and whether the agent has told it to leave."""
 
     def __init__(self, rank: int, generation: int) -> None:
         self.rank, self.generation = rank, generation
@@ -71,7 +72,7 @@ class OrderLine:
         self._stay.left.set()
 
     def was_told(self, patience_s: float, failure: BaseException) -> bool:
-        """Whether the function failed because the agent ended the generation; waits `patience_s` to be told so."""
+        """Return whether the function failed because the agent ended the generation; wait `patience_s` for its word."""
         stay = self._stay
         assert stay is not None
         try:

@@ -1,4 +1,4 @@
-"""Finds out why a script's ranks cannot survive, such as objects that cannot be bound to new process groups."""
+"""Finds the reasons why a script's ranks cannot survive, such as objects that cannot be bound to new process groups."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _PLAIN_ARGUMENTS = 3  # of init_process_group: backend, init_method and timeout
 
 
 def find_refusal(model: torch.nn.Module | None, unknown: list[str], groups: list[Any]) -> str:
-    """Return in words why the ranks of this script do not survive; "" if they do."""
+    """Return in words why this script's ranks cannot survive the failure of another rank; "" if they can."""
     if RankWorld.count:
         return "a Checkpointer was made before the function that survives; make it inside"
     if unknown:
@@ -39,7 +39,7 @@ def find_refusal(model: torch.nn.Module | None, unknown: list[str], groups: list
 
 
 def find_fixed_size(model: torch.nn.Module | None, made: list[GroupCall]) -> str:
-    """Return in words why this script's groups or model are for one number of ranks only; "" if they are not."""
+    """Return why this script's groups or model work with one number of ranks only; "" if they work with any."""
     if _FIXED & made[0].kwargs.keys() or len(made[0].args) > _PLAIN_ARGUMENTS:
         return "init_process_group was told the rank, the world size or a store; leave these to the environment"
     if any(call.args or call.kwargs.get("ranks") is not None for call in made[1:]):
@@ -53,7 +53,7 @@ def find_fixed_size(model: torch.nn.Module | None, made: list[GroupCall]) -> str
 
 
 def _list_backends(group: Any) -> set[str]:
-    """Return the backends of a group; one that was made without a name has several, for different devices."""
+    """Return the backends of a group. A group made without naming a backend has several, for different devices."""
     named: str = dist.get_backend_config(group)
     return {part.rpartition(":")[2] for part in named.split(",")}
 

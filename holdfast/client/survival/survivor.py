@@ -1,6 +1,6 @@
-"""Lets a rank outlive its generation: when another rank fails, this process goes on in the next one. An exception ends
-the function marked with `survive`; the rank leaves its groups, waits for the next generation's environment, makes the
-same groups again, binds the model to them and calls the function again."""
+"""Lets a rank outlive its generation: when another rank fails, this process goes on in the next generation. An
+exception ends the function marked with `survive`, and the rank leaves its process groups. It waits for the environment
+of the next generation, makes the groups again, binds the model to them and calls the function again."""
 
 import functools
 import os
@@ -16,13 +16,13 @@ import torch
 
 from holdfast.checkpoint.keeper_client import current_generation
 from holdfast.client.checkpointing.replicated_restore import WorldSizes
-from holdfast.client.snapshot.seal_fence import SEAL_FENCE
+from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 from holdfast.client.survival import torch_groups
 from holdfast.client.survival.group_making_gate import await_ranks
 from holdfast.client.survival.order_line import OrderLine
 from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
 from holdfast.client.training.group_creation_calls import GROUP_CALLS, GroupCall, list_groups
-from holdfast.client.training.message_counts import find_counts
+from holdfast.client.training.p2p_counts import find_counts
 from holdfast.client.training.progress import here as progress
 from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL, RESUME, SEATLESS, STANDING
 from holdfast.wire.replay_environment import is_replay
@@ -61,19 +61,19 @@ def survive(
 ) -> Callable[[Callable[[Here], Result]], Callable[[], Result]]:
     """Mark the training function: when another rank fails, it is interrupted and called again, in the same process.
 
-    Make groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. What else the
-    function changes must be made inside it too, or be an extra of the Checkpointer. Gradients of an interrupted step
-    are dropped: those of `model`, and those that only `optimizer` (or several) knows. `mesh` is that of `attach`.
+    Make groups, `model` and `optimizer` before calling it; make and restore a Checkpointer inside it. All else that the
+    function changes must be made inside it too, or be an extra of the Checkpointer. After an interruption, the
+    gradients of `model` and of the parameters of `optimizer` (one or several) are dropped. `mesh` is as in `attach`.
 
-    `semantics` is the least that must hold of what is computed: "exact", the bits of a run without failures, or
-    "fp_order", the same samples in the same steps, but sums of floats in another order. With "fp_order" ranks also go
-    on when a node is missing, if `--min-nodes` allows it, and when nodes come: the function is then called with
+    `semantics` is the least that a recovery must guarantee. "exact" means the bits of a run without failures.
+    "fp_order" means the same samples in the same steps, but sums of floats in another order. With "fp_order", ranks
+    also go on when a node is missing, if `--min-nodes` allows it, and when nodes come. The function is then called with
     another `here.rank` and `here.world`, and must give its ranks the same batch, as `holdfast.GlobalBatch` does.
 
     `rehearsal` makes one step like those of the function, with made-up samples and without the Checkpointer. A spare
-    rank calls it while the others train (`recovery.spares`), so that its own first step takes no longer than theirs.
-    No other rank takes part, and what it computes is discarded. With `pipeline` the state lives in the ranks, who bring
-    it to others in `pipeline.steps`: no Checkpointer is needed.
+    rank (`recovery.spares`) calls it while the job trains, so that its own first step is as fast as any other's. No
+    other rank takes part, and the result is discarded. With `pipeline` the ranks hold the state and send it to one
+    another in `pipeline.steps`; no Checkpointer is needed.
 
     >>> @holdfast.survive(model=torch.nn.Linear(2, 1))
     ... def train(here):
@@ -103,7 +103,7 @@ def survive(
 
 
 class Script(NamedTuple):
-    """What a script has told about itself besides its function."""
+    """What a script has declared for ranks that survive, except the function that they run."""
 
     model: torch.nn.Module | None
     optimizers: list[Any]
@@ -113,7 +113,7 @@ class Script(NamedTuple):
 
 
 def run_surviving(script: Script, function: Callable[[Here], Result]) -> Result:
-    """Run the function until it returns, in as many generations as that takes."""
+    """Call `function` until it returns: now, and after each failure that this rank survives."""
     model, any_size = script.model, script.any_size
     slot, patience_s = progress.find_slot(), float(os.environ.get(PATIENCE, "0"))
     if slot is None or is_replay() or not patience_s:
@@ -150,7 +150,7 @@ def _read_place() -> Here:
 
 
 class Survivor:
-    """Calls the function that survives once per generation, and regroups in between."""
+    """Calls the function that survives once per generation, and makes its process groups again in between."""
 
     def __init__(self, script: Script, holders: torch_groups.GroupHolders, patience_s: float) -> None:
         self._model, self._optimizers, self._rehearsal = script.model, script.optimizers, script.rehearsal
@@ -199,7 +199,7 @@ class Survivor:
         return function(place)
 
     def _announce(self) -> None:
-        """Tell the agent that this rank survives the failure of others, and whether it has its state with it."""
+        """Tell the agent that this rank survives the failure of others, and whether its state stays in its memory."""
         if self._slot is None:
             return
         self._slot.mark_survives(True)
@@ -209,8 +209,9 @@ class Survivor:
             self._slot.mark_resizes()
 
     def _rehearse(self) -> None:
-        """Make the script's rehearsed step: in groups of this process alone or, if the model is divided among ranks,
-        in fake ones. All of it is overwritten by the state of the rank whose seat this process takes."""
+        """Run the script's rehearsal of a step, in groups of this process alone. If the script needs a fixed number of
+        ranks, the rehearsal uses fake groups; with DDP it is left out. A dead rank's state will later replace our
+        state."""
         if self._rehearsal is None:
             return
         made = list(GROUP_CALLS.made)
@@ -234,14 +235,14 @@ class Survivor:
         SEAL_FENCE.armed = False
 
     def retire(self) -> None:
-        """Tell the agent that this rank no longer survives the failure of others, because its training function has
-        returned. Not called after an exception: the rank then ends by itself, and the others survive its failure."""
+        """Tell the agent that this rank no longer survives the failure of others. Call this when its function has
+        returned, but not after an exception: the rank then ends by itself, and the other ranks survive its failure."""
         if self._slot is not None:
             self._slot.mark_survives(False)
 
     def _is_over(self, failure: BaseException) -> bool:
-        """Whether the function failed because its generation is over, as only the agent's message says; after an error
-        of a process group, wait a little for that message."""
+        """Return whether the function failed because its generation is over. Only a message of the agent tells. If a
+        process group raised the error, wait a little for the message."""
         if isinstance(failure, SystemExit | KeyboardInterrupt):
             return False
         return self._line.was_told(self._patience_s if _is_broken_group(failure) else 0.0, failure)
@@ -278,7 +279,7 @@ class Survivor:
         progress.on_group()
 
     def _bind_groups(self, made: list[GroupCall], *, alone: bool = False) -> None:
-        """Make these groups again, put them in place of the old ones, and have the model use them without gradients."""
+        """Make these groups in place of the old ones, bind the model to them, and drop all gradients."""
         shows = sys.excepthook
         self._holders.replace_groups(GROUP_CALLS.make_again(made, alone=alone))
         sys.excepthook = shows  # torch has put the rank before its lines when the first group was made
@@ -289,13 +290,13 @@ class Survivor:
 
 
 def _break_off() -> None:
-    """Have no snapshot sealed any more, and only then break what the groups are doing."""
+    """Forbid all further seals of snapshots; only then abort the collectives that are under way."""
     SEAL_FENCE.raise_fence()
     torch_groups.abort_groups()
 
 
 def _end_for_good(why: str) -> NoReturn:
-    """End this process at once, so that another one takes its place; its agent knows that the generation is over."""
+    """Print the reason and end this process at once. The agent will start another process for the next generation."""
     print(f"holdfast: this rank cannot go on in its process: {why}", file=sys.stderr, flush=True)
     os._exit(1)
 

@@ -25,8 +25,8 @@ _MULTIPLIED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def abort_groups() -> None:
-    """Break every collective of this process that is under way, even those in which other threads wait. gloo has no
-    abort. A receive that times out closes all connections of its group, which is what an abort would do."""
+    """Abort every collective of this process that is under way, in whatever thread. gloo has no abort: a receive with a
+    short timeout takes its place, because a timeout closes all connections of the group."""
     groups = list(c10d._world.pg_map)
     for group in groups:
         _abort_gloo(group)
@@ -60,8 +60,8 @@ def _has_nccl(group: Any) -> bool:
 
 
 def await_gpus(model: torch.nn.Module | None, patience_s: float) -> str:
-    """Wait until this process's GPU, or those that its model is on, have done what is queued; return in words why they
-    do not, "" if they have."""
+    """Wait until the GPUs of the model, or otherwise the current GPU, have finished all queued work. Return the reason
+    if this fails or takes longer than `patience_s`, else ""."""
     if not torch.cuda.is_initialized():
         return ""
     failed: list[str] = []
@@ -84,8 +84,8 @@ def await_gpus(model: torch.nn.Module | None, patience_s: float) -> str:
 
 
 def warm_gpu(model: torch.nn.Module | None) -> None:
-    """Have CUDA load what the first step and the first snapshot of a model on a GPU need, by a product of matrices,
-    its gradient and a little pinned memory. Takes no random numbers."""
+    """Make CUDA load what the first step and the first snapshot of a model on a GPU need: compute a product of matrices
+    and its gradient, and pin a little memory. Draws no random numbers."""
     first = next(iter(model.parameters()), None) if model is not None else None
     if first is None or first.device.type != "cuda" or first.dtype not in _MULTIPLIED:
         return
@@ -97,7 +97,7 @@ def warm_gpu(model: torch.nn.Module | None) -> None:
 
 @contextmanager
 def unsaved_buffers(model: torch.nn.Module | None) -> Iterator[None]:
-    """After this block, the model's buffers that are in no state dict are as they were before it."""
+    """At the end of this block, restore the model's buffers that are in no state dict."""
     saved = set(model.state_dict()) if model is not None else set[str]()
     named = dict(model.named_buffers()) if model is not None else {}
     before = {buffer: buffer.detach().clone() for name, buffer in named.items() if name not in saved}
@@ -108,7 +108,7 @@ def unsaved_buffers(model: torch.nn.Module | None) -> Iterator[None]:
 
 
 def forget_groups() -> None:
-    """Forget all groups after an abort. New ones then get the names of the old, in the same order."""
+    """Forget all groups after an abort. New groups then get the names of the old ones, in the same order."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -139,7 +139,7 @@ class GroupHolders:
                 yield None
 
     def replace_groups(self, new: dict[Any, Any]) -> None:
-        """Put the new group in place of each old one, wherever the old one still is."""
+        """Put each new group in the places that still hold the old one; `new` maps old groups to new ones."""
         for holder, key, old in self._places:
             if isinstance(holder, CellType):
                 holder.cell_contents = new[old]
@@ -149,8 +149,8 @@ class GroupHolders:
 
 
 def find_holders(groups: list[Any]) -> GroupHolders:
-    """Return what holds these groups. A tuple cannot be changed, but may be the arguments of a call that another thread
-    is in: such holders are looked for again, for a moment."""
+    """Return the holders of these groups. A tuple cannot be changed, but it may exist only while another thread makes a
+    call. So if tuples are found, wait a moment and look again."""
     holders = GroupHolders(groups)
     for _ in range(_LOOKS):
         if "builtins.tuple" not in holders.unknown:
@@ -161,8 +161,8 @@ def find_holders(groups: list[Any]) -> GroupHolders:
 
 
 def bind_model(model: Any) -> None:
-    """Make DDP and FSDP2 use the new groups, which their attributes already hold, and drop the gradients and state of
-    an interrupted step. All ranks must call it together if the model contains DDP."""
+    """Make DDP and FSDP2 use the new groups, after these were put into their attributes. Drop the gradients and other
+    state of an interrupted step. All ranks must call this together if the model contains DDP."""
     for parameter in model.parameters():
         parameter.grad = None  # of the step that was left; or a view of the buckets of DDP's old reducer
     for module in model.modules():
@@ -179,13 +179,13 @@ def has_ddp(model: torch.nn.Module | None) -> bool:
 
 
 def is_fsdp(module: Any) -> bool:
-    """Whether FSDP2 shards this module; without importing FSDP2, which takes a second."""
+    """Return whether FSDP2 shards this module. Does not import FSDP2, which would take a second."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def _bind_ddp(ddp: DistributedDataParallel) -> None:
-    """Give DDP a new reducer for the new group, with the same buckets on survivors and on new ranks."""
+    """Give DDP a new reducer for its new group. Survivors and new ranks get the same buckets."""
     ddp.reducer._remove_autograd_hooks()
     ddp.logger = None
     parameters, sparse = ddp._build_params_for_reducer()

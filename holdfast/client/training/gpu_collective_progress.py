@@ -1,8 +1,8 @@
-"""How far a rank's GPU has come in the collectives that it has entered, from torch's flight recorder.
+"""Finds how far a rank's GPU has come in the collectives that the rank has entered, from torch's flight recorder.
 
-Under NCCL a process only queues a collective, and may be many of them ahead of its GPU. With
-TORCH_NCCL_ENABLE_TIMING=1 the recorder shows which of them have begun on the GPU. Other backends, and NCCL without
-timing, do not show this, and then the GPU's progress stays unknown.
+Under NCCL a process only queues collectives, and may be far ahead of its GPU. With TORCH_NCCL_ENABLE_TIMING=1 the
+recorder shows which collectives have begun on the GPU. Other backends, and NCCL without timing, do not show this; the
+GPU's progress is then unknown.
 """
 
 import sys
@@ -20,14 +20,14 @@ _ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter")  # in whose names; a 
 
 
 class UnbegunTime:
-    """How long operations were ready to begin on a GPU while it did other work."""
+    """Measures how long operations were ready to begin on a GPU while it did other work."""
 
     def __init__(self) -> None:
         self.ended_at = 0.0  # the newest that has ended
         self.longest_s = 0.0
 
     def note_end(self, entry: Entry) -> None:
-        """Note when this operation ended, and how long it had been ready while the GPU did other work."""
+        """Note when this operation ended, and how long it was ready to begin while the GPU did other work."""
         took_ms, seen_ns = entry.get("duration_ms"), entry.get("time_discovered_completed_ns")
         if took_ms is None or not seen_ns or seen_ns / 1e9 <= self.ended_at:
             return
@@ -37,21 +37,21 @@ class UnbegunTime:
 
     def since(self, first: Entry | None, ended_at: float = 0.0) -> float:
         """Return when the next operation, `first`, became ready to begin on the GPU; 0 if `first` is None. `ended_at`
-        is when the newest operation of the other kind (collective or message) ended."""
+        is the end of the newest message if `first` is a collective, and the other way round."""
         return round(max(self.ended_at, ended_at, first["time_created_ns"] / 1e9), 3) if first else 0.0
 
 
 class GpuProgress:
-    """The GPU's progress in one process group. It keeps when the newest collective ended, and the longest wait before
-    one began, even after torch's flight recorder has dropped them."""
+    """The GPU's progress in one process group. Keeps two values after torch's flight recorder has dropped their
+    entries: when the newest collective ended, and the longest wait before one began."""
 
     def __init__(self) -> None:
         self.timed = False  # it is told when collectives begin
         self.unbegun = UnbegunTime()
 
     def on_entries(self, entries: list[Entry], status: PgStatus | None, timed: bool = False) -> GpuState | None:
-        """Return how far the GPU has come, or None if torch does not show it. `status`: torch's own counts, None if
-        they include messages. `timed`: torch shows the GPU's progress for another group."""
+        """Return how far the GPU has come, or None if torch does not show it. `status` has torch's own counts, or is
+        None because they include messages. `timed` says that torch shows the GPU's progress in another group."""
         ordered = sorted(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
         self.timed = self.timed or timed or tells_start(ordered, status)
         if not self.timed or not is_of_nccl(ordered[-1]):
@@ -71,14 +71,14 @@ class GpuProgress:
 
 
 def tells_start(entries: list[Entry], status: PgStatus | None) -> bool:
-    """Return whether the recorder shows for any NCCL collective that it has begun on the GPU."""
+    """Return whether the recorder shows at least one NCCL collective as begun on the GPU."""
     if not all(map(is_of_nccl, entries)):
         return False
     return any(e.get("time_discovered_started_ns") for e in entries) or (status is not None and status[_STARTED] > 0)
 
 
 def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
-    """Return the number of the newest collective that has ended together with all before it."""
+    """Return the number of the newest collective that has ended and before which no collective is open."""
     still = [e["collective_seq_id"] for e in entries if not has_ended(e)]
     numbers = [e["collective_seq_id"] for e in entries]
     if not still:
@@ -89,7 +89,7 @@ def last_completed(entries: list[Entry], status: PgStatus | None) -> int:
 
 
 def idle_gpu(entered: int, op: str, gpu: GpuState | None, status: PgStatus | None) -> tuple[int, GpuState | None]:
-    """Return the last completed collective, and the GPU's progress, for a group that torch's buffer no longer shows."""
+    """Return the last completed collective and the GPU's progress in a group whose entries have left torch's buffer."""
     if gpu is None or status is None or status["last_completed_collective"] >= entered:
         return entered, gpu and (entered, op, 0.0, gpu[3])
     started = max(gpu[0], status[_STARTED])
@@ -107,7 +107,7 @@ def has_begun(entry: Entry) -> bool:
 
 
 def has_ended(entry: Entry) -> bool:
-    """Return whether this entry's operation has ended; gloo never marks entries as completed, only as retired."""
+    """Return whether this entry's operation has ended. gloo marks an ended operation as retired, not as completed."""
     return bool(entry["retired"]) or entry["state"] == "completed"
 
 
@@ -116,7 +116,7 @@ def is_of_nccl(entry: Entry) -> bool:
 
 
 def held_gpu_s(entry: Entry) -> float | None:
-    """Return how many seconds a collective held the GPU; None if unknown, 0 if some ranks need not wait in it."""
+    """Return how many seconds a collective held the GPU; None if unknown, 0 where not every rank has to wait."""
     took_ms = entry.get("duration_ms")
     if not took_ms:
         return None
@@ -124,8 +124,8 @@ def held_gpu_s(entry: Entry) -> float | None:
 
 
 def find_gpu(local_rank: str) -> str:
-    """Return the UUID of the GPU that this process uses; "" if it uses none yet or torch does not tell. Of several
-    GPUs, take the one whose number is the local rank."""
+    """Return the UUID of the GPU that this process uses. If it uses several, return that of the GPU whose number is the
+    local rank. Return "" if torch names no such GPU."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if torch is None or cuda is None or not cuda.is_initialized():

@@ -25,7 +25,7 @@ class LossFetch(NamedTuple):
 
 
 class LossFetches:
-    """The values that are on their way from the GPU to the host."""
+    """The values that are being copied from the GPU to the host."""
 
     def __init__(self) -> None:
         self._under_way: deque[LossFetch] = deque()
@@ -36,7 +36,7 @@ class LossFetches:
     def start_fetch(
         self, step: int, loss: object, grad_norm: object, own_norm: object = None, update: object = None
     ) -> None:
-        """Queue copies of these values behind the work that computes them; do nothing if too many copies are queued."""
+        """Queue copies of these values to the host; do nothing if too many are queued or a CUDA graph is captured."""
         if len(self._under_way) >= _AT_ONCE or torch.cuda.is_current_stream_capturing():
             return
         done = torch.cuda.Event()
@@ -52,7 +52,7 @@ class LossFetches:
         self._under_way.append(copy)
 
     def collect_arrived(self, slot: SlotWriter) -> None:
-        """Write the values that have arrived to the slot."""
+        """Write to the slot the values that have arrived."""
         while self._under_way and self._under_way[0].done.query():
             copy = self._under_way.popleft()
             slot.write_values(

@@ -1,7 +1,7 @@
 """Records the calls by which a script made its process groups, so that the same groups can be made again.
 
-A rank that takes the place of a dead one runs the script up to the function that survives, while the survivors are in
-that function already. Its groups are fake until then: they have the right size, and every collective returns at once.
+A rank that replaces a dead one runs the script up to the function that survives, while the survivors are already in
+that function. Until it joins them, its groups are fake: they have the right size, and every collective returns at once.
 """
 
 import os
@@ -37,7 +37,7 @@ class GroupCall(NamedTuple):
 
 
 class GroupCalls:
-    """The calls so far, in order: the default group's first."""
+    """The calls by which the script has made its process groups, in order. The first call made the default group."""
 
     def __init__(self) -> None:
         self.made: list[GroupCall] = []
@@ -46,12 +46,12 @@ class GroupCalls:
 
     @property
     def rehearses(self) -> bool:
-        """Whether this process's groups are fake until it joins the survivors."""
+        """Return whether this process's groups are fake until it joins the survivors."""
         return bool(os.environ.get(REHEARSAL))
 
     @contextmanager
     def rehearsed_step(self) -> Iterator[None]:
-        """Within this block, steps of optimizers are a rehearsal, and count for nothing."""
+        """Treat the steps of optimizers in this block as a rehearsal; they are not counted."""
         self.steps_aside = True
         try:
             yield
@@ -74,7 +74,7 @@ class GroupCalls:
         return made
 
     def be_lenient(self) -> None:
-        """Have groups that are made from now on outlive the failure of another rank."""
+        """Let groups that are made from now on outlive the failure of another rank."""
         os.environ.update(_LENIENT)
         self.lenient = True
 
@@ -95,8 +95,8 @@ class GroupCalls:
         self.made[:] = [] if whole else [call for call in self.made if call.group is not group]
 
     def make_again(self, made: list[GroupCall], *, alone: bool = False) -> dict[Any, Any]:
-        """Make these groups again, over the store that the environment now names; return old groups mapped to new. With
-        `alone`, make them with no other process; none of them may be of some ranks only."""
+        """Repeat these calls, over the store that the environment now names. Return a map from old groups to new ones.
+        With `alone`, the new groups have this process only; then none of the old ones may be a group of some ranks."""
         self.made.clear()
         for call in made:
             args, kwargs = call.args, call.kwargs
@@ -110,7 +110,7 @@ class GroupCalls:
 
 
 def _names_survival() -> bool:
-    """Whether code that is under way, down to the script, names `survive`: its groups are made before it calls that."""
+    """Return whether code on the call stack names `survive`; such code makes groups before it calls `survive`."""
     return any("survive" in frame.f_code.co_names for frame, _ in traceback.walk_stack(None))
 
 

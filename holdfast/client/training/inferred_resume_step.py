@@ -74,7 +74,7 @@ class ReadWatch:
 
 
 def watch_reads(environ: "os._Environ[str]") -> ReadWatch:
-    """Start a ReadWatch in a fresh rank of a later generation; in the first one there is nothing to read yet."""
+    """Start a ReadWatch in a fresh rank. The first generation needs none, because the job has written nothing yet."""
     reads = ReadWatch(float(environ.get(BEGAN, "0")))
     reads.start()
     return reads
@@ -92,9 +92,8 @@ def stop_at_first_step(reads: ReadWatch, on_first: Callable[[], None] | None) ->
 
 
 def steps_before(optimizer: Any, reads: ReadWatch | None, made_up: int = 0) -> int:
-    """Return the number of steps made before this optimizer's first step in this rank, or UNKNOWN. `made_up` is the
-    optimizer's count after a step that torch made only to create its state; a count that is still the same shows that
-    no state was loaded."""
+    """Return how many steps were made before this optimizer's first step in this rank; UNKNOWN (-1) if nothing tells.
+    `made_up` is the optimizer's count after a step that torch made only to create its state, 0 without such a step."""
     try:
         before = _optimizer_count(optimizer) - 1
     except _ODD:  # its state is whatever its author wants it to be

@@ -1,6 +1,6 @@
 """Eases the learning rate of some steps when the controller asks for it, through PyTorch's optimizer hooks.
 
-Outside of the step, a scheduler or a checkpoint sees the original rate.
+The rate is changed only while the optimizer makes its step. Schedulers and checkpoints see the original rate.
 """
 
 import weakref

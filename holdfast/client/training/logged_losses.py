@@ -1,7 +1,7 @@
 """Finds the loss of each step among the values that a script gives to its loggers.
 
-The first value with the name of a training loss decides where losses are read from; others are not mixed with it. A
-script that reports losses by `holdfast.step` needs none of this, and its own reports win.
+The first value that is named like a training loss decides where all losses are read from. If a script reports losses by
+`holdfast.step`, its reports are used and its loggers are not read.
 """
 
 import math
@@ -12,8 +12,8 @@ from holdfast.core.log_analysis.loss_names import is_loss_name, is_norm_name
 
 
 class LoggedLosses:
-    """Passes on the losses that one rank gives to its loggers. The values of a step are reported when the next step is
-    done; a loss that is not finite is reported at once."""
+    """Reports the losses that one rank gives to its loggers. A step's values are reported when the following step is
+    done. A loss that is not finite is reported at once."""
 
     def __init__(self, report: Callable[[int, object, object], None], announce: Callable[[str], None]) -> None:
         self._report_values = report  # step, loss and gradient norm
@@ -43,7 +43,7 @@ class LoggedLosses:
             self._report()
 
     def on_part(self, call: str, value: object) -> None:
-        """Add to the loss of the current step, which is the sum of all values added until the step is done."""
+        """Add a value to the current step's loss, which is the sum of the values added until the step is done."""
         if value is not None and self._is_source(f"{call}()"):
             self._parts = value if self._parts is None else self._parts + value  # type: ignore[operator]
 
@@ -90,5 +90,5 @@ def _read_number(value: object) -> object:
 
 
 def _is_finite(value: object) -> bool:
-    """Return whether a value is known to be finite; False for a tensor on a device, so that it is reported at once."""
+    """Return whether a value is a finite float. For a tensor return False, because its value is not known yet."""
     return type(value) is float and math.isfinite(value)

@@ -1,7 +1,7 @@
 """Hooks on the loggers of training scripts, which show holdfast the losses of a script that does not report them.
 
-A hook is installed when the script imports the logger's module, before the script can get the plain function. A
-script that uses none of these loggers pays for one look into a table per import. A hook never raises, and passes
+A hook is installed when the script imports the logger's module, before the script can get the plain function. For a
+script that uses none of these loggers, the cost is one table lookup per import. A hook never raises, and passes
 arguments and results on as they are.
 """
 
@@ -21,7 +21,7 @@ from holdfast.wire.replay_environment import is_replay
 
 
 class LoggerCall(NamedTuple):
-    """A function with which scripts log metrics, and its arguments that hold the metrics."""
+    """A function with which scripts log metrics, and the names of its arguments for metrics."""
 
     module: str
     owner: str  # the class; empty for a function of the module
@@ -61,8 +61,8 @@ CALLS = (
 
 
 def follow_loggers(progress: RankProgress, *, is_rank: bool = True) -> None:
-    """Read this rank's losses from its loggers, those that are imported already and those that will be. In the rank's
-    own process W&B, MLflow and TensorBoard also get the job's figures."""
+    """Hook this rank's loggers, imported now or later, to read the rank's losses. With `is_rank`, also let W&B, MLflow
+    and TensorBoard log the job's figures. Children of the rank call this without `is_rank`."""
     if SLOT not in os.environ or is_replay():
         return
     progress.logged = LoggedLosses(progress.note_logged, _announce_source)
@@ -73,7 +73,7 @@ def follow_loggers(progress: RankProgress, *, is_rank: bool = True) -> None:
 
 
 class LoggerFinder:
-    """An import finder that asks the other finders, and hooks the loggers' modules as soon as they are executed."""
+    """An import finder that finds modules by the other finders, and hooks loggers as soon as they are executed."""
 
     def __init__(self, losses: LoggedLosses, trackers: TrackerHooks | None = None) -> None:
         self._losses, self._trackers = losses, trackers
@@ -92,7 +92,7 @@ class LoggerFinder:
         return spec
 
     def _hook_after(self, loader: Any) -> None:
-        """Wrap `exec_module` of this loader for one call: it executes the module, then hooks it."""
+        """Replace `exec_module` of this loader for one call, which executes a module and then hooks its functions."""
         plain = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -154,7 +154,7 @@ def _read_result(plain: Callable[..., Any], call: LoggerCall, losses: LoggedLoss
 
 
 def _announce_source(source: str) -> None:
-    """Tell the node where losses are read from, by a file beside the keeper's socket."""
+    """Write the source of the losses to a file beside the keeper's socket, where the node reads it."""
     keeper = os.environ.get(KEEPER)
     if keeper:
         place = os.path.join(os.path.dirname(keeper), LOSS_SOURCE)

@@ -1,4 +1,4 @@
-"""Reports a script's parallel groups to its node; they decide which nodes may be lost together."""
+"""Reports a script's parallel groups to its node. These groups decide which nodes may be lost together."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _MEGATRON = (("pp", "pipeline_model"), ("dp", "data"), ("cp", "context"), ("tp",
 def report_mesh(mesh: object) -> None:
     """Write the mesh to the file that the node's agent reads.
 
-    `mesh` is a DeviceMesh over all ranks in order, or a dict of names and sizes. If it is None, Megatron is asked.
+    `mesh` is a DeviceMesh over all ranks in order, or a dict of names and sizes. None stands for Megatron's groups.
     """
     place = os.environ.get(MESH)
     dims = (_megatron_dims() if mesh is None else _mesh_dims(mesh)) if place else []

@@ -23,7 +23,7 @@ _FRAMES = 16  # from our hook up to it, profilers and compilers included
 
 
 class StepCount:
-    """Counts the steps of the generation's first optimizer; others, such as a discriminator's, do not count."""
+    """Counts the steps of the generation's first optimizer, but not of others, such as a discriminator's."""
 
     def __init__(self, progress: RankProgress) -> None:
         self._progress = progress
@@ -35,7 +35,7 @@ class StepCount:
         self._skipped = 0  # updates in a row that a GradScaler has skipped
 
     def on_scaled_step(self, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
-        """Let a GradScaler make or skip a step of this optimizer; count the steps skipped for non-finite gradients."""
+        """Call a GradScaler's step, which may skip the optimizer's. Count steps skipped for non-finite gradients."""
         self._updated = False
         result = step()
         first = self._first() if self._first else None
@@ -75,9 +75,9 @@ class StepCount:
 
 
 def _is_made_up(optimizer: Optimizer) -> bool:
-    """Return whether torch makes this step only to create the optimizer's state, for a save or a restore.
+    """Return whether torch makes the current step only to create the optimizer's state, for a save or a restore.
 
-    Such a step has a learning rate of 0. So may the first step of a warm-up; the calling function tells them apart.
+    Such a step has a learning rate of 0. The first step of a warm-up may have one too; the caller tells them apart.
     """
     if any(_is_rate(group.get("lr")) for group in optimizer.param_groups):
         return False
@@ -112,7 +112,7 @@ def install_hooks(progress: RankProgress) -> None:
 
 
 def _watch_scalers(count: StepCount) -> None:
-    """Wrap GradScaler.step to count the updates that it skips, which optimizer hooks cannot see."""
+    """Wrap GradScaler.step to count the updates that it skips. Optimizer hooks are not called for these."""
     plain = GradScaler.step
 
     @functools.wraps(plain)

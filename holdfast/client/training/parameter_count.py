@@ -1,8 +1,8 @@
 """Counts the parameters that a script's optimizers train, to estimate the FLOPs of a step.
 
-The count must cover the whole model, or MFU would come out too small. So none is given if an optimizer has parameters
-of unknown whole size: flat ones of FSDP1, or master weights of a mixed-precision optimizer. A DTensor knows its whole
-size. The cost of frozen weights is unknown; a script that has some must report its FLOPs.
+The count must cover the whole model, or MFU would come out too small. So there is no count if an optimizer has flat
+parameters of FSDP1 or master weights of mixed precision: they do not tell the size of the whole. A DTensor does. The
+cost of frozen weights is unknown; a script that has some must report its FLOPs.
 """
 
 import weakref
@@ -35,5 +35,5 @@ class ParameterCount:
 
 
 def _is_whole(parameter: Any) -> bool:
-    """Return whether the size of this parameter is its size in the whole model, as far as one rank can tell."""
+    """Return whether this parameter seems to have its full size, as in the whole model."""
     return isinstance(parameter, Parameter) and not any(hasattr(parameter, mark) for mark in _FLAT)

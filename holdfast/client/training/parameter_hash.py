@@ -54,7 +54,7 @@ class ParameterHash:
         return hash_tensors(self._tensors)
 
     def _adjust_stride(self, step: int, began_at: float) -> None:
-        """Set how many steps apart hashes are, so that hashing (on a GPU: launching it) keeps to its share of time."""
+        """Set how many steps lie between hashes, so that hashing takes no more than its allowed share of the time."""
         now = time.perf_counter()
         before, self._last = self._last, (step, now)
         self._cost_s = now - began_at
@@ -63,7 +63,7 @@ class ParameterHash:
 
 
 def hash_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return an integer that changes if any one bit of the tensors flips, whatever the order of summation."""
+    """Return an integer that changes if any single bit of the tensors flips. The order of summation has no effect."""
     with torch.no_grad():
         sums = torch.stack([_sum_words(_own_shard(tensor)) for tensor in tensors])
     factors = [_to_signed((2 * place + 1) * _ODD) for place in range(len(tensors))]

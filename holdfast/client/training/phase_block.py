@@ -4,7 +4,7 @@ from holdfast.wire.rank_memory.slot_writer import SlotWriter
 
 
 class PhaseBlock:
-    """The context manager that `phase` returns; at its end the rank returns to the phase before."""
+    """The context manager that `phase` returns. Its exit puts the rank back into the previous phase."""
 
     def __init__(self, slot: SlotWriter | None, before: str) -> None:
         self._slot = slot

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.client.training import message_counts
+from holdfast.client.training import p2p_counts
 
 
 def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], None]) -> None:
-    """Wrap torch's group functions, once: call `on_group` after a group is made, `on_teardown` around its end.
+    """Wrap torch's group functions, once: call `on_group` when a group was made, `on_teardown` while one is destroyed.
 
     `on_teardown` gets "parting" while a group is being destroyed, then "parted" if no group is left, else "".
     """
@@ -17,7 +17,7 @@ def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], Non
 
     from holdfast.client.training.group_creation_calls import GROUP_CALLS
 
-    message_counts.count_messages()
+    p2p_counts.count_messages()
     made, ended, more = c10d.init_process_group, c10d.destroy_process_group, c10d.new_group
     if getattr(made, "tells_holdfast", False):
         return
@@ -49,7 +49,7 @@ def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], Non
 
 
 def _replace_function(name: str, plain: Any, telling: Any) -> None:
-    """Replace a function in every torch module that holds it."""
+    """Replace `plain` by `telling`, a function that also reports, in every torch module that holds it."""
     vars(telling)["tells_holdfast"] = True
     for place in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
         module = sys.modules.get(place)

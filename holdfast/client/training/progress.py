@@ -1,16 +1,16 @@
 """The calls of a training script: each takes microseconds, never raises, and does nothing without an agent.
 
-Losses may be numbers or tensors. A CPU tensor is read at once. A tensor on an accelerator is never waited for: it is
-copied on the current stream and reported by a later call, a step or two late, under its own step.
+Losses may be numbers or tensors. A CPU tensor is read at once. No call waits for a tensor on an accelerator: the tensor
+is copied on the current stream, and a later call, a step or two late, reports it under its own step.
 """
 
 import os
 import sys
 
-from holdfast.client.training.optimizer_step_numbers import StepNumbers
 from holdfast.client.training.phase_block import PhaseBlock
 from holdfast.client.training.reported_numbers import MOST_STEP, MOST_WORK, is_on_host, read_amount, read_number
 from holdfast.client.training.stderr_sentence import say
+from holdfast.client.training.total_optimizer_steps import StepNumbers
 from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT, TOLD
 from holdfast.wire.rank_memory.slot_writer import (
     SlotBusy,
@@ -63,10 +63,10 @@ class RankProgress:
     def attach(self, model: "Model" = None, replicas: object = None, mesh: object = None) -> "Model":  # type: ignore[assignment]
         """Start reporting; a DistributedDataParallel model also gets the same reduction layout in every generation.
 
-        Call it on every rank, after wrapping the model and before its first backward pass. Returns the model. With
-        `replicas` (True for all ranks, or a process group) these ranks' parameters are compared now and then; scripts
-        with a Checkpointer do not need this. `mesh` gives the parallel groups if --mesh does not: a DeviceMesh over
-        all ranks, or {"pp": 2, "dp": 4}; Megatron's groups are found without it.
+        Call this on every rank, after wrapping the model and before the model's first backward pass. Returns the model.
+        `replicas` names ranks whose parameters are compared now and then: True for all ranks, or a process group.
+        Scripts with a Checkpointer need no such comparison. `mesh` names the parallel groups, unless --mesh does: a
+        DeviceMesh over all ranks, or {"pp": 2, "dp": 4}. Megatron's groups are found without `mesh`.
 
         >>> model = holdfast.attach(torch.nn.Linear(2, 1))
         """
@@ -88,7 +88,7 @@ class RankProgress:
         return model
 
     def watch(self, optimizer: object, model: object = None) -> None:
-        """Report how large the updates of an Adam-like optimizer are; reads its state once at every step.
+        """Report how large the updates of an Adam-like optimizer are. This reads the optimizer's state at every step.
 
         With a DistributedDataParallel model, a communication hook also reports the norm of the rank's own gradient.
 
@@ -107,8 +107,8 @@ class RankProgress:
     ) -> None:
         """Report that step number `step` is done, with its loss and gradient norm if given.
 
-        `tokens` and `flops` are what this step took on all ranks together: pass the same number on every rank. From
-        them come tokens per second and MFU. With `tokens` alone, FLOPs are estimated from the optimizers' parameters.
+        `tokens` and `flops` are those of this step on all ranks together: pass the same number on every rank. They give
+        tokens per second and MFU. With `tokens` alone, FLOPs are estimated from the optimizers' parameters.
 
         >>> for step in range(1, 4):
         ...     holdfast.step(step, loss=1 / step, grad_norm=0.5, tokens=8 * 1024)
@@ -186,15 +186,15 @@ class RankProgress:
             slot.show_values()
 
     def goes_on_from(self, step: int, *, made_up: bool) -> None:
-        """Report how many steps the job had made before this rank's first counted step; -1 if unknown. A restored
-        state's own count wins. `made_up`: the optimizer's count is one higher. Ignored if another process of this rank
-        has already counted steps."""
+        """Report how many steps the job had made before this rank's first counted step; -1 if unknown. If a restored
+        state had a count, that count is reported instead. `made_up` says that the optimizer counts one step too many.
+        This call has no effect if another process of this rank has already counted steps."""
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
             slot.resume_from(self.numbers.go_on_from(step), made_up=made_up)
 
     def phase(self, name: str) -> PhaseBlock:
-        """Report that the rank is in phase `name`; as a context manager, until the block ends.
+        """Report that the rank is in phase `name`. In a `with` statement, the phase ends with the block.
 
         >>> with holdfast.phase("eval"):
         ...     accuracy = 0.5
@@ -224,7 +224,8 @@ class RankProgress:
             slot.mark_grouped()
 
     def on_restored(self, step: int, took_s: float, made: int = -1) -> None:
-        """Report that the rank has restored `step` (0: none), whose state had `made` optimizer steps (-1: unknown)."""
+        """Report that the rank has restored `step` (0: none), with the state's count of optimizer steps (-1:
+        unknown)."""
         self.numbers.on_restored(made)
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_restored(took_s)
@@ -237,7 +238,7 @@ class RankProgress:
             slot.mark_returned()
 
     def on_group_teardown(self, ending: str) -> None:
-        """Report that the script destroys a process group ("parting"), has none left ("parted") or has some ("")."""
+        """Report that the script destroys a process group ("parting"), has none left ("parted") or has groups ("")."""
         if self._slot is not None:
             self._slot.mark_parting(ending)
 
@@ -273,7 +274,7 @@ class RankProgress:
             self.reads.lose()
 
     def rejoin(self) -> SlotWriter | None:
-        """Start reporting for the generation that the environment names now, in a rank that survived the one before."""
+        """Start reporting for the generation that the environment names now. Called in a rank that has survived."""
         self.life, self._before, self._copies = self.life + 1, 0, None
         self._sought = self._claimed = self._refused = self._told = False
         self.begin_child()
@@ -313,7 +314,7 @@ class RankProgress:
         slot.note_set_up(*watch.close(trained=trained))
 
     def _claim_slot(self) -> SlotWriter | None:
-        """Claim the slot at the first step of a process; None if another process makes the rank's steps."""
+        """Claim the slot at a process's first step; return None if another process makes the rank's steps."""
         mine = self.find_slot()
         place = os.environ.get(SLOT, "")
         if self._refused or not place:

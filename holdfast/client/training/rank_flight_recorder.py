@@ -1,8 +1,8 @@
 """A thread in the rank that records each second which collectives the rank has entered, and its stacks on request.
 
 The records lie in shared memory, so the node can read them when the rank is stopped or can no longer run Python. The
-thread is not one of `threading`, takes no signals and no lock, and does not keep the process from ending. While it
-dumps torch's recorder (half a millisecond for 64 entries) it holds the GIL, so no fork happens meanwhile.
+thread is unknown to `threading`, takes no signals and no lock, and does not keep the process from ending. A dump of
+torch's recorder takes half a millisecond for 64 entries. The thread holds the GIL meanwhile, so no fork happens then.
 """
 
 import _thread
@@ -26,8 +26,8 @@ from holdfast.client.training.gpu_collective_progress import (
     last_completed,
     operation_name,
 )
-from holdfast.client.training.message_counts import find_counts
-from holdfast.client.training.message_progress import MessageProgress, find_groups_across, leave_batches_out
+from holdfast.client.training.p2p_counts import find_counts
+from holdfast.client.training.p2p_progress import MessageProgress, find_groups_across, leave_batches_out
 from holdfast.client.training.set_up_times import SetUpWatch
 from holdfast.linux import process_attributes
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState, FlightLog, GroupArrival, GroupState
@@ -47,7 +47,7 @@ _NEWEST: list["FlightRecorder"] = []  # the one that records
 
 def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
     """Start recording at `place`, "<path of the shared memory>:<offset of the log>". Return the watch that measures the
-    script's set-up, or None if `place` is not valid."""
+    script's set-up; None if no log can be opened at `place`."""
     path, _, at = place.rpartition(":")
     try:
         log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)
@@ -78,7 +78,7 @@ class FlightRecorder:
         self._answered = log.newest_question()
 
     def run(self) -> None:
-        """Record on whole seconds, so that ranks sample the same collectives, until another recorder is started."""
+        """Record at whole seconds, so that ranks sample the same collectives. Ends when another recorder starts."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due = time.time()
         try:
@@ -116,7 +116,7 @@ class FlightRecorder:
         channels: list[ChannelState] | None = None,
         waits: bool = False,
     ) -> None:
-        """Write collectives and message channels to the flight log; a group without entries counts as idle."""
+        """Write collectives and message channels to the flight log. A group without new entries is written as idle."""
         entries = self._sort_entries(dumps, names)
         statuses = {pg_id: status for dump in dumps for pg_id, status in dump.get("pg_status", {}).items()}
         for name in names.values():
@@ -144,8 +144,8 @@ class FlightRecorder:
         self._log.write_flight(now, list(self._groups.values()), came, channels, waits)
 
     def _sort_entries(self, dumps: list[Dump], names: dict[str, str]) -> dict[str, list[Entry]]:
-        """Return the collectives by holdfast's name of their group. A group with both NCCL and gloo numbers their
-        collectives separately, so gloo's get a group name of their own."""
+        """Return the collectives by holdfast's name of their group. In a group with both NCCL and gloo, each backend
+        numbers its collectives separately, so the collectives of gloo get a group name of their own."""
         found: dict[str, list[Entry]] = {}
         entries = [e for dump in dumps for e in dump.get("entries", ()) if e["time_created_ns"] >= self._since_ns]
         self._on_gpus.update(str(e["process_group"][0]) for e in entries if is_of_nccl(e))
@@ -167,7 +167,7 @@ class FlightRecorder:
     ) -> dict[int, tuple[float, float | None]]:
         """Return, for a sample of collectives, when the process entered each and how long the collective held the GPU.
         If torch reports GPU times, only collectives with a known time are sampled. In a pipeline the GPU time is None:
-        GPUs reach collectives of several stages one after the other by design, so processes are compared instead."""
+        the GPUs of several stages reach a collective at different times by design."""
         staged = name in self._across or (channels is None and self._with_messages)
         if staged or not self._gpus[name].timed or not is_of_nccl(entries[-1]):
             return {seq: (at, None) for seq, at in sample_arrivals(entries).items()}
@@ -190,7 +190,7 @@ class FlightRecorder:
 def newest_collective(
     name: str, entries: list[Entry], status: PgStatus | None = None
 ) -> tuple[str, int, int, str, str, float, float]:
-    """Return a group's state: its newest collective, the newest ended with all before it, and the next timeout."""
+    """Return a group's state: its newest collective, the last completed one, and when an open one times out first."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     still = [e for e in entries if not has_ended(e)]
     expires_at = min((_expiry_of(e) for e in still), default=0.0)
@@ -214,9 +214,9 @@ def _expiry_of(entry: Entry) -> float:
 
 
 def sample_arrivals(entries: list[Entry]) -> dict[int, float]:
-    """Return when the rank entered each of a sample of collectives. Their numbers and rate alone decide the sample, so
-    ranks choose alike: a sparser sample is a subset of a denser one. The sample varies from step to step, because a
-    slow rank is late to only some of a step's collectives."""
+    """Return by number when this rank entered each collective of a sample. All ranks choose the same sample, because
+    only the collectives' numbers and their rate decide. If ranks see different rates, the smaller sample is a part of
+    the larger one. The sample varies from step to step: a slow rank is late to only some of a step's collectives."""
     times = {e["collective_seq_id"]: e["time_created_ns"] / 1e9 for e in reversed(entries)}
     if not times:
         return {}
@@ -256,7 +256,7 @@ def _read_dumps() -> list[Dump]:
 
 
 def _group_names() -> dict[str, str]:
-    """Map torch's names of this rank's groups to ours, which add the first rank, since split groups share a name."""
+    """Map torch's names of this rank's groups to ours. Split groups share a name, so ours add the first rank."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     ranks = getattr(world, "pg_group_ranks", {})
     known = {}

@@ -1,14 +1,14 @@
-"""`holdfast.replayable()`: lets a script's work be done again, to find the machine that does it wrong.
+"""`holdfast.replayable()`: lets machines repeat a script's work, to find the machine whose results are wrong.
 
     replay = holdfast.replayable(seed=args.seed)     # call this first; the result is false unless this is a replay
     out = replay.path(args.out)                      # in a replay, a file in the replay's own folder
     for step in range(start, steps + 1):
         ...
-        if replay.done(step, model.parameters()):    # in a replay: reports their hash; true after its last step
+        if replay.done(step, model.parameters()):    # in a replay: reports the parameters' hash; true at the last step
             break
 
-A replay touches nothing that training keeps: it takes no snapshots, reads checkpoints but never writes them, and
-prints to its own logs.
+A replay touches nothing that training keeps: it takes no snapshots, reads checkpoints but never writes them, and prints
+to its own logs.
 """
 
 import os
@@ -57,15 +57,15 @@ class ScriptReplay:
         return self.is_replay
 
     def path(self, path: "str | os.PathLike[str]") -> str:
-        """Return this path; in a replay, a path in the replay's own folder."""
+        """Return the path unchanged; in a replay, return a path in the replay's own folder instead."""
         return replay_environment.redirect_path(os.fspath(path))
 
     def layers(self, total: int, stages: int = 1) -> int:
-        """Return how many layers to build the model with: `total`, or in a replay fewer, at least one per stage.
+        """Return how many layers to build the model with: `total` in training, fewer in a replay.
 
-        A replay's group has fewer ranks than the job, so each rank holds more of the state that is sharded over
-        replicas. The number of layers is therefore reduced in proportion to the ranks, equally for all pipeline stages.
-        Such a model cannot load the job's checkpoints: initialize it from the seed.
+        A replay's group has fewer ranks than the job, so each rank holds a larger shard of the state. The number of
+        layers is therefore reduced in proportion to the ranks, equally for all pipeline `stages`, to at least one for
+        each stage. Such a model cannot load the job's checkpoints: initialize it from the seed.
         """
         if not 0 < self.ranks < self.job_ranks:
             return total
@@ -73,7 +73,7 @@ class ScriptReplay:
         return min(total, max(1, each) * stages)
 
     def boundary(self, tensor: "Tensor") -> "Tensor":
-        """In a replay, hash a tensor that this rank sends to another stage or adds to a sum; return the tensor."""
+        """In a replay, hash a tensor that this rank sends to another stage or adds to a sum. Returns the tensor."""
         if self.is_replay:
             from holdfast.client.training.parameter_hash import hash_tensors
 
@@ -82,7 +82,7 @@ class ScriptReplay:
         return tensor
 
     def done(self, step: int, tensors: "Iterable[torch.Tensor]" = ()) -> bool:
-        """In a replay, report the hash of the tensors after this step; return whether it was the replay's last step."""
+        """In a replay, report the tensors' hash after this step; return True after its last step. Else return False."""
         if not self.is_replay:
             return False
         from holdfast.client.training.parameter_hash import hash_tensors
@@ -168,7 +168,7 @@ def current_replay() -> ScriptReplay:
 
 
 def guard_first_step(on_first: "Callable[[], None] | None") -> "Callable[[], None] | None":
-    """Return the function to call at a replay's first step: it ends a script that has not called replayable()."""
+    """Return the function to call at a replay's first step. It ends the script if that has not called replayable()."""
 
     def first() -> None:
         if not _this.opted:
@@ -196,7 +196,7 @@ def _write_note(seeded: bool) -> None:
 
 
 def _end_with_agent() -> None:
-    """Make this process die with its parent, the agent, so that a replay cannot run on beside the next training."""
+    """Make this process die with its parent, the agent, so that a replay cannot outlast it into the next training."""
     from holdfast.linux import process_attributes
 
     process_attributes.die_with_parent(os.getppid(), REFUSED)

@@ -17,14 +17,14 @@ _CHECKPOINT = "/torch/distributed/checkpoint/"  # it makes an empty step, so tha
 
 
 class SetUpWatch:
-    """Remembers when the main thread was last seen importing, and last seen before its training loop."""
+    """Remembers when the main thread was last seen importing, and when last seen outside of its training loop."""
 
     def __init__(self, main: int) -> None:
         self._main = main
         self._imported_at, self._set_up_at, self._is_over, self._looped = 0.0, 0.0, False, False
 
     def look(self) -> None:
-        """Sample the main thread's stack; note when it imports or sets up, until torch's training loop is seen."""
+        """Sample the main thread's stack. Until torch's training loop appears, note the times of imports and set-up."""
         frame = None if self._is_over else sys._current_frames().get(self._main)
         if frame is None:
             return
@@ -41,8 +41,8 @@ class SetUpWatch:
             self._set_up_at, self._imported_at = now, now if imports else self._imported_at
 
     def close(self, *, trained: bool) -> tuple[float, float]:
-        """Stop sampling, at the first step. Return when the script was last seen importing, and when last seen setting
-        itself up. The second is 0 if the script may already have been training then: no loop of torch's was seen, and
-        no torch optimizer made the step (`trained`)."""
+        """Stop sampling, at the first step. Return when the script was last seen importing, and when it was last seen
+        setting itself up. The latter is 0 if the script may have been training by then: torch's training loop was not
+        seen, and no optimizer of torch made the step (`trained` is False)."""
         self._is_over = True
         return self._imported_at, self._set_up_at if self._looped or trained else 0.0

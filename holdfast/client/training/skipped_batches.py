@@ -83,9 +83,9 @@ class BatchSkips:
 class Batches:
     """The batches of a loader with their step numbers, without the skipped ones.
 
-    Iterating again continues the count, as for the next epoch. `step` is the number of the newest batch that the
-    loader gave, skipped or not. Nothing is read ahead, so a loader whose state is saved with that step resumes after
-    it.
+    The count goes on when the loader is iterated again, as in the next epoch. `step` is the number of the loader's
+    newest batch, skipped or not. Nothing is read ahead, so a loader whose state is saved with `step` resumes from
+    there.
     """
 
     def __init__(self, loader: "Iterable[Any]", first: int) -> None:
@@ -114,7 +114,7 @@ class Batches:
 
 
 def batches(loader: "Iterable[Any]", first: int = 1) -> Batches:
-    """Yield (step, batch) from this loader, whose next batch belongs to step `first`.
+    """Yield (step, batch) for the batches of this loader; the first of them belongs to step `first`.
 
     >>> list(holdfast.batches(["a", "b"], first=5))
     [(5, 'a'), (6, 'b')]
@@ -123,7 +123,7 @@ def batches(loader: "Iterable[Any]", first: int = 1) -> Batches:
 
 
 def skip(step: int) -> bool:
-    """Return whether to skip the batch of this step; if true, go on with the next and do not report this step.
+    """Return whether to skip the batch of this step. If so, take the next batch and do not report this step.
 
     >>> [step for step in range(1, 4) if not holdfast.skip(step)]
     [1, 2, 3]

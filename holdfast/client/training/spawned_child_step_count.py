@@ -1,4 +1,4 @@
-"""Counts the optimizer steps of child processes that a rank spawns, as is done in children that it forks.
+"""Counts the optimizer steps of the child processes that a rank spawns.
 
 `torch.multiprocessing.spawn` starts interpreters that have imported nothing of ours. A note is added to the data that
 multiprocessing sends them; unpickling the note installs our hooks.
@@ -42,7 +42,7 @@ def follow_spawns() -> None:
 
 
 def begin_child() -> None:
-    """Install the step count in a spawned child, once the child has imported torch."""
+    """Install the step count in a spawned child, but only if the child imports torch before its work begins."""
     process_attributes.allow_stack_reads()
     plain = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
 

@@ -1,8 +1,8 @@
 """Adds the job's incidents, restarts and ETTR to what a script logs to W&B, MLflow or TensorBoard.
 
-The node leaves the figures in a file. A logging call of the script looks at that file at most once a second, and hands
-new figures to the tracker that the call is for: within the call where that takes microseconds, else in a thread that
-lives until they are delivered. Nothing here imports a tracker, waits for one, or raises.
+The node writes the figures to a file. The script's logging calls look at that file at most once a second, and give new
+figures to the tracker that they log to. A call delivers the figures itself if this takes microseconds. Otherwise it
+starts a thread, which ends after the delivery. Nothing here imports a tracker, waits for one, or raises.
 """
 
 import json
@@ -26,7 +26,7 @@ _TITLE = "holdfast: incident {}"
 
 
 def attempt(deed: Callable[[], Found], otherwise: Found) -> Found:
-    """Return what the deed returns, or `otherwise` if it raises whatever: the script's own call goes on."""
+    """Call `deed` and return its result, or `otherwise` if it raises anything. So the script's own call goes on."""
     try:
         return deed()
     except Exception:
@@ -34,7 +34,7 @@ def attempt(deed: Callable[[], Found], otherwise: Found) -> Found:
 
 
 class Figures(NamedTuple):
-    """The job's figures as a tracker gets them, and the incidents that it has not got yet."""
+    """The job's figures for a tracker, with the incidents that this tracker does not have yet."""
 
     version: int
     metrics: dict[str, float]
@@ -42,8 +42,8 @@ class Figures(NamedTuple):
 
 
 class TrackerEvents:
-    """Delivers the job's figures to the trackers of this rank. Of several runs or writers of one tracker, the first
-    that logs gets them."""
+    """Delivers the job's figures to the trackers of this rank. If the script has several runs of a tracker, only the
+    first run that logs gets the figures."""
 
     def __init__(self, folder: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._path, self._clock = folder, os.path.join(folder, FIGURES), clock
@@ -58,7 +58,7 @@ class TrackerEvents:
         self._thread: threading.Thread | None = None
 
     def find_due(self, tracker: str, sink: object) -> Figures | None:
-        """Return the figures that this run or writer is to get now; None if there are no new ones."""
+        """Return the figures that this run or writer should get now; None if there are no new ones."""
         if os.getpid() != self._pid:
             return None  # a child of the rank, such as one that loads data
         if tracker not in self._used:
@@ -84,8 +84,8 @@ class TrackerEvents:
         self._incidents[tracker] |= figures.incidents.keys()
 
     def start_delivery(self, tracker: str, figures: Figures, deliver: Callable[[], object]) -> None:
-        """Deliver figures beside training; after a failure again, with what is newest then. Do nothing while an earlier
-        delivery is under way."""
+        """Deliver figures in a thread beside training; do nothing while an earlier delivery runs. After a failure, a
+        later call delivers the newest figures again."""
         if self._thread is not None and self._thread.is_alive():
             return
         self.mark_delivered(tracker, figures)
@@ -102,7 +102,7 @@ class TrackerEvents:
         self._thread.start()
 
     def _find_notes(self) -> list[dict[str, Any]]:
-        """Return the incidents for this process to log: those that its own generation's first step closed."""
+        """Return the incidents that ended with the first step of this process's generation; it must log them."""
         own = self._told["generation"] == int(os.environ.get("HOLDFAST_GENERATION", "0"))
         return self._told["notes"] if own else []
 
@@ -123,7 +123,7 @@ class TrackerEvents:
             self._version = version
 
     def _announce_use(self, tracker: str) -> None:
-        """Tell the node that this rank uses a tracker, by a file beside the keeper's socket."""
+        """Write to a file beside the keeper's socket that this rank uses a tracker; the node reads the file."""
         self._used.append(tracker)
         place = os.path.join(self._folder, TRACKERS)
         whole = f"{place}.{self._pid}"
@@ -136,8 +136,8 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def log_with_figures(events: TrackerEvents, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Return the arguments of W&B's `Run.log` with the job's figures in its row. A row of their own would move W&B's
-    count of steps."""
+    """Return the arguments for W&B's `Run.log`, with the job's figures added to the script's row. In a separate row the
+    figures would advance W&B's count of steps."""
     run = args[0]
     if (figures := events.find_due(WANDB, run)) is None:
         return args, kwargs
@@ -159,7 +159,7 @@ def _alert(run: Any, incidents: Mapping[int, str]) -> None:
 
 
 def add_to_mlflow(events: TrackerEvents, fluent: ModuleType, run_id: str | None, step: object) -> None:
-    """Log the job's figures to the active run of MLflow, once the script has logged something there itself."""
+    """Log the job's figures to the run `run_id`, to which the script has just logged, or else to the active run."""
     # Runs are known by their ids; each call makes another object. The first thread that logs is the one that trains.
     if (figures := events.find_due(MLFLOW, fluent)) is None:
         return
@@ -176,7 +176,7 @@ def add_to_mlflow(events: TrackerEvents, fluent: ModuleType, run_id: str | None,
 
 
 def add_to_board(events: TrackerEvents, plain: Callable[..., Any], writer: Any, step: object) -> None:
-    """Write the job's figures to the script's own event file, as scalars and text, at the step of its own scalar."""
+    """Write the job's figures to the script's own event file, as scalars and text, at the step that the script logs."""
     if (figures := events.find_due(BOARD, writer)) is None:
         return
     events.mark_delivered(BOARD, figures)

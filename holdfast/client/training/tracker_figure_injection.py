@@ -46,7 +46,7 @@ def _hook_board(hooks: "TrackerHooks", module: ModuleType, plain: Callable[..., 
 
 
 def _hook_mlflow(place: int) -> Hook:
-    """`place` is that of the step among the positional arguments."""
+    """Return a hook for a function of MLflow; `place` is the position of the argument `step` in its calls."""
 
     def hook(hooks: "TrackerHooks", module: ModuleType, plain: Callable[..., Any]) -> Callable[..., Any]:
         def log(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ TRACKER_CALLS = (
 
 
 class TrackerHooks:
-    """The trackers of one rank of one run, which keeps its notes in `folder`."""
+    """The hooked trackers of one rank. The node writes the job's figures for them to `folder`."""
 
     def __init__(self, run: str, folder: str) -> None:
         self.events, self.runs = TrackerEvents(folder), TrackerRuns(run)

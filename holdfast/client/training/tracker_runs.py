@@ -1,8 +1,8 @@
-"""Lets a rank that starts again go on with its run of W&B or MLflow, unless the script or its user chose a run.
+"""Lets a restarted rank continue its run of W&B or MLflow, unless the script or its user chose a run.
 
-A run belongs to one rank of one `holdfast run`, to its place among the runs that the script starts, and to its project
-or experiment. W&B takes the id that follows from these. MLflow makes ids itself, so its runs get a tag that a later
-generation looks for. If a tracker refuses our choice, its call is made again without it, as the script wrote it.
+A run belongs to one rank of one `holdfast run`. It is identified by its place among the runs that the script starts and
+by its project or experiment. For W&B, an id is computed from both. MLflow makes ids itself, so a tag is set on the run,
+and a later generation looks for the tag. If a tracker refuses our arguments, the script's call is made unchanged.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class TrackerRuns:
         return int(os.environ.get(GENERATION, "0")) > 1
 
     def name_next(self, *place: object) -> str:
-        """Return the name of the next run in this place: the same in every generation."""
+        """Return a name for the next run in `place`. Counting makes the names the same in every generation."""
         count = self._started[place] = self._started.get(place, 0) + 1
         told = "\0".join(map(str, (self._run, os.environ.get("RANK", "0"), count, *place)))
         return hashlib.sha256(told.encode()).hexdigest()[:16]
@@ -50,7 +50,8 @@ class TrackerRuns:
 
 
 def _start_run(tracker: str, call: "RunCall", choose: Callable[[], dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-    """Return the run that the tracker starts with the chosen arguments, and these; without them if it refuses."""
+    """Start a run with the arguments that `choose` returns; return the run and these arguments. If the tracker refuses
+    the arguments or `choose` returns none, start the run as the script asked; return the run and {}."""
     nothing: dict[str, Any] = {}
     if chosen := attempt(choose, nothing):
         try:
@@ -80,7 +81,8 @@ def start_wandb(runs: TrackerRuns, call: RunCall) -> Any:
 
 
 def _choose_wandb_run(runs: TrackerRuns, given: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call that resumes or begins this rank's run; none if the run is not ours to choose."""
+    """Return the arguments with which the script's call resumes or begins this rank's run. Return {} to leave the call
+    as it is, for example because the script has chosen a run."""
     settings = given.get("settings")
     preset = (
         settings if isinstance(settings, dict) else {name: getattr(settings, name, None) for name in _WANDB_SETTINGS}
@@ -99,13 +101,13 @@ def _choose_wandb_run(runs: TrackerRuns, given: dict[str, Any]) -> dict[str, Any
 
 
 def _free_config(config: Any) -> None:
-    """Let a resumed run take other values than before, such as a host's name: W&B would raise an error."""
+    """Let a resumed run change config values, such as a host's name; otherwise W&B would raise an error."""
     plain = config._sanitize
     object.__setattr__(config, "_sanitize", lambda key, value, allow=None: plain(key, value, True))
 
 
 def start_mlflow(runs: TrackerRuns, fluent: ModuleType, call: RunCall) -> Any:
-    """Call MLflow's `start_run` so that it resumes this rank's run, or begins it with our tag."""
+    """Call MLflow's `start_run` so that it resumes this rank's run, or begins one that later ranks can find."""
     run, chosen = _start_run(MLFLOW, call, lambda: _choose_mlflow_run(runs, fluent, call.name_arguments()))
     if chosen.get("run_id"):
         runs.resumed.add(chosen["run_id"])
@@ -113,7 +115,8 @@ def start_mlflow(runs: TrackerRuns, fluent: ModuleType, call: RunCall) -> Any:
 
 
 def _choose_mlflow_run(runs: TrackerRuns, fluent: ModuleType, given: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call that resumes or begins this rank's run; none if the run is not ours to choose."""
+    """Return the arguments with which the script's call resumes this rank's run, or begins a run that a later
+    generation can find. Return {} to leave the call as it is, for example because the script has chosen a run."""
     chosen = given.get("run_id") or given.get("nested") or given.get("parent_run_id") or os.environ.get("MLFLOW_RUN_ID")
     if chosen or fluent.active_run() is not None or not runs.is_rank():
         return {}
@@ -127,7 +130,7 @@ def _choose_mlflow_run(runs: TrackerRuns, fluent: ModuleType, given: dict[str, A
 
 
 def log_mlflow_parameters(runs: TrackerRuns, fluent: ModuleType, call: RunCall) -> Any:
-    """Log parameters. A resumed run keeps its first values where MLflow refuses others; the script is not ended."""
+    """Log parameters. If MLflow refuses new values for a resumed run, keep the old values and print a sentence."""
     try:
         return call.plain(*call.args, **call.kwargs)
     except Exception as e:

@@ -43,12 +43,12 @@ class UpdateWatch:
 
     @property
     def own_norm(self) -> torch.Tensor | None:
-        """The norm of this rank's own gradient in the last backward pass, or None; reading resets it."""
+        """Return the norm of this rank's own gradient in the last backward pass, or None; reading resets it."""
         own, self._own = self._own, []
         return torch.stack(own).sum().sqrt() if own else None
 
     def on_clip(self, parameters: list[torch.Tensor], norm: torch.Tensor) -> None:
-        """Record the norm of these parameters' gradients, which are clipped next."""
+        """Record the norm of these parameters' gradients. Called before torch's clipping changes the gradients."""
         trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         ours = tuple(id(p) for p in parameters if id(p) in trained)
         if ours and self._hook is not None:

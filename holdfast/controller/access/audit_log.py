@@ -27,8 +27,8 @@ class AuditLog:
         self._unwritten = 0
 
     def record_order(self, who: str, origin: str, body: object, refused: str = "") -> None:
-        """Record an order, with secrets hidden. Refused orders are shortened, and left out once the log is full, so
-        that a caller with few rights cannot fill the disk."""
+        """Record an order, with secrets hidden. A refused order is shortened, and a full log leaves it out, so that a
+        caller with few rights cannot fill the disk."""
         what = _redact_body(body)
         if refused and self._log_bytes() > _MOST_BYTES:
             self._unwritten += 1

@@ -19,24 +19,25 @@ _WRITE = "update holdfast.shared set content = %(content)s where name = %(name)s
 
 
 class BlockListDatabase:
-    """The block list in a database; a missing list is an empty list. Each call opens its own connection, as calls come
-    from threads."""
+    """The block list in a database; a missing list is an empty list. Each call opens its own connection, because calls
+    come from several threads."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def read_entries(self) -> Entries:
-        """Return all entries, including expired ones; BlockListError if the list cannot be read."""
+        """Return all entries, including expired ones. Raise BlockListError if the list cannot be read."""
         with self._open_link() as link:
             postgres_schema.require_schema(link)
             return self._read(link, _READ)
 
     def add_entry(self, entry: BlockedHost) -> None:
-        """Add an entry. It replaces older entries that it covers: the same host or GPUs, and no later expiry."""
+        """Add an entry. It replaces older entries that block no other host or GPU and do not expire later."""
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Replace the list, in one transaction, by `rewrite` of its unexpired entries. Raises BlockListError."""
+        """Replace the list in one transaction: remove expired entries, and pass the others through `rewrite`. Raises
+        BlockListError."""
         with self._open_link() as link:
             postgres_schema.prepare_schema(link)
             with link.transaction():

@@ -33,7 +33,7 @@ class BlockListFile:
         self.path = path
 
     def read_entries(self) -> Entries:
-        """Return all entries, also those whose time is over; BlockListError if the list cannot be trusted or read."""
+        """Return all entries, also expired ones. Raise BlockListError if the file cannot be read or may be forged."""
         where = f"the list of blocked hosts {self.path}"
         try:
             with open(self.path, "rb", opener=_open_itself) as file:
@@ -52,11 +52,12 @@ class BlockListFile:
             raise BlockListError(f"{where} is damaged: {e}; mend it or remove it") from None
 
     def add_entry(self, entry: BlockedHost) -> None:
-        """Add an entry. It replaces older entries that it covers: the same host or GPUs, and no later expiry."""
+        """Add an entry. It replaces older entries that block no other host or GPU and do not expire later."""
         self.change(entry.at, lambda entries: with_entry(entries, entry))
 
     def change(self, now: float, rewrite: Callable[[Entries], Entries]) -> None:
-        """Replace the list by what `rewrite` makes of its unexpired entries, under a lock. Raises BlockListError."""
+        """Remove expired entries from the list, and replace the others by what `rewrite` returns for them. A lock keeps
+        other processes out meanwhile. Raises BlockListError."""
         try:
             self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
             lock = folder_use_lock.lock_file_alone(self.path.with_name(f"{self.path.name}.lock"), _LOCK_S)
@@ -74,7 +75,7 @@ class BlockListFile:
             raise BlockListError(f"the list of blocked hosts {self.path} cannot be written: {e.strerror}") from None
 
     def _present_mode(self) -> int:
-        """Return the file's present mode, for its next version: the owner decides who may read the list."""
+        """Return the mode for the file's next version: its owner may write, and others may read if they may now."""
         with contextlib.suppress(FileNotFoundError):
             return 0o600 | self.path.stat().st_mode & 0o044
         return 0o600
@@ -94,7 +95,7 @@ class BlockListThreads:
     """The block list as the controller uses it: every call runs in a thread, as a file system or database may hang."""
 
     def __init__(self, listed: SharedBlockList, flag: str) -> None:
-        """`flag` is the flag with which `holdfast blocked` finds this list; empty for its default list."""
+        """`flag` is the option by which `holdfast blocked` finds this list; "" for its default list."""
         self._listed, self.flag = listed, flag
 
     def read_entries(self) -> Future[Entries | OSError]:
@@ -124,7 +125,7 @@ def _open_itself(path: str, flags: int) -> int:
 
 
 def with_entry(entries: Entries, entry: BlockedHost) -> Entries:
-    """Return the list with this entry and without older ones that it covers (same host or GPUs, no later expiry)."""
+    """Return the list with this entry, without older ones that block no other host or GPU and do not expire later."""
     return (*(old for old in entries if not _is_within(old, entry)), entry)
 
 

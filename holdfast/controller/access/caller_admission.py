@@ -1,7 +1,8 @@
 """Decides who may connect to the controller, and what each caller may do.
 
-On this host the kernel says whose process is at the other end of a unix socket. From other hosts, nodes show a
-certificate of this job, and people a token that has a name and a right. All other callers are refused."""
+On this host the kernel says whose process is at the other end of a unix socket. From other hosts, a node shows a
+certificate of this job. A person shows a token, which has a name and a right. All other callers are refused.
+"""
 
 import asyncio
 import enum
@@ -57,7 +58,7 @@ Proved = Callable[[asyncio.BaseTransport | None], None]  # is told of links whos
 
 
 def admit_by_socket(request: web.Request) -> Caller | Refusal:
-    """Admit a process on this host if it is root's or the job's own user's; both may do everything."""
+    """Admit a process on this host, with all rights, if its user is root or the job's user."""
     assert request.transport is not None
     peer = peer_credentials.read_peer(request.transport.get_extra_info("socket"))
     if not peer_credentials.may_order(peer):

@@ -40,19 +40,21 @@ class CallerQueue(Generic[T]):
         return len(self._hosts.get(host, ()))
 
     def oldest(self, host: str | None = None) -> tuple[T, float]:
-        """Return the caller that has been queued longest, of all or of one host, and since when."""
+        """Return the caller that has been queued longest, of `host` or of all, and the time when it came."""
         one = next(iter(self._all if host is None else self._hosts[host]))
         return one, self._all[one][1]
 
     def crowded_out(self, newcomer: str) -> T:
-        """Return the caller that a new one from host `newcomer` displaces: the oldest of all or, if the newcomer's host
-        has more callers than that one's host, the oldest of the newcomer's host."""
+        """Return the queued caller that must make room for a new caller from the host `newcomer`. This is the oldest
+        caller. But if `newcomer` has more callers in the queue than that caller's host, it is the oldest from
+        `newcomer`."""
         oldest, _ = self.oldest()
         greedy = self.count(self._all[oldest][0]) < self.count(newcomer)
         return self.oldest(newcomer)[0] if greedy else oldest
 
     def take_turn(self, may: Callable[[str], bool]) -> tuple[T, str] | None:
-        """Return and remove the oldest caller of the next host that `may` go; that host then goes last."""
+        """Take a caller out of the queue; return it and its host. Hosts for which `may` returns true take turns, and
+        the oldest caller of a host comes first. Return None if there is no such host."""
         host = next(filter(may, self._hosts), None)
         if host is None:
             return None

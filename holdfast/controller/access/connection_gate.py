@@ -1,4 +1,4 @@
-"""Guards the ports of controller and `holdfast dash`: callers get few links and little time to prove themselves."""
+"""Guards the ports of the controller and `holdfast dash`: callers without proof get few and short connections."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ class ConnectionGate:
             self._known.close()
 
     def _accept_links(self, listener: socket.socket, short: asyncio.Event) -> None:
-        """Accept a few links at a time; set `short` if that fails, as it does without free file descriptors."""
+        """Accept a few links. Set `short` if this fails, for example because no file descriptors are free."""
         for _ in range(_AT_ONCE):
             try:
                 link, address = listener.accept()
@@ -108,8 +108,8 @@ class ConnectionGate:
 
 
 class _Room:
-    """Links whose callers have not proved themselves. Links without a request yet have their own limit, apart from that
-    of links with one, because idle links cost an attacker nothing and can come from any number of addresses."""
+    """Links whose callers have not proved themselves. Links without a request so far have a limit of their own, because
+    idle links cost an attacker nothing and can come from any number of addresses."""
 
     def __init__(self, serve: Serve, missing: Callable[[bytes], int]) -> None:
         self._serve, self._missing = serve, missing
@@ -189,7 +189,8 @@ class _Room:
             self._drop(self._queue.crowded_out(host))
 
     def _call_next(self) -> None:
-        """Serve the next links, but few in one turn of the event loop: whoever is in, and known hosts, have theirs."""
+        """Serve the next links. Only a few begin in each turn of the event loop, so that accepted links and known hosts
+        are not held up."""
         while self._queue and self._begun < _BEGUN_AT_ONCE:
             if len(self._served) >= self._most_served and not self._make_room(None):
                 return
@@ -210,7 +211,7 @@ class _Room:
         return self._served.count(host) < _FROM_ONE_HOST or self._make_room(host)
 
     def _make_room(self, host: str | None) -> bool:
-        """Cancel the oldest task, of all or of a host, if it has lasted _IDLE_S; else set a timer and return False."""
+        """Cancel the oldest task (of `host`) if it is older than _IDLE_S. Else set a timer and return False."""
         oldest, since = self._served.oldest(host)
         if asyncio.get_running_loop().time() < since + _IDLE_S:
             self._call_later(since + _IDLE_S)
@@ -239,7 +240,7 @@ class _Room:
 
 
 def _missing_of_record(said: bytes) -> int:
-    """Return how many bytes the first TLS record still lacks; 0 if it is no handshake record, to be refused later."""
+    """Return how many bytes of the first TLS record are missing; 0 if it is no handshake, which fails later."""
     if said[0] != 22:
         return 0
     return max(0, 5 + int.from_bytes(said[3:5], "big") - len(said)) if len(said) >= 5 else 5 - len(said)

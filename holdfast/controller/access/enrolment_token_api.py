@@ -1,4 +1,4 @@
-"""The API route by which a person or a fleet gets a token for a node of another host."""
+"""The API route that gives out tokens, to a person or a fleet. With a token, a node of another host can enrol."""
 
 import msgspec
 from aiohttp import web
@@ -23,7 +23,7 @@ class MintedToken(msgspec.Struct, frozen=True, kw_only=True):
 
 class TokenMinting:
     def __init__(self, audit: AuditLog, tokens: NodeTokens | None, needless: str = "") -> None:
-        """`needless` says why this job's nodes need no tokens; empty if they need them."""
+        """`needless` is the reason why this job's nodes need no tokens; "" if they need tokens."""
         self._audit, self._tokens, self._needless = audit, tokens, needless
 
     async def mint_route(self, request: web.Request) -> web.Response:

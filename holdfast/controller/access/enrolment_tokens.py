@@ -38,7 +38,7 @@ class NodeTokens:
             self._minted = {}  # one that is damaged lets nobody in
 
     def mint_token(self, name: str, within_s: float) -> NodeToken:
-        """Make a token, only for the node `name` if given, and store it for later controllers."""
+        """Make a token and store it for later controllers. If `name` is given, only a node of this name can use it."""
         made, now = enrolment_token.make_token(name), self._clock()
         kept = {id: found for id, found in self._minted.items() if now < found.until + _KEPT_S}
         self._write_tokens(kept | {made.id: TokenRecord(secret=made.secret, until=now + within_s, name=name)})
@@ -49,7 +49,7 @@ class NodeTokens:
         return self._minted[id].secret if id in self._minted else None
 
     def why_unusable(self, id: str, name: str) -> str:
-        """Say in one sentence why a token cannot enrol a node of this name; empty if it can."""
+        """Return one sentence why a token cannot enrol a node of this name; "" if it can."""
         found = self._minted[id]
         if found.used_by:
             return f"this token has already enrolled {found.used_by}, and a token enrols one node; {_MORE}"
@@ -61,7 +61,7 @@ class NodeTokens:
         return ""
 
     def use_token(self, id: str, name: str) -> None:
-        """Mark a token as used, on disk before the node is answered, so that no crash lets it be used twice."""
+        """Write to disk that the token is used; the node is answered only afterwards, so no crash frees the token."""
         self._write_tokens(self._minted | {id: msgspec.structs.replace(self._minted[id], used_by=name)})
 
     def _write_tokens(self, minted: dict[str, TokenRecord]) -> None:

@@ -14,7 +14,7 @@ _ASKED_BADLY = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
 
 class ServerLogFilter(logging.Filter):
-    """Lets at most one warning per second of a port's server pass; only our own bugs keep their traceback."""
+    """Passes at most one warning a second from a port's server. Errors caused by bad requests lose their traceback."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

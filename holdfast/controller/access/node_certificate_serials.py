@@ -18,7 +18,7 @@ class NodeCertificates:
         self._refused: set[str] = set()  # nodes of which people were told so
 
     def take_recorded(self, recorded: RecordedSerials) -> None:
-        """Take over what an earlier controller recorded; say so if some of it is damaged."""
+        """Take over the serials that an earlier controller recorded; say so if lines of the record are damaged."""
         self._serials |= recorded.serials
         self.recorded |= recorded.serials.keys()
         self._unknown = recorded.damaged
@@ -31,11 +31,12 @@ class NodeCertificates:
 
     @property
     def knows_all(self) -> bool:
-        """Whether every node that an earlier controller has let in is known by its name."""
+        """Return whether the names of all nodes that an earlier controller let in are known."""
         return self._unknown == 0
 
     def may_recognize(self, node: str) -> bool:
-        """Return whether a damaged line may have named this node, so that a certificate of ours proves it."""
+        """Return whether a damaged line of the record may have named this node. The node is then recognized by any
+        certificate that we signed for it."""
         return self._unknown > 0 and node not in self._serials and self._view.may_return(node)
 
     def recognize_node(self, node: str, serial: str) -> None:
@@ -45,7 +46,7 @@ class NodeCertificates:
         self._say(f"{node} is known again by its certificate")
 
     def tell_refusal(self, node: str, why: str) -> None:
-        """Say once that a node which the job counts on is refused at the port; others are only in the audit log."""
+        """Say once that a node of the running job is refused at the port. Nothing is said about other nodes."""
         if node in self._view.active and node not in self._refused:
             self._refused.add(node)
             self._say(f"{node} is refused at the port: {why}")
@@ -57,13 +58,13 @@ class NodeCertificates:
         return self._serials.get(node)
 
     def is_valid(self, node: str, serial: str) -> bool:
-        """Whether this is the serial of the node's certificate, and the node is in the job or may return to it."""
+        """Return whether this is the serial of the node's certificate, and the node is in the job or may return."""
         return self._serials.get(node) == serial and self._view.may_return(node)
 
     def revoked_ids(self) -> tuple[str, ...]:
-        """Return serials, and also names, of nodes that left: a user may sign new certificates for the same names. A
-        node that holds copies may still be asked for them, as the next generation may restore from it, but may not
-        ask."""
+        """Return what nodes must no longer accept: serials and names of nodes that have left. Names are needed too,
+        because a user may sign a new certificate for an old name. Nodes that left but hold copies are marked: the next
+        generation may restore from them, so they may answer requests, but make none."""
         known = [node for node in self._view.gone if node in self._serials or self._unknown]
         leaving = [node for node in known if self._holds_copies(node)]
         gone = [node for node in known if node not in leaving]

@@ -64,7 +64,7 @@ class NodeEnrolment:
         certificates.take_recorded(authority.node_serials())
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
-        """Say why a node's certificate, which we signed, is no longer accepted; empty if it still is."""
+        """Return why a node's certificate is no longer accepted; "" if it is. The job's authority has signed it."""
         node, serial = mutual_tls.certificate_node(shown), mutual_tls.certificate_serial(shown)
         if self._certificates.is_valid(node, serial):
             return ""
@@ -91,7 +91,8 @@ class NodeEnrolment:
         return _json_response(Challenge(nonce=nonces[1], proof=shown))
 
     def _secret_of(self, token: str) -> str:
-        """Return a token's secret. For an unknown token return a random one, so that no caller learns which exist."""
+        """Return a token's secret. For an unknown token return a random one, so that no caller learns which tokens
+        exist."""
         known = self._tokens.secret_of(token) if token else self._token
         return known or os.urandom(job_secret_proof.NONCE_BYTES).hex()
 
@@ -134,7 +135,7 @@ class NodeEnrolment:
         return ""
 
     def _sign_certificate(self, asked: EnrolmentRequest, token: str) -> str:
-        """Sign a node's certificate, mark its token as used, and register the node; _RefusedError if refused."""
+        """Sign a node's certificate, mark its token as used, and register the node. Raises _RefusedError."""
         if not enrolment.NAME.fullmatch(asked.name):
             raise _RefusedError(400, enrolment.NAMES)
         if token and (why := self._tokens.why_unusable(token, asked.name)):
@@ -162,8 +163,8 @@ class NodeEnrolment:
         return signed.decode()
 
     def _audit_attempt(self, asked: EnrolmentRequest, token: str, origin: str, refused: str = "") -> bool:
-        """Write an attempt to enrol to the audit log; return False if a refusal exceeds its token's rate limit. The
-        limit keeps refused attempts from filling the disk."""
+        """Write an attempt to enrol to the audit log. Return False for a refusal above its token's rate limit: it gets
+        a short line at most, so that refusals cannot fill the disk."""
         if refused and not self._rates.may_call(token):
             self._audit.record_refusal(origin, f"POST {enrolment.PATH}", refused)
             return False

@@ -8,7 +8,7 @@ _MOST_CALLERS = 1024
 
 
 class RequestRates:
-    """A token bucket (rate limit) for each caller; with too many callers, the longest idle one is forgotten."""
+    """Limits the calls of each caller by a token bucket. Among too many callers, the longest idle one is forgotten."""
 
     def __init__(self, a_second: float, at_once: float, now: Callable[[], float] = time.monotonic) -> None:
         self._a_second, self._at_once, self._now = a_second, at_once, now

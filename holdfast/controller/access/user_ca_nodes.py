@@ -23,7 +23,7 @@ class CertificateEnrolment:
     def __init__(
         self, folder: Path, run_id: str, audit: AuditLog, certificates: NodeCertificates, links: NodeLinks
     ) -> None:
-        """`folder` has the controller's own keys; the names and serials of admitted nodes are kept there too."""
+        """`folder` has the controller's own keys, and a record of the names and serials of admitted nodes."""
         self._folder, self._run_id, self._audit = folder, run_id, audit
         self._certificates, self._links = certificates, links
         certificates.take_recorded(node_serials.read_serials(folder))
@@ -54,7 +54,7 @@ class CertificateEnrolment:
         return "" if self._certificates.is_valid(node, serial) else f"the certificate of {node} is no longer valid"
 
     async def challenge_route(self, request: web.Request) -> web.Response:
-        """Tell a node whether it would be accepted, before it starts anything."""
+        """Tell a node whether it is accepted. A node asks this before it starts anything."""
         shown = request.transport.get_extra_info("peercert") if request.transport else None
         node = mutual_tls.certificate_node(shown)
         why = self.certificate_refusal(shown or {}) if node else _SHOW

@@ -84,7 +84,8 @@ def revoke_token(path: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def _changing_tokens(path: Path) -> Iterator[tuple[UserToken, ...]]:
-    """Yield the tokens of a file that no other command changes meanwhile: a revoked token would be there again."""
+    """Lock a file of tokens and yield its tokens. Without the lock, another command that changes the file could bring a
+    revoked token back."""
     path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
     lock = folder_use_lock.lock_file_alone(path.with_name(f"{path.name}.lock"), _LOCK_S)
     if lock is None:

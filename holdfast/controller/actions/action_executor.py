@@ -44,9 +44,9 @@ from holdfast.model.action import (
     Stage,
     Stop,
 )
-from holdfast.model.errand import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat, world_size
+from holdfast.model.node_errands import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.state_copy import Doubt, LaunchOrigin, Restore
 
 _TRIES = 2
@@ -72,7 +72,7 @@ _PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
 
 
 def _known_lines(launch: Launch, kept: LaunchPlan | None) -> tuple[Line, tuple[Doubt, ...]]:
-    """Return the launches before this one, and which states on disks are in doubt: all, if `kept` is missing."""
+    """Return the launches before this one, and doubts about states on disks. Without a recent `kept`, doubt all."""
     if kept and kept.generation >= launch.generation - 1:
         return kept.line, kept.left
     return (), (Doubt(generation=launch.generation - 1, not_after=-1),)
@@ -203,7 +203,7 @@ class ActionExecutor:
         self.aims.on_departure(node)
 
     async def _wait_until_unneeded(self) -> None:
-        """Wait for the next generation's first step: its restore may need copies that the evicted node holds."""
+        """Wait a while for the next generation's first step: its restore may need the evicted node's copies."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.view.limits.wait_s):
@@ -222,8 +222,8 @@ class ActionExecutor:
             self.registry.keep_copies_on(self._launched)
 
     def _note_step(self) -> None:
-        """Write into the plan's note that the generation has made a step, and the newest checkpoint on storage. If all
-        memory is lost, nodes know only the states on their disks; the note tells which lineage is the job's."""
+        """Record in the launch plan's note that the generation has made a step, and the newest stored step. If all
+        memory is lost, the note tells which states on the nodes' disks are of the job's lineage."""
         kept = self._noted = self._noted or self.newest_plan()
         if kept is None:
             return
@@ -281,7 +281,7 @@ class ActionExecutor:
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
     def _steps_on_disks(self, launch: Launch, plan: Restore) -> set[int]:
-        """Return the steps of the launch's lineage that every node of the launch reports to have on its disk."""
+        """Return the steps of the launch's lineage that all nodes of the launch have on their disks, as they report."""
         held = [copy for copies in self.registry.copies.values() for copy in copies]
         line, left = (self._noted.line, self._noted.left) if self._noted else ((), ())
         held = [copy for copy in held if is_of_line(line, launch.generation, copy.generation, copy.step)]
@@ -289,7 +289,7 @@ class ActionExecutor:
         return steps_on_disks(launch.seats, leave_out_disks(held, left), plan.step if plan.is_held else -1)
 
     def _recall_or_plan(self, launch: Launch) -> Restore:
-        """Return the launch's restore plan: the noted one, which an earlier controller may have sent, or a new one."""
+        """Return a launch's restore plan: the noted one, if an earlier controller may have sent it, or a new one."""
         kept = self.newest_plan()
         if kept and kept.id == launch.id:
             self._noted = kept
@@ -326,7 +326,7 @@ class ActionExecutor:
         return None
 
     def _choose_restore(self, launch: Launch, kept: LaunchPlan | None = None) -> Restore:
-        """Choose the state to restore: one that led to no step twice not again, then older ones once, then storage."""
+        """Choose the state to restore. After two tries without a step, try older states once each, then storage."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]
@@ -355,7 +355,7 @@ class ActionExecutor:
             self._stored_tried.add(plan.stored)
 
     def _node_restore(self, seat: Seat, plan: Restore) -> Restore:
-        """Return the plan with only this node's ranks; if it must fetch state, also which keepers have the copies."""
+        """Return the plan with this node's ranks only; if they must fetch states, add the addresses of keepers."""
         sources = tuple(source for source in plan.sources if seat.has_rank(source.rank))
         if all(source.own for source in sources):
             return msgspec.structs.replace(plan, sources=sources, kept=())
@@ -418,7 +418,7 @@ class ActionExecutor:
         }
 
     async def _final_copies(self, action: Finish, kept: LaunchPlan) -> dict[str, tuple[FinalState, ...]]:
-        """End all ranks, then choose the copies for a last checkpoint: only stopped ranks hold stable state."""
+        """End all ranks, so that no state changes any more; then choose the copies for a last checkpoint."""
         self.dispatch.on_stop(kept.generation)
         id = -(_LAST_IDS + action.id)
         errand = StopHere(id=id, generation=kept.generation, grace_s=action.grace_s)

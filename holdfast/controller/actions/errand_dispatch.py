@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
-from holdfast.model.errand import Done, Errand, LaunchHere, StopHere
+from holdfast.model.node_errands import Done, Errand, LaunchHere, StopHere
 
 _AT_ONCE = 64
 
@@ -80,7 +80,7 @@ class ErrandDispatch:
                 waiting.note_answer(node, FELL_SILENT)
 
     def on_relink(self, node: str) -> None:
-        """Send a node that has reconnected every errand again that it has not answered."""
+        """Repeat all unanswered errands of a node that has reconnected."""
         self._silent.discard(node)
         for waiting in self._waiting.values():
             errand = waiting.errands.get(node)
@@ -91,11 +91,11 @@ class ErrandDispatch:
                 self._links.send_errand(node, errand)
 
     def on_stop(self, generation: int) -> None:
-        """From now on, repeat no launch errand of this generation or an earlier one."""
+        """Stop repeating the launch errands of this generation and of earlier ones."""
         self._stopping = max(self._stopping, generation)
 
     def hurry(self) -> bool:
-        """From now on, send errands without waiting for answers; return False if this was already so."""
+        """Send errands without waiting for answers from now on. Return True in the first call only."""
         hurried, self._hurried = self._hurried, True
         return not hurried
 

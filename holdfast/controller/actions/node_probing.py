@@ -1,4 +1,4 @@
-"""Probes nodes while the job stands: each alone, and if none fails, pairs of nodes."""
+"""Probes nodes while the job is stopped: first each node alone, then pairs of nodes if no node has failed."""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -13,8 +13,8 @@ from holdfast.core.diagnose.probe_assessment import Key, ProbeAssessment, ProbeL
 from holdfast.core.diagnose.rail_assessment import Rails
 from holdfast.logs import golden_probe_digests
 from holdfast.model.action import Probe
-from holdfast.model.errand import Done, Errand, PairTestHere, ProbeHere
 from holdfast.model.event import Outcome
+from holdfast.model.node_errands import Done, Errand, PairTestHere, ProbeHere
 from holdfast.model.probe import Finding, PairMeeting
 
 _SLACK_S = 180.0  # beyond what probes may take: to start, and for one that hangs to be given up on
@@ -37,7 +37,7 @@ class NodeProbing:
         limits: ProbeLimits,
         kept: Notes | None,
     ) -> None:
-        """`kept` stores the measurements of each node for comparison with later probes; None keeps none."""
+        """`kept` stores each node's measurements for comparison with later probes. If it is None, nothing is stored."""
         self._ask = ask
         self._store = store
         self._hosts = hosts
@@ -46,7 +46,8 @@ class NodeProbing:
         self._golden: Mapping[Key, str] = {}
 
     async def probe_nodes(self, action: Probe) -> Outcome:
-        """Probe nodes; the outcome's `failed` are bad nodes, and `nodes` are suspects, at least one of which is bad."""
+        """Probe the nodes of the action. In the outcome, `failed` lists the nodes that are bad or could not be tested.
+        `nodes` lists suspects, of which at least one is bad."""
         self._golden = self._golden or golden_probe_digests.load_golden()
         errands: dict[str, Errand] = {n: ProbeHere(id=action.id, level=action.level) for n in action.nodes}
         within_s = self._limits.budget_s + _SLACK_S + (self._limits.command_s if self._limits.command else 0.0)

@@ -2,8 +2,8 @@
 
 from holdfast.controller.actions.node_probing import Ask
 from holdfast.model.action import Stage
-from holdfast.model.errand import StageHere
 from holdfast.model.event import Outcome
+from holdfast.model.node_errands import StageHere
 
 NO_ANSWER = "it did not answer"
 _STAGE_S = 600.0  # for the slowest node
@@ -15,7 +15,8 @@ class ReleaseStaging:
 
     async def stage_release(self, action: Stage) -> Outcome:
         """Check a release on the first node that can do so, then stage it on the other nodes. If the check refuses the
-        release, the outcome's `detail` says why; nodes that could not get it are in `failed`."""
+        release, the outcome's `detail` says why. The outcome's `failed` has the nodes without the release, with
+        reasons."""
         failed: dict[str, str] = {}
         rest = [*action.nodes]
         while rest:

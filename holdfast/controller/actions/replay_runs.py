@@ -16,10 +16,10 @@ from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import UnfitError
 from holdfast.core.replay.regrouped_replay import ReplayLimits, ReplayRuling, RulingKind
 from holdfast.core.replay.regrouped_session import GroupLaunch, GroupSession, ReplayRequest
-from holdfast.core.replay.two_halves_session import TwinSession
+from holdfast.core.replay.twin_replay_session import TwinSession
 from holdfast.model.action import Replay
-from holdfast.model.errand import Done, Errand, LaunchHere, ReplayHere
 from holdfast.model.event import Outcome
+from holdfast.model.node_errands import Done, Errand, LaunchHere, ReplayHere
 from holdfast.model.replay_task import ReplayResult
 
 _IDS, _GROUPS = 10**14, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action
@@ -55,7 +55,7 @@ class ReplayRuns:
         self._say = say
 
     async def replay_nodes(self, action: Replay) -> Outcome:
-        """Run a replay. The outcome names a proven bad node in `failed`, or in `nodes` suspects of which one is bad."""
+        """Run a replay. The outcome's `failed` has a node that is proved bad, or `nodes` has suspects: one is bad."""
         for _ in range(_BEATS):
             if self._registry.replayable is None:  # this controller has just come back
                 await asyncio.sleep(_BEAT_S)
@@ -81,7 +81,7 @@ class ReplayRuns:
         return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)
 
     async def _find_ruling(self, action: Replay, asked: ReplayRequest) -> ReplayRuling:
-        """Replay in two halves if the script is seeded; if that fails or leaves several suspects, replay in groups."""
+        """Return what replays show: of two halves if the script is seeded; without a clear result, of groups."""
         numbers, found = count(1), None
         if asked.seeded and self._limits.halves:
             with contextlib.suppress(UnfitError):

@@ -4,7 +4,7 @@ EPOCH_IDS = 10**6  # numbers that one life of a controller may give
 
 
 class ActionIds:
-    """An iterator of action ids that never repeats one, because a node does not carry out the same id twice."""
+    """An iterator of action ids. It never repeats an id, because a node ignores one that it has carried out."""
 
     def __init__(self) -> None:
         self._next = 1

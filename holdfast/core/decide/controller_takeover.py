@@ -4,7 +4,7 @@ from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.decide.job_state import JobState
 from holdfast.model.action import Say
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Lost, Phase, Successor
 
 _UNDER_WAY = (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING)
@@ -34,7 +34,7 @@ def on_successor(state: JobState, now: float, event: Successor) -> str:
 
 
 def _on_lost_journal(state: JobState, now: float, lost: Lost) -> str:
-    """Keep the ranks if the journal still knows their generation; otherwise end them and launch a new generation."""
+    """Keep the ranks if the journal still knows their generation. Otherwise end them and launch a new generation."""
     told, known, running = lost_journal_sentence(lost), state.generation, state.releases.running.number
     state.generation = max(known, lost.generation)
     if lost.release not in (0, running):

@@ -12,14 +12,14 @@ from holdfast.core.decide import (
     fleet_news,
     incident_course,
     launching,
-    link_outage,
     operator_requests,
     planned_restart,
+    shared_network_outage,
 )
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.first_cause import launch_alarm
-from holdfast.model.alarm import SWITCH, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -37,7 +37,7 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
-from holdfast.model.fleet_report import FleetReport
+from holdfast.model.fleet_node_states import FleetReport
 
 
 class Decider:
@@ -61,7 +61,7 @@ class Decider:
 
 
 def _look_after_standbys(state: JobState, now: float) -> None:
-    """Ask the fleet for missing nodes, and test nodes without a seat while the job trains or waits."""
+    """Ask the fleet for missing nodes. Test nodes without a seat while the job trains or waits."""
     nodes, standbys = state.nodes, state.nodes.standbys
     if state.phase not in (Phase.ENDING, Phase.DONE):
         state.emit(*standbys.request_missing(fleet_news.count_staying(state), nodes.links.not_awaited(now)))
@@ -123,11 +123,11 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case _, Alarm() if event.stance is not Stance.ACT:
             return launching.tell_alarm(state, event)
         case _, Alarm(signature=signature) if signature == SWITCH:
-            return link_outage.on_links_lost(state, now, event)
+            return shared_network_outage.on_links_lost(state, now, event)
         case _, LinksDown():
-            return link_outage.on_links_down(state, event)
+            return shared_network_outage.on_links_down(state, event)
         case _, LinksUp():
-            return link_outage.on_links_up(state, now, event)
+            return shared_network_outage.on_links_up(state, now, event)
         case _, Alarm(kind=Kind.SLOW) if why := incident_course.tolerates_slowness(state, now, event):
             return launching.tell_alarm(state, event, f"; not acted on, as {why}")
         case _, Alarm() if why := incident_course.tolerates_lost_link(state, event):

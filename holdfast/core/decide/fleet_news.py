@@ -9,16 +9,16 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.seating import next_seats
 from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Dismissal, Say
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from holdfast.model.event import Outcome, Phase
-from holdfast.model.fleet_report import FleetNode, FleetReport, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
 
 OUT_OF_TIME = 95  # exit code: the fleet takes all nodes away; the same job can go on from its last checkpoint
 REFUSED = 2  # exit code: the fleet refuses nodes for good, as for a setting that is wrong
 
 
 def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
-    """Record the changes; replace nodes that are gone and have no seat (seated ones get their own alarm)."""
+    """Record which nodes the fleet reports as changed. Replace nodes that are gone, unless they had a seat."""
     nodes = state.nodes
     waited = nodes.waits_in_queue
     nodes.standbys.take_report(now, event.nodes)
@@ -35,7 +35,7 @@ def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
 
 
 def _part_with_gone(state: JobState, now: float, gone: dict[str, FleetNode]) -> str:
-    """Dismiss nodes that are gone and had no seat, and ask for others only after a pause, longer each time."""
+    """Dismiss nodes that are gone and had no seat. Ask for other nodes after a pause that grows each time."""
     standbys = state.nodes.standbys
     beside = standbys.beside_job(gone)
     said = []
@@ -71,7 +71,8 @@ def tell_queue(state: JobState) -> None:
 
 
 def on_acquired(state: JobState, now: float, event: Outcome) -> str:
-    """Record the coming nodes. If the fleet refuses, end a job that cannot start without them, else ask again later."""
+    """Record the nodes that the fleet promises. If the fleet refuses nodes, end a job that cannot start without them.
+    Any other job asks again later."""
     nodes, standbys = state.nodes, state.nodes.standbys
     told = standbys.on_acquired(now, event, nodes.active)
     if not event.refused:
@@ -99,7 +100,7 @@ def drain_leaving(state: JobState, now: float) -> str:
 
 
 def _part_with_leaving(state: JobState, now: float, spare: Set[str]) -> str:
-    """Dismiss standbys that the fleet will take away, and say so."""
+    """Dismiss standbys that the fleet will take away, and tell a person. `spare` are these standbys."""
     if not spare:
         return ""
     standbys = state.nodes.standbys
@@ -112,7 +113,7 @@ def _part_with_leaving(state: JobState, now: float, spare: Set[str]) -> str:
 
 
 def count_staying(state: JobState) -> int:
-    """Return how many seats need nobody else: a node that is out or drained needs somebody in its place."""
+    """Return the number of nodes that stay in their seats: neither evicted nor to be drained."""
     return len(state.nodes.seats) - len(state.nodes.out) - len(state.requests.draining)
 
 
@@ -144,7 +145,8 @@ def _time_left(state: JobState, now: float, nodes: Set[str]) -> str:
 
 def _let_go(state: JobState, now: float, over: Set[str]) -> str:
     """Evict nodes just before the fleet takes them away, if the job can go on without them. If the fleet takes all
-    nodes together, end the job while states can still be written. Else the job goes on until the nodes are gone."""
+    nodes together and too few new nodes have come, end the job while states can still be written. Otherwise the job
+    goes on until the nodes are gone."""
     nodes, fleet = state.nodes, state.nodes.standbys.fleet
     last_at = max(fleet.ends[node].at for node in over)
     all_end = all(fleet.ends_by(node, last_at + state.limits.leave_s) for node in nodes.active)
@@ -164,7 +166,8 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
 def finish_out_of_time(
     state: JobState, now: float, why: str, hope: str = "", *, grace_s: float | None = None, last_s: float | None = None
 ) -> str:
-    """End a job whose nodes are all taken away. Others may go on with it, unless that has led no further too often."""
+    """End a job whose nodes are all taken away. The exit code says that the job may continue with other nodes. After
+    too many such ends without a new step, the exit code says that the job gives up."""
     ends, best = state.failures.count_fruitless_end(), state.failures.best
     if ends < state.limits.attempts:
         return launching.finish_job(state, now, OUT_OF_TIME, why + hope, grace_s, last_s=last_s)
@@ -175,7 +178,7 @@ def finish_out_of_time(
 
 
 def go_on(state: JobState, now: float) -> str:
-    """Resume a job that ended because the fleet took all nodes away: dismiss these and wait for others."""
+    """Resume a job that ended because the fleet took all nodes away. Dismiss these nodes and wait for other nodes."""
     nodes, standbys = state.nodes, state.nodes.standbys
     why = "the fleet has taken it away"
     for node in sorted({*nodes.pool, *standbys.coming, *standbys.under_probe}):

@@ -13,15 +13,15 @@ from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_p
 from holdfast.core.incident.open_incident import Incident, open_incident
 from holdfast.core.membership.seating import make_probe_or_replay
 from holdfast.model.action import Say
-from holdfast.model.alarm import LEFT, Alarm, Kind
+from holdfast.model.detector_alarm import LEFT, Alarm, Kind
 from holdfast.model.event import Outcome, Phase, Progress
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.state_copy import Doubt
 
 
 def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = True) -> str:
-    """Open an incident, or start the next round of the open one, and stop every rank at once; with `may_park`, ranks
-    that can survive stay in their processes."""
+    """Open an incident, or start the next round of the open one. Stop every rank at once. With `may_park`, ranks that
+    can survive stay in their processes."""
     state.failed_survivals += state.incident is not None and state.incident.parked
     incident = add_failure(state, now, alarm)
     incident.parked = may_park and can_survive(state, alarm)
@@ -34,7 +34,7 @@ def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = 
 
 
 def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
-    """Open an incident for this alarm, in place of any planned restart, or add a round to the open one. Return it."""
+    """Add the alarm to the open incident in a new round, or to a new incident, and return the incident."""
     incident = state.incident
     if incident is None:
         state.incidents += 1
@@ -53,9 +53,13 @@ def add_failure(state: JobState, now: float, alarm: Alarm) -> Incident:
 
 
 def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm) -> None:
-    """Move the incident's `good_at`, from which lost time counts, past time that the failure did not cost: to the
-    failure if the script had made its last step; else, after a time without a controller, to the takeover, or for a
-    rank that failed in that time to its failure, unless its last step is known."""
+    """Move the incident's `good_at`, the time from which lost time counts. Time that the failure did not cost must come
+    before it.
+
+    If the script has made its last step, lost time counts from the failure. Unless this controller has taken the job
+    over, nothing else changes. After a takeover, lost time counts from the takeover. But if a rank crashed before the
+    takeover, it counts from the crash, or from that rank's last step if this step is known.
+    """
     if state.progress and state.progress.parted:
         incident.good_at = max(incident.good_at, min(alarm.at, now))
     if not state.taken_over_at:
@@ -70,7 +74,7 @@ def _date_failure(state: JobState, now: float, incident: Incident, alarm: Alarm)
 
 def _end_pause(state: JobState, pause: Pause, incident: Incident) -> None:
     """Record that a planned restart failed, because an incident opened before its new ranks made a step. Do nothing if
-    they were not launched yet: the restart after the incident also does what was planned."""
+    the new ranks are not launched yet: the restart after the incident then also does what was planned."""
     if state.phase is Phase.PAUSING:
         return
     state.changed = pause.make_failed_change(incident.good_at, state.releases.running.number)
@@ -92,8 +96,8 @@ def describe_round(incident: Incident) -> str:
 def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     """Return why a slow job is left running; "" if it must stop for an eviction or a rollback.
 
-    Only these two can help, since a restart alone makes no slow machine faster. Without copies of its state on peers,
-    a job would lose more by the stop than it gains.
+    No other remedy stops a slow job, since a restart alone makes no slow machine faster. A job without copies of its
+    state on peers is not stopped either, because a stop would cost more than it gains.
     """
     if state.incident is not None or state.phase is not Phase.TRAINING:
         return "the job is not steady yet"
@@ -110,8 +114,8 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
 def tolerates_lost_link(state: JobState, alarm: Alarm) -> str:
     """Return why the job goes on despite a repeated alarm that a link is down; "" if it must stop.
 
-    The alarm is repeated each hour, and when another agent starts to report for the host. A job that has trained
-    without the link since an earlier alarm, and has no standby to replace the node, is not stopped again.
+    The alarm is repeated each hour, and once more if another agent takes over the reports about the host. The job goes
+    on if it has already trained without the link since an earlier alarm, and has no standby to replace the node.
     """
     nodes = set(alarm.suspects)
     known = any(p.signature == alarm.signature and nodes == set(p.nodes) for p in state.failures.past)
@@ -129,7 +133,7 @@ def on_more_alarms(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def on_last_steps(state: JobState, event: Progress) -> str:
-    """Take in steps that were made before the alarm or the order but reported after it."""
+    """Record steps that were made before the alarm or the order but reported after it."""
     if event.generation != state.generation:
         return ""
     state.nodes.on_step()
@@ -145,7 +149,7 @@ def on_last_steps(state: JobState, event: Progress) -> str:
 
 
 def on_stopped(state: JobState, now: float, event: Outcome) -> str:
-    """Judge the incident, now that every rank is down and all last words are in."""
+    """Judge the incident. Every rank is down by now, and the last lines of all ranks have arrived."""
     incident = state.current_incident
     incident.stopped_at = now
     silent, lost = set(incident.silent), {*incident.silent, *event.failed}
@@ -179,7 +183,7 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
 def apply_verdict(
     state: JobState, now: float, verdict: Verdict, silent: Collection[str], *, examine: bool = True
 ) -> str:
-    """Carry out the verdict: give up (or ask a person first), or evict, roll back or skip and then launch again."""
+    """Carry out the verdict: give up, unless a person is asked first, or evict, roll back or skip and then launch."""
     incident = state.current_incident
     told = f"{incident.cause_text}; {verdict.reason}"
     if verdict.remedy is Remedy.GIVE_UP:
@@ -225,7 +229,8 @@ def on_alarm_in_probe(state: JobState, alarm: Alarm) -> str:
 
 
 def on_probed(state: JobState, now: float, event: Outcome) -> str:
-    """Evict the nodes that the probe found bad or that were lost during it; if none, take the ladder's next rung."""
+    """Evict the nodes that the probe found bad and the nodes that were lost during the probe. If there are none, or no
+    standby can replace them, take the next remedy of the ladder."""
     incident, case = state.current_incident, state.current_case
     incident.probed_s, state.case = now - incident.stopped_at, None
     incident.found = {node: why for node, why in event.failed.items() if node not in event.untested}

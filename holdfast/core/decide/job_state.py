@@ -1,6 +1,7 @@
-"""The state of a job: one plain record, imported by the functions that handle events and change it. `emit` is the only
-way to request an action. `enter` is the only place where the phase changes: it asserts that the new phase may follow
-the old one, and that the invariant of the new phase holds. Properties change nothing."""
+"""The state of a job: one plain record. The functions that handle events import it and change it. Only `emit` requests
+an action. Only `enter` changes the phase: it asserts that the new phase may follow the old one, and that the invariant
+of the new phase holds. Reading a property changes nothing.
+"""
 
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
@@ -13,11 +14,11 @@ from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.action import Action
-from holdfast.model.alarm import Alarm
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Begin, Decision, Limits, Phase, Progress
 from holdfast.model.incident_record import Change, Record, Verdict
 from holdfast.model.job_and_seats import Job
-from holdfast.model.release import Release
 
 # The phases that may follow each phase. STOPPING may follow every phase with seats, because a journal that has lost
 # its end may have forgotten a generation that still runs.
@@ -122,7 +123,7 @@ class JobState:
         self._assert_invariant()
 
     def _assert_invariant(self) -> None:
-        """Assert the invariant of the phase that begins; each message says why it must hold."""
+        """Assert the invariant of the phase that begins. Each message says why the invariant must hold."""
         incident = self.incident
         match self.phase:
             case Phase.WAITING:
@@ -159,13 +160,13 @@ class JobState:
 
     @property
     def current_incident(self) -> Incident:
-        """Return the open incident; only for phases that always have one."""
+        """Return the open incident. Call this only in phases that always have one."""
         assert isinstance(self.interruption, Incident), f"{self.phase} without an incident"
         return self.interruption
 
     @property
     def current_case(self) -> IncidentCase:
-        """Return the facts on which the ladder judges the open incident; only in phases that probe or replay."""
+        """Return the facts on which the ladder judges the open incident. Only phases that probe or replay have them."""
         assert self.case is not None, f"{self.phase} without a case"
         return self.case
 

@@ -10,12 +10,12 @@ from types import MappingProxyType
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.node_roles import NodeRole, assign_roles
 from holdfast.core.decide.status_text import tell_present
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.code_release import Fate, Release
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Limits, Phase, Progress, Ready
-from holdfast.model.fleet_report import FleetNode
+from holdfast.model.fleet_node_states import FleetNode
 from holdfast.model.incident_record import Verdict
 from holdfast.model.job_and_seats import Dims, Job, Seat
-from holdfast.model.release import Fate, Release
 
 
 class JobView:
@@ -49,7 +49,7 @@ class JobView:
 
     @property
     def awaited(self) -> int:
-        """The id of the action whose outcome ends this phase. In a phase that waits for no action, an older id."""
+        """The id of the action whose outcome ends this phase. A phase that waits for no action keeps an older id."""
         return self._state.awaited
 
     @property
@@ -88,7 +88,7 @@ class JobView:
 
     @property
     def cause(self) -> Alarm | None:
-        """The alarm of the open incident: the first one or, once judged, the first cause; None without an incident."""
+        """The open incident's first alarm or, once it is judged, its first cause; None without an incident."""
         incident = self._state.incident
         return incident.alarms[0] if incident else None
 
@@ -193,7 +193,7 @@ class JobView:
 
     @property
     def held_by(self) -> str:
-        """Who wants the job to stand still; "" if nobody does."""
+        """Who holds the job, so that no rank runs; "" if nobody does."""
         return self._state.requests.held
 
     @property
@@ -245,7 +245,7 @@ class JobView:
         return MappingProxyType(self._state.releases.told)
 
     def rolled_back_as(self, release: Release) -> int:
-        """Return the number of an earlier release with the same code that was rolled back; 0 if there is none."""
+        """Return the number under which a release with the same code was rolled back; 0 if there is none."""
         return self._state.releases.rolled_back_as(release)
 
     def rollback_refusal(self, number: int) -> str:

@@ -15,11 +15,11 @@ from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.core.rank_ranges import format_nodes, format_ranks
 from holdfast.model.action import Action, Finish, Say, Stop
-from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
+from holdfast.model.code_release import Fate
+from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat, world_size
-from holdfast.model.release import Fate
 
 STILL_CUT_OFF = "still without a link after the wait"
 _STANDING = (Phase.WAITING, Phase.HELD)  # no generation is on, nor is one being ended
@@ -54,14 +54,14 @@ def on_ready(state: JobState, now: float, event: Ready) -> str:
 
 
 def on_side_probe(state: JobState, now: float, found: tuple[str, tuple[Action, ...]]) -> str:
-    """Handle the result of a probe of an evicted or newly arrived node, made while the job went on."""
+    """Report the result of a probe beside the job, of one evicted or newly arrived node. Launch the job if it waits."""
     reason, actions = found
     state.emit(*actions)
     return f"{reason}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else reason
 
 
 def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
-    """Report an alarm that does not stop the job. Remember it if it says that the job makes no steps."""
+    """Report an alarm that does not stop the job. Remember a standstill until a step or the next verdict ends it."""
     named = state.standing is not None and state.standing.suspects and state.standing.generation == state.generation
     stands = alarm.signature == NO_STEP and not named
     if alarm.kind is Kind.HANG and (alarm.suspects or stands) and alarm.generation == state.generation:
@@ -87,7 +87,7 @@ def concerns_generation(state: JobState, alarm: Alarm) -> bool:
 
 
 def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
-    """Handle an alarm about a standby, a node still coming, a finished node or an old generation."""
+    """Act on an alarm about a standby, a node still to come, a node that has finished, or an old generation."""
     if not is_node_loss(alarm):
         return ""
     lost = state.nodes.standbys.beside_job(alarm.suspects)
@@ -100,7 +100,7 @@ def on_outside_alarm(state: JobState, now: float, alarm: Alarm) -> str:
 
 
 def part_with_beside(state: JobState, nodes: Iterable[str], kind: Kind, why: str) -> str:
-    """Dismiss lost nodes that have no seat. Return a sentence that names the standbys and evicted nodes among them."""
+    """Dismiss lost nodes that have no seat. Return a sentence that names those that were standbys or evicted nodes."""
     evicted = state.nodes.standbys.under_examination.intersection(nodes)
     lost = {"standby": tuple(node for node in nodes if node not in evicted), "evicted node": tuple(sorted(evicted))}
     for what, those in lost.items():
@@ -134,7 +134,7 @@ def evict_nodes(
 
 
 def evict_lost(state: JobState, now: float, nodes: Collection[str], kind: Kind) -> str:
-    """Evict nodes that are lost while no rank runs. If the open verdict was to restart in place, change it to evict."""
+    """Evict nodes that are lost while no rank runs. A verdict to restart in place becomes a verdict to evict."""
     told = evict_nodes(state, now, nodes, nodes if kind is Kind.SILENCE else ())
     if state.incident and state.verdict and state.verdict.remedy is Remedy.RESTART:
         state.incident.last_kind = kind.value
@@ -150,7 +150,7 @@ def make_stop(state: JobState, lost: Collection[str] = ()) -> Stop:
 
 
 def fence_unstopped(state: JobState, now: float, nodes: Iterable[str]) -> None:
-    """Raise the fence if no active node confirmed the stop, because then the old generation may still be training."""
+    """Block launches for a while if no active node confirmed the stop: the old generation may still be training."""
     known = state.nodes.standbys.fleet
     unknown = state.nodes.active.intersection(nodes).difference(state.nodes.back)  # who is back has been emptied
     unknown -= {node for node in unknown if known.is_gone(node)}
@@ -240,7 +240,7 @@ def _launch_or_wait(state: JobState, now: float) -> str:
 
 
 def _part_with_late(state: JobState, now: float) -> None:
-    """Evict or dismiss nodes whose links did not come back in time; keep seated ones that nothing can replace."""
+    """Evict or dismiss nodes whose links stayed down. A seated node stays if no standby can replace it."""
     late = sorted(state.nodes.links.take_late(now))
     seated, beside = sorted(state.nodes.active.intersection(late)), state.nodes.standbys.beside_job(late)
     if beside:
@@ -393,7 +393,7 @@ def ask_person(state: JobState, now: float, question: str) -> str:
 def finish_job(
     state: JobState, now: float, code: int, reason: str, grace_s: float | None = None, *, last_s: float | None = None
 ) -> str:
-    """End the job. Storage gets `last_s` seconds for the last state; None means the grace period of a shutdown."""
+    """End the job. Storage gets `last_s` seconds for the last state; None: the grace period of a shutdown."""
     doubts = state.resume_point.doubts
     heard = [alarm.not_after for alarm in state.incident.alarms] if state.incident else []  # perhaps not judged yet
     limits = [step for step in (*heard, doubts.not_after) if step is not None]

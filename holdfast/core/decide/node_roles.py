@@ -4,7 +4,7 @@ from collections.abc import Set
 from enum import StrEnum
 
 from holdfast.core.decide.job_state import JobState
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 
 _TOLD = 16  # of the nodes that have left, the newest are told
 
@@ -24,7 +24,7 @@ class NodeRole(StrEnum):
 
 
 def assign_roles(state: JobState, admitting: Set[str]) -> dict[str, NodeRole]:
-    """Return the role of each node. A seat overrides other roles of a node, unless the node was evicted."""
+    """Return the role of each node. The role of a seated node comes from its seat, unless the node was evicted."""
     nodes, standbys = state.nodes, state.nodes.standbys
     left = [(node, kind) for node, kind in standbys.gone.items() if kind is not None]
     checking = standbys.checking.values()

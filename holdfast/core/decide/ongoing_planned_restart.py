@@ -1,4 +1,4 @@
-"""The planned restart that is under way, and its record; a job has this or an open incident, never both."""
+"""The planned restart that is under way, and its record. While it lasts, the job has no open incident."""
 
 import msgspec
 
@@ -47,13 +47,13 @@ class Pause(msgspec.Struct, kw_only=True):
         )
 
     def on_late_step(self, event: Progress) -> None:
-        """Take in steps that ranks made before they ended but reported after the order for the restart."""
+        """Record a step that ranks made before they ended, although its report came after the restart was ordered."""
         if event.step > self.good_step or self.good_step < 0:
             self.good_step, self.good_at = event.step, max(self.good_at, event.at)
             self.counted, self.numbered = event.counted, event.numbered
 
     def take_over(self, before: "Pause") -> None:
-        """Take over the last step from a pause that this one replaces: no rank has made a step since."""
+        """Take the last step from `before`, the planned restart that this one replaces before any rank made a step."""
         self.good_step, self.good_at, self.counted = before.good_step, before.good_at, before.counted
         self.numbered, self.brought_in = before.numbered, before.brought_in
 

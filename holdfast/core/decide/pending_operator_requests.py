@@ -1,4 +1,4 @@
-"""The open requests: who holds the job, what a person must decide, and which nodes must leave."""
+"""Requests without an answer: who holds the job, what a person must decide, and which nodes must leave."""
 
 from collections.abc import Set
 
@@ -28,13 +28,13 @@ class OpenRequests:
             self.draining.pop(node, None)
 
     def nodes_to_leave(self, active: Set[str], standbys: int) -> set[str]:
-        """Return the nodes to leave at the next restart: all to be evicted, and drained ones that standbys replace."""
+        """Return nodes to leave at the next restart: those to be evicted, and drained ones that standbys replace."""
         gone = {node for node in active if node in self.evicting}
         drained = sorted(node for node in active if node in self.draining and node not in gone)
         return gone.union(drained[: max(0, standbys - len(gone))])
 
     def drained_nodes(self, nodes: Set[str]) -> set[str]:
-        """Return the nodes among these that leave because they are drained or the fleet takes them."""
+        """Return those of the nodes that are drained or taken away by the fleet, and not evicted by a person."""
         return {node for node in nodes if self.evicting.get(node, FLEET) == FLEET}
 
     def who_wants_gone(self, node: str) -> str:

@@ -4,7 +4,7 @@ from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import can_grow, make_parking
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Outcome, Phase
 from holdfast.model.incident_record import HELD
 
@@ -28,8 +28,8 @@ def start_if_wanted(state: JobState, now: float) -> str:
 
 
 def pause_job(state: JobState, now: float, why: str, release: int = 0, *, grows: bool = False) -> str:
-    """End all ranks for a planned restart. A new pause replaces one that has not reached a step yet. If the job grows,
-    ranks that can go on among more are parked instead."""
+    """End all ranks for a planned restart. If an earlier planned restart has made no step yet, the new one replaces it.
+    If the job grows, ranks that can continue in a larger job are parked instead of ended."""
     if state.incident is None:
         replaced = state.pause
         pause = state.interruption = Pause.begin_pause(now, why, state.generation, state.progress)
@@ -47,7 +47,7 @@ def pause_job(state: JobState, now: float, why: str, release: int = 0, *, grows:
 
 
 def on_paused(state: JobState, now: float, event: Outcome) -> str:
-    """Evict the nodes that did not confirm the stop, then launch or wait: all other ranks are down."""
+    """Evict the nodes that did not confirm the stop. Then launch or wait for nodes."""
     state.nodes.unstopped = set(event.failed)
     launching.fence_unstopped(state, now, event.failed)
     if state.pause:
@@ -58,7 +58,7 @@ def on_paused(state: JobState, now: float, event: Outcome) -> str:
 
 
 def on_alarm_in_pause(state: JobState, now: float, alarm: Alarm) -> str:
-    """Open an incident during a pause. Its restart also serves the purpose of the pause."""
+    """Open an incident during a planned restart. The incident's restart also does what was planned."""
     incident = incident_course.add_failure(state, now, alarm)
     next(state.ids)  # journals have counted a Stop here that nobody sends; without it all later numbers would differ
     state.enter(Phase.STOPPING, state.awaited)  # the ranks are being ended already

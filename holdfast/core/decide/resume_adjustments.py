@@ -1,19 +1,20 @@
-"""The conditions for the next resume: which states are in doubt, and which steps to skip or ease."""
+"""The next resume's conditions: states in doubt, steps to skip, and steps with a lowered learning rate."""
 
-from holdfast.core.decide.doubtful_states import DoubtfulStates
+from holdfast.core.decide.distrusted_saved_states import DoubtfulStates
 from holdfast.core.incident import incident_text
 from holdfast.model.action import Launch, Say
+from holdfast.model.code_release import Release
 from holdfast.model.event import Progress
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.loss_response import Ease, Skip
 from holdfast.model.state_copy import Doubt
 
 _KEPT = 64  # skips, and eases
 
 
 class ResumePoint:
-    """Doubts, skips and eases for the next launch, as part of the job's state."""
+    """States in doubt, steps to skip and steps with a lowered learning rate, as part of the job's state."""
 
     def __init__(self) -> None:
         self.doubts = DoubtfulStates()
@@ -25,7 +26,8 @@ class ResumePoint:
         self.doubts.doubt_after(doubt, progress)
 
     def apply_verdict(self, verdict: Verdict, not_after: int | None) -> None:
-        """Add the verdict's skips and eases. They apply whenever their steps are made again."""
+        """Add the steps to skip and the steps with a lowered learning rate that the verdict asks for. They stay in
+        force however often these steps are made again."""
         if verdict.remedy is Remedy.SKIP and not_after is not None:
             self.doubts.clear_after(not_after)
         self.skips = (*self.skips, *verdict.skips)[-_KEPT:]

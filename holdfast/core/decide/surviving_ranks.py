@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.model.action import Stop
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy
 
 _FAILED_SURVIVALS = 2
@@ -14,10 +14,10 @@ _SURVIVED = (Kind.CRASH, Kind.SILENCE, Kind.HANG, Kind.HEALTH)  # what other ran
 
 
 def can_survive(state: JobState, alarm: Alarm) -> bool:
-    """Whether the surviving ranks can be parked instead of ended: all ranks must have reported with their first step
-    that they can survive or, if the job's state lives in them, in the generation before. Not after an alarm about what
-    ranks compute, because their processes may be at fault, nor after ranks of this script have twice failed to go on.
-    """
+    """Return whether the surviving ranks can be parked instead of ended. All ranks of this generation must have
+    reported with their first step that they can survive. Before the first step, the job's state must live in its ranks.
+    No rank is parked after an alarm about what ranks compute, because their processes may be at fault, nor after parked
+    ranks of this script have failed twice to go on."""
     if state.failed_survivals >= _FAILED_SURVIVALS or state.limits.survive_s <= 0:
         return False
     survives = state.progress.survives if state.progress is not None else state.carries
@@ -25,24 +25,25 @@ def can_survive(state: JobState, alarm: Alarm) -> bool:
 
 
 def can_grow(state: JobState) -> bool:
-    """Whether ranks can be parked while the job grows, to go on among more."""
+    """Return whether ranks can be parked while the job grows, and then continue in the larger job."""
     survives = state.progress is not None and state.progress.survives
     return state.resizes and survives and state.limits.survive_s > 0
 
 
 def make_parking(state: JobState, stop: Stop, alarm: Alarm | None = None) -> Stop:
-    """Return this action as one that has ranks park themselves. A rank that `alarm` is about is not counted, and not
-    waited for if it hangs."""
+    """Return this stop with a time in which ranks can park themselves. `alarm` names ranks that will not park, because
+    they failed. A hung rank among these is not waited for."""
     failed: Collection[int] = alarm.ranks if alarm else ()
-    ranks = {rank for seat in state.nodes.active_seats if seat.node in stop.nodes for rank in seat.ranks}
+    stopped = frozenset(stop.nodes)
+    ranks = {rank for seat in state.nodes.active_seats if seat.node in stopped for rank in seat.ranks}
     standing = alarm.ranks if alarm and alarm.kind is Kind.HANG else ()
     parking = len(ranks.difference(failed))
     return msgspec.structs.replace(stop, park_s=state.limits.survive_s, parking=parking, standing=standing)
 
 
 def keeps_ranks(state: JobState, *, changed: bool) -> bool:
-    """Whether parked ranks keep their processes: on a restart or eviction without a `changed` release or world size,
-    and if they were parked for nodes that have come."""
+    """Return whether parked ranks keep their processes at the next launch. They do after a restart or an eviction, or
+    if they were parked for the job to grow, unless the release or the world size is `changed`."""
     incident, verdict = state.incident, state.verdict
     if state.pause:
         return state.pause.parked and not changed
@@ -52,6 +53,7 @@ def keeps_ranks(state: JobState, *, changed: bool) -> bool:
 
 
 def describe_short(state: JobState) -> str:
-    """Return of how many nodes the job uses how many, if its ranks go on with the same batch on fewer; else ""."""
+    """Return text such as "3 of 4 nodes, same batch" if the job can keep its batch on fewer nodes and now has fewer; ""
+    in all other cases."""
     seated, wanted = len(state.nodes.seats), state.job.max_nodes
     return f"{seated} of {wanted} nodes, same batch" if state.resizes and seated < wanted else ""

@@ -1,4 +1,4 @@
-"""Crash detector: turns the exit of a rank into an alarm, with its failure class if the last words show one."""
+"""Crash detector: turns the exit of a rank into an alarm, with its failure class if the rank's log shows one."""
 
 import re
 
@@ -8,10 +8,10 @@ from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog as FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
-from holdfast.core.log_analysis.telling_lines import sift_log
+from holdfast.core.log_analysis.log_sieve import sift_log
 from holdfast.core.log_analysis.tracebacks import ExceptionChain, parse_tracebacks
 from holdfast.core.terminal_sanitizer import CUT, cut_words
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.observation import Exit
 
@@ -38,7 +38,8 @@ def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
 
 
 def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:
-    """Return an alarm made from the exit code and the latched failure, for last words that take too long to judge."""
+    """Return an alarm from the exit code and the failure that the rank recorded itself. This is for a log that takes
+    too long to judge."""
     return _make_alarm(exit, classify_failure(_case(exit, []), catalog), exit.latched)
 
 
@@ -77,14 +78,15 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
 
 
 def _without_witness(action: str) -> str:
-    """Replace an eviction by a question to a person: a script can print anything, even kernel messages. The agent reads
-    the kernel log and the devices itself, and evicts for what it finds there."""
+    """Return the action for a failure that only a rank's output shows. An eviction becomes a question to a person,
+    because a script can print anything, even kernel messages. The agent reads the kernel log and the devices itself,
+    and evicts a node for what they show."""
     return ASK if action == EVICT else action
 
 
 def _unwrap_exception(raised: str, traces: list[ExceptionChain]) -> str:
-    """Return the exception raised in another process, such as a DataLoader worker, if this one only wraps it. The
-    traceback of the other process is part of the message. If there is none, return `raised` itself."""
+    """Return the exception that `raised` wraps, if it is one of another process, such as a DataLoader worker. Otherwise
+    return `raised`. The message of such a wrapper contains the traceback of the other process."""
     for trace in reversed(traces):
         cause, last = trace.chain[0], trace.last
         if cause.inner and not last.inner and last.said.text.startswith(raised.removesuffix(CUT)):
@@ -94,14 +96,15 @@ def _unwrap_exception(raised: str, traces: list[ExceptionChain]) -> str:
 
 
 def _whole_failure(exit: Exit) -> str:
-    """Return the failure that the rank latched; if it was cut short, the whole line from its last words."""
+    """Return the failure that the rank recorded before it ended. If the record was cut short, return the whole line
+    from the rank's log."""
     start = exit.latched.removesuffix(CUT)
     found = (line[line.index(start) :] for line in reversed(exit.words) if start in line)
     return exit.latched if start == exit.latched else next(found, exit.latched)
 
 
 def _add_evidence(found: tuple[str, ...], words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the last lines of a rank, preceded by any earlier lines that the diagnosis rests on."""
+    """Return the last lines of a rank's log. Earlier lines of evidence take the place of the oldest of them."""
     last = tuple(line[:_LINE_CHARS] for line in words[-_EVIDENCE:])
     earlier = tuple(line for line in found if line in words and line not in last)
     return (*earlier, *last[len(earlier) :])

@@ -1,17 +1,17 @@
-"""Hang detector: raises an alarm when nodes answer but the job makes no step for longer than it ever has.
+"""Hang detector: raises an alarm when nodes answer but the job makes no step for longer than ever before.
 
-Naming a rank is cheap: when no step was made for the time of a few steps, all processes are inspected twice, and a rank
-that the others wait for both times is named. Acting on a rank is expensive. The job acts at once only on a rank that is
-stopped or gone. If two looks find a rank's GPU surely stuck, the job acts once it has waited as long as a restart
-costs. For other named ranks `suspect_hang_timeout.py` sets the wait, by how sure the hang is and what a restart costs;
-if no rank is named, `suspectless_hang_timeout.py` does. A pause that may end by itself gets at least as long as the
-longest of its kind that this run has recovered from.
+Naming a rank is cheap. If no step is made for the time of a few steps, all processes are inspected twice. A rank that
+other ranks wait for in both inspections is named.
 
-The detector does not judge before the first step of a generation, since compilation and data may take any time
-(`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
-The detector does not judge a time in which its own clock stood still, and does not name ranks that still enter
-collectives, as in an evaluation. It learns from a pause that ends by itself: the next pause in the same named phase, or
-at the same place in the code, may last as long. Pauses elsewhere get no such allowance.
+Acting on a rank is expensive. The job acts at once only on a rank that is stopped or gone. If two inspections find a
+rank's GPU surely stuck, the job acts once it has waited as long as a restart takes. For other named ranks
+`suspect_hang_timeout.py` sets the wait. If no rank is named, `suspectless_hang_timeout.py` sets it. A pause that may
+end by itself may last at least as long as the longest pause of its kind that this run has recovered from.
+
+Before the first step of a generation the job acts only on stopped ranks, since compilation and data may take any time
+(`start_s`). A script that makes no steps is judged by its collectives. Ranks that still enter collectives, as in an
+evaluation, are not named. The detector learns from pauses that end by themselves: the next pause in the same named
+phase, or at the same place in the code, may last as long. Time in which the detector's clock stood still is left out.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ from holdfast.core.diagnose.suspectless_hang_timeout import (
 )
 from holdfast.core.incident.incident_case import CODE
 from holdfast.core.incident.incident_text import count_steps
-from holdfast.model.alarm import GPU_HANG, UNNAMED, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import GPU_HANG, UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Frame, Trace
 
@@ -80,8 +80,8 @@ class Stillness:
         self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
 
     def on_traces(self, now: float, traces: Sequence[Trace], outside: Collection[int] = ()) -> dict[int, RankMotion]:
-        """Record one inspection of all ranks; return what each did since the last one. `outside` are the ranks that may
-        wait for something outside the job."""
+        """Record one inspection of all ranks. Return what each rank did since the previous one. `outside` are the ranks
+        that may wait for something outside the job."""
         (last_at, last), self._last = self._last, (now, tuple(traces))
         waited, self._outside = {*self._outside, *outside}, outside  # at the beginning or the end of this time
         motions = find_motion(last, traces)
@@ -110,12 +110,12 @@ class Stillness:
         return _least_s(now, self._quiet, ranks)
 
     def asleep_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds these ranks have been still without waiting for anything outside the job."""
+        """Return for how many seconds these ranks have been still and have waited for nothing outside the job."""
         return _least_s(now, self._asleep, ranks)
 
     def most_quiet_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds at least half of these ranks have been quiet, as in `quiet_s`. Ranks that wait
-        may use CPU time, and any single rank may still write its log."""
+        """Return for how many seconds at least half of these ranks have been quiet, as in `quiet_s`. Half is enough,
+        because a single rank may still write its log."""
         quiet = sorted(now - self._quiet.get(rank, now) for rank in ranks)
         return quiet[len(quiet) // 2] if quiet else 0.0
 
@@ -183,8 +183,8 @@ class HangDetector:
         self._phase = slowest.phase or self._phase
 
     def _find_slowest(self, before: Beat | None, beat: Beat) -> Beat:
-        """Return the beat with the lowest step; of several, the one whose node was heard first. All beats are searched
-        only when the slowest node has made a step, because a search at every beat would cost too much."""
+        """Return the beat with the lowest step; among equals, the beat of the node heard first. Not every call searches
+        all beats, because that would cost too much."""
         known = self._beats.get(self._slowest)
         if known is None or (beat.node == self._slowest and before and beat.step > before.step):
             known = min(self._beats.values(), key=lambda b: b.step)
@@ -233,11 +233,11 @@ class HangDetector:
 
     @property
     def is_in_named_phase(self) -> bool:
-        """Whether the script says that it does something else than training."""
+        """Whether the script says that it does something other than training."""
         return is_other_phase(self._phase)
 
     def stands_since(self, now: float) -> float | None:
-        """Return since when the job has made no step; None while that pause is no longer than usual."""
+        """Return when the job made its last step; None unless it has since stood still for longer than usual."""
         usual_until = max(self.moved_at + self.patience_s, self._usual_until)
         return self.moved_at if self._nodes and now >= usual_until else None
 
@@ -250,7 +250,7 @@ class HangDetector:
         return bool(self._nodes) and now >= max(self.moved_at + patience_s, self._look_at)
 
     def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
-        """Judge one inspection of all processes; return an alarm or None. The intervals between inspections grow."""
+        """Return an alarm if this inspection of all processes calls for one. The intervals between inspections grow."""
         motions = self._stillness.on_traces(now, traces, find_outside_waits(traces, self._phase))
         goes_on = any(motions[rank].collectives for rank in named.ranks or motions if rank in motions)
         if self.step < 0 and goes_on:  # no step is counted, as in an evaluation: collectives tell that it moves
@@ -281,8 +281,9 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
 
     def _do_gpus_stand(self, now: float, named: BlockingRanks, goes_on: bool) -> bool:
-        """Return whether two looks found the same GPUs surely stuck and the job has waited as long as a restart costs.
-        The looks are at least `_RECORD_S` apart. The job waits because a new kind of kernel may take long."""
+        """Return whether the same GPUs are surely stuck, and the job has waited for as long as a restart takes. Two
+        inspections, at least `_RECORD_S` apart, must find the GPUs stuck. The job waits because a new kind of kernel
+        may take long."""
         if named.how != "gpu" or not named.hard or goes_on or self.is_in_named_phase:
             self._stuck = (inf, ())
         elif self._stuck[1] != named.ranks:
@@ -294,7 +295,7 @@ class HangDetector:
         return now >= due_at
 
     def _find_reason(self, now: float, traces: Sequence[Trace], named: BlockingRanks, again: bool) -> str:
-        """Return why to act on the named ranks now; "" to keep waiting. `again`: the last look named the same ranks."""
+        """Return why to act on the named ranks now; "" to keep waiting. `again`: they were named last time as well."""
         ranks, stillness = named.ranks, self._stillness
         still_s = stillness.still_s(now, ranks)
         here_s = max(self._longest_at_place(self._places), self._phases.get(self._phase, 0.0))
@@ -329,8 +330,8 @@ class HangDetector:
         self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
 
     def _judge_standstill(self, now: float, traces: Sequence[Trace], named: BlockingRanks, early: bool) -> Alarm | None:
-        """Return an alarm without suspects if the job has stood for longer than a restart would cost. If `early`
-        (before the first step), only a collective that is about to time out counts."""
+        """Return an alarm without suspects if the job has stood for longer than a restart would cost. `early` means
+        that no step was made yet; then only a collective that is about to time out counts."""
         expires_at = first_expiry(traces, self.moved_at)
         self._look_at = next_look_at(self._look_at, now, expires_at)
         seen = [rank for rank, process in training_processes(traces).items() if main_frames(process)]
@@ -351,8 +352,8 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.ACT, f"{named.reason}, no rank is named, {why}")
 
     def _find_place(self, named: BlockingRanks, traces: Sequence[Trace]) -> Place:
-        """Return where the first blocking rank is in its code: the frames that its stacks in all inspections share. If
-        other ranks share these frames too, keep the place of the last inspection: the rank may be moving again."""
+        """Return where the first blocking rank is in its code: the frames that its stacks share in all inspections. If
+        other ranks have the same frames, return the place found so far, because the rank may be moving again."""
         mains = {rank: main_frames(p) for rank, p in training_processes(traces).items()}
         own = mains.get(named.ranks[0], ())
         if not self._place:
@@ -363,7 +364,7 @@ class HangDetector:
 
     @property
     def _usual_until(self) -> float:
-        """The time until which the blocking rank may stay at this place, derived from earlier pauses at that place."""
+        """The time until which the blocking rank may stay at its place in the code, by earlier pauses there."""
         return self.moved_at + self.limits.pause * self._longest_at_place(self._places)
 
     def _longest_at_place(self, places: Mapping[Place, float]) -> float:
@@ -372,7 +373,7 @@ class HangDetector:
 
     @property
     def _restart_s(self) -> float:
-        """What a restart costs at most: the start, and the steps since the last state that is known to be saved."""
+        """What a restart costs at most: the start, and the steps that come after the last state known to be saved."""
         return self._start_s + max(0.0, self.moved_at - self._trained_at)
 
     def describe_step(self) -> str:
@@ -415,7 +416,7 @@ def _remember_place(places: dict[Place, float], place: Place, lasted_s: float) -
 
 
 def shared_place(one: Place, other: Place) -> Place:
-    """Return the outer frames that two stacks share; the last of them may be on different lines."""
+    """Return the outer frames that two stacks share. In the last one, the two stacks may be at different lines."""
     common: list[Frame] = []
     for a, b in zip(one, other, strict=False):
         if (a.function, a.file) != (b.function, b.file):

@@ -1,12 +1,14 @@
 """Exit hang detector: finds ranks that have finished their work but whose processes do not end.
 
-The script has returned, or waits in `destroy_process_group` or after it, but the process stays. Causes are a thread
-that nobody joins, an exit handler, or a deadlock in PyTorch's teardown. If only such ranks are left of a job, they are
-named. After `hang.act_s` without a sign of life, the job counts as ended well without them. While they read or write
-bytes, they may be saving something, so there is no limit. If they only use CPU time, the limit is `hang.last_s`; but a
-script that has no process group any more may evaluate its model, so there is no limit for it either.
+The script of such a rank has returned, or waits in `destroy_process_group` or after it. Usual causes are a thread that
+nobody joins, an exit handler, or a deadlock in PyTorch's teardown. The detector names such ranks once no other ranks
+are left. After `hang.act_s` without a sign of life, the job counts as ended well without these ranks. If they use CPU
+time and do nothing else, the limit is `hang.last_s`.
 
-A rank that has not finished and is just as still, while other ranks have ended well, is the script's fault.
+There is no limit while a rank reads or writes bytes, since it may be saving something. There is also no limit after the
+script has ended its process groups, since it may be evaluating its model.
+
+If some ranks have ended well and another rank is still but has not finished, the detector blames the script.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from holdfast.core.detect.hang import STILL_BYTES, HangLimits, Stillness
 from holdfast.core.diagnose.blocking_ranks import GONE
 from holdfast.core.diagnose.stack_folding import fold_stack, main_frames
 from holdfast.core.rank_ranges import format_ranks
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import Ended
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.rank_traces import Process, Trace
@@ -38,7 +40,8 @@ class ExitHangDetector:
     def on_traces(
         self, now: float, traces: Sequence[Trace], seats: tuple[Seat, ...]
     ) -> tuple[bool, tuple[Alarm | Ended, ...]]:
-        """Return whether all remaining ranks have finished, and the alarms or end events that follow from this look.
+        """Return whether all remaining ranks have finished, and the alarms or end events that follow from this
+        inspection.
 
         `traces` come from nodes that still have ranks; `seats` are all seats of the generation.
         """
@@ -89,7 +92,7 @@ class ExitHangDetector:
         )
 
     def _make_alarm(self, now: float, left: dict[int, Process], lasts_s: float, stance: Stance) -> Alarm:
-        """Return an alarm that suspects no machine, because the script is what does not end."""
+        """Return an alarm that suspects no machine, because it is the script that does not end."""
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
         return Alarm(
             kind=Kind.HANG,

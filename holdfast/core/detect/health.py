@@ -1,9 +1,11 @@
 """Health detector: compares gauges of a machine with a catalog that says which reading means which fault.
 
-A counter is judged by how much it rises while we watch, never by its earlier value. A level is judged by how many
-readings in a row show it. The detector raises the same alarm at most once an hour. It does not act on faults that
-heal by themselves: it ignores one flap of a link, and only reports heat, throttling and sources that do not answer.
-Those count against a machine if the job suffers at the same time, so the detector also tells how long they last.
+A counter is judged by how much it rises while we watch, never by its earlier value. Any other gauge is judged by how
+many readings in a row show the fault. The detector raises the same alarm at most once an hour.
+
+Some faults heal by themselves. The detector ignores a link that flaps once. It only reports heat, throttling and
+sources that do not answer. Such a strain counts against a machine if the job suffers at the same time. For that
+comparison the detector also tells how long each strain lasts.
 """
 
 from collections.abc import Iterable
@@ -12,7 +14,7 @@ import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
 from holdfast.core.incident.incident_text import advice_clause
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Gauge, Strain, StrainKind
 
 _DRIVER_S = 10.0  # a driver answers within milliseconds
@@ -52,7 +54,7 @@ class GaugeRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def driver_deadline_s(limits: HealthLimits) -> float:
-    """Return after how long a GPU driver counts as one that does not answer."""
+    """Return after how many seconds without an answer a GPU driver counts as hung."""
     return min(limits.deadline_s, _DRIVER_S)
 
 
@@ -116,8 +118,8 @@ class HealthDetector:
 
 
 class MachineStrains:
-    """The strains that a machine is under now. Heat and other strains that slow the machine come and go within a step,
-    so they begin and end only after as many readings in a row as an alarm needs; other strains after one."""
+    """The strains that a machine is under now. A strain that slows the machine, such as heat, begins and ends only
+    after as many readings in a row as an alarm needs. Any other strain takes one reading."""
 
     def __init__(self) -> None:
         self.found: dict[str, Strain] = {}  # by their signs
@@ -138,7 +140,8 @@ class MachineStrains:
 
 
 def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
-    """Return what a reading adds to its row's count: a counter's rise; for a level, 1 if beyond its limit, else 0."""
+    """Return how much a reading adds to the sum that the catalog row is judged by. A counter adds its rise. A gauge
+    with a limit adds 1 if the reading is beyond the limit, else 0."""
     if row.above is not None:
         return float(value > row.above)
     if row.below is not None:

@@ -28,9 +28,9 @@ def made_steps(step: int, first_step: int) -> int:
 
 
 class StepTellers:
-    """Finds nodes whose ranks run but report no step while others have made several, such as the first stage of a
-    pipeline without an optimizer. The job's step does not depend on such a node until the node has caught up. A node
-    that hangs before its first step is not among them, because the others wait for it and make no steps either."""
+    """Finds nodes whose ranks run but report no step while other nodes have made several, such as the first stage of a
+    pipeline without an optimizer. The job's step does not depend on such a node until it reports the job's step. A node
+    that hangs before its first step still counts, because other nodes wait for it and make no steps either."""
 
     def __init__(self) -> None:
         self._waited_for: set[str] = set()  # nodes that have told of no step
@@ -41,7 +41,7 @@ class StepTellers:
         self._waited_for, self._mute, self.excused = set(nodes), set(), frozenset()
 
     def on_beat(self, beat: Beat, reached: int) -> bool:
-        """Take in a beat; `reached` is the job's step. Return whether the job's step depends on this beat's node."""
+        """Record a beat. Return whether the job's step, `reached` so far, depends on this beat's node."""
         if beat.step < 0:
             if beat.running > 0 and beat.node in self._waited_for:
                 self._mute.add(beat.node)
@@ -62,19 +62,20 @@ def agreed_origin(origins: Iterable[int]) -> int:
 
 
 def agreed_count(counts: Iterable[int]) -> int:
-    """Return the number of parameters if all ranks or nodes agree; else 0: then no rank has counted the whole model."""
+    """Return the number of parameters if all ranks or nodes report the same number. Otherwise return 0, because none of
+    them has counted the whole model."""
     first, *others = set(counts)
     return 0 if others else first
 
 
 def splits_model(mesh: Dims) -> bool:
-    """Return whether ranks of this mesh may hold different parts of the model, so that none can count it all."""
+    """Return whether ranks of this mesh may hold different parts of the model, so that no rank can count it all."""
     return any(size > 1 and name not in _UNSPLIT for name, size in mesh)
 
 
 class JobPace:
-    """Condenses beats into a few Progress events: at the first step, when the first steps are over, when redone work
-    is complete, when every rank has left its process groups, and now and then."""
+    """Turns the beats of nodes into a few Progress events. There is one at the first step, after the first steps, when
+    redone work is complete, when every rank has left its process groups, and from time to time in between."""
 
     def __init__(self, limits: PaceLimits) -> None:
         self.limits = limits
@@ -105,8 +106,8 @@ class JobPace:
         self._said_at, self._said_step, self._said_parted, self._said_last_at = 0.0, -1, False, 0.0
 
     def on_silence(self, nodes: Iterable[str]) -> None:
-        """Stop taking the job's step from these silent nodes: ranks step together, so other nodes show the same step.
-        The last beat of a silent node still counts if the node lagged behind, or if no other node is left."""
+        """Ignore the steps of these silent nodes until they send a beat. Ranks step together, so the steps of other
+        nodes suffice. A silent node that lagged behind still counts. If all nodes are silent, all count."""
         self._silent |= (self._beats.keys() & set(nodes)) - self._apart
 
     def on_beat(self, now: float, beat: Beat) -> Progress | None:
@@ -132,7 +133,7 @@ class JobPace:
         return None
 
     def _compare_with_front(self, beat: Beat) -> None:
-        """Record whether this node is more than a step behind the furthest node of a second ago."""
+        """Record whether this node is more than a step behind where the furthest node was a second ago."""
         front = self._front
         if not front or (beat.step > front[-1][1] and beat.at >= front[-1][0] + _FRONT_S):
             front.append((beat.at, beat.step))
@@ -141,13 +142,13 @@ class JobPace:
 
     @property
     def step(self) -> int:
-        """The newest step of this generation that every rank has made; -1 if none, or if a node has not reported."""
+        """The newest step of this generation that all ranks have made; -1 while a rank has made no step."""
         if self._missing or not self._beats:
             return -1
         return self.number_step(self._slowest_beat)
 
     def find_mute(self, seats: Iterable[Seat]) -> tuple[int, ...]:
-        """Return the ranks of this generation that report no steps, so that the job's step is not taken from them."""
+        """Return the ranks of this generation that report no steps. The job's step is taken from the other ranks."""
         silent = {rank for seat in seats if seat.node in self._tellers.excused for rank in seat.ranks}
         return tuple(sorted(silent.union(*(beat.mute for beat in self._beats.values()))))
 
@@ -165,14 +166,15 @@ class JobPace:
         return all(beat.parted for beat in self._beats.values())
 
     def _step_origin(self, beat: Beat) -> int:
-        """Return what to add to the step of a beat that is counted from the launch; -1 if nodes do not agree on it."""
+        """Return what to add to the step of a beat to get the job's step. It is 0 if the step already is a number of
+        its own. It is -1 if nodes do not agree how many steps came before this launch."""
         if not beat.counted:
             return 0
         return agreed_origin(one.origin if one.counted else -1 for one in (beat, *self._beats.values()))
 
     def flush_progress(self, now: float) -> Progress | None:
-        """Return the job's newest step; None if it was reported before or some node has made no step. Call this before
-        an alarm is raised, because an alarm needs the exact step."""
+        """Return the job's newest step. Return None if it was reported before, or if some node has made no step. Call
+        this before an alarm is processed, so that the newest step is known."""
         if self._missing or not self._beats:
             return None
         slowest, parted = self._slowest_beat, self._have_parted
@@ -202,6 +204,7 @@ class JobPace:
             skipped=max(b.skipped for b in beats),
             skipped_samples=sum(b.skipped_samples for b in beats),
             backed=all(b.backed >= 0 for b in beats),
+            lone=any(b.absent for b in beats),
             parted=parted,
             tokens=min(b.tokens for b in beats),
             flops=min(b.flops for b in beats),

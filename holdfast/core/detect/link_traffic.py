@@ -1,7 +1,7 @@
 """Link traffic: turns counters of network links into rates, and finds a job whose links have all gone quiet.
 
-Quiet links prove nothing against a node: ranks may compute, read data or compile. They are a reason to look at all
-ranks, and the detector says no more than what was seen.
+Quiet links prove nothing against a node, because ranks may compute, read data or compile. They are a reason to look at
+all ranks. The detector reports only that the links are quiet.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -49,8 +49,8 @@ class QuietLinks:
     """Watches whether the links of all machines of a job are quiet for long."""
 
     def __init__(self, quiet_s: float, stale_s: float) -> None:
-        """Links count as quiet after `quiet_s` seconds of hardly any traffic and no step; 0 turns this off. A machine's
-        links count as unknown if it has not reported for `stale_s` seconds."""
+        """The links of a job count as quiet after `quiet_s` seconds of hardly any traffic and no step; 0 turns this
+        off. The links of a machine count as unknown after `stale_s` seconds without a report from the machine."""
         self._quiet_s, self._stale_s = quiet_s, stale_s
         self._since: dict[str, float] = {}  # machine -> since when its links are quiet
         self._heard_at: dict[str, float] = {}
@@ -68,8 +68,8 @@ class QuietLinks:
             self._since.pop(host, None)
 
     def quiet_s(self, now: float, hosts: Collection[str], stepped_at: float) -> float:
-        """Return for how many seconds the links of all these hosts have been quiet without a step. Return 0 if this is
-        too short, if a host is not known to be quiet or is the only one, or if ranks were inspected recently."""
+        """Return for how many seconds the links of all these hosts have been quiet without a step. Return 0 if that is
+        too short, if reports of a host are missing, if there is only one host, or if ranks were inspected recently."""
         fresh = all(now <= self._heard_at.get(host, -self._stale_s) + self._stale_s for host in hosts)
         if not self._quiet_s or len(hosts) < 2 or not fresh or any(host not in self._since for host in hosts):
             return 0.0

@@ -1,11 +1,13 @@
 """Spike detector: finds a loss, gradient norm or update that stands out from this rank's recent values.
 
-It does not judge before it has seen enough values, nor by a median that is not positive ("five times" means nothing
-there), nor an update whose previous step was not seen. The module `nonfinite_loss` handles losses that are not finite.
-Of norms that are not finite, only the first is reported, and none if they occur from the start, because loss scaling
-produces them on purpose. The rules cannot tell a fault from a bad batch. Nor can they name the faulty rank, since all
-replicas share a summed gradient. So they name the step; only the norm of a rank's own gradient, before the sum, names a
-rank. The user chooses the response (`loss.policy`); the job acts only on a loss or gradient norm that ranks share.
+The detector judges a value only after it has seen enough values whose median is positive, because "five times" means
+nothing otherwise. It judges an update only if it also saw the step before. It reports only the first norm that is not
+finite. If norms are not finite from the start, it reports none, because loss scaling produces such norms on purpose.
+The module `nonfinite_loss` handles losses that are not finite.
+
+The rules cannot tell a fault from a bad batch. They cannot name the faulty rank, since all replicas share a summed
+gradient. So they name the step. Only the norm of a rank's own gradient, before the sum, names a rank. The user chooses
+the response (`loss.policy`). The job acts only on a loss or gradient norm that ranks share.
 """
 
 from bisect import bisect_left, insort
@@ -15,10 +17,9 @@ from math import isfinite, sqrt
 
 import msgspec
 
-from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.loss_response import LossPolicy, LossResponse
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
+from holdfast.model.loss_response import Ease, LossPolicy, LossResponse
 from holdfast.model.observation import StepValues
-from holdfast.model.release import Ease
 
 _LEAST = 16  # values before anything is judged
 _NORMAL = 1.4826  # makes the median deviation of a normal spread its standard deviation
@@ -28,7 +29,7 @@ _STEADY = 10
 
 
 class SpikeRule(StrEnum):
-    """The rules: each names the value that stood out and the test that it failed."""
+    """The rules that find a spike. A rule's name says which value stands out and by which test."""
 
     LOSS_TIMES = "loss times"
     LOSS_SCORE = "loss score"
@@ -106,14 +107,14 @@ def _median_of(ordered: list[float]) -> float:
 
 
 def times_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """Return in words how many times its median this value is, if more than `limit`; else ""."""
+    """Return in words how many times the window's median this value is; "" unless it is more than `limit` times."""
     if not window.has_enough or window.median <= 0 or value <= limit * window.median:
         return ""
     return f"is {value:.4g}, {value / window.median:.1f} times its median"
 
 
 def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """Return in words how many deviations this value is above its median, if over `limit`; else ""."""
+    """Return in words by how many deviations this value lies above the median; "" unless it is more than `limit`."""
     if not window.has_enough or value <= window.largest_value:  # most values end here, before anything is sorted
         return ""
     above = (value - window.median) / max(window.deviation(), 1e-300)
@@ -122,7 +123,7 @@ def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
 
 class UpdateRule:
     """The update rule of Altenbernd, Wiesner and Kao. It watches the largest RMS of any tensor's Adam step, lr m /
-    (sqrt(v) + eps). It fires if that value jumps much more than in the warm-up while the gradient norm rises."""
+    (sqrt(v) + eps). It fires if this RMS jumps by much more than in the warm-up, while the gradient norm rises."""
 
     def __init__(self, warmup: int) -> None:
         self._warmup = warmup
@@ -172,8 +173,8 @@ class SpikeDetector:
     ) -> list[tuple[SpikeRule, str]]:
         """Return the rules that fire on this value, each with its reason. `what` names the value in words.
 
-        `times` compares the value with its median, `score` counts its deviations. A rank's own gradient norm gets no
-        `score` rule: its distribution has heavy tails, and the rule detected no injected fault.
+        The rule `times` compares the value with the median of recent values, `score` with their spread. A rank's own
+        gradient norm has no `score` rule: its distribution has heavy tails, and the rule detected no injected fault.
         """
         if value is None:
             return []
@@ -195,7 +196,8 @@ class SpikeDetector:
 
 
 def policy_hindrance(limits: LossLimits, told: StepValues, skippable: bool, eases: tuple[Ease, ...]) -> str:
-    """Return why the user's policy cannot be applied to this step; empty if it can."""
+    """Return why the user's policy for bad losses cannot be applied to the step `told`; empty if it can. `skippable`
+    says whether the script can skip batches. `eases` are steps with a lowered learning rate."""
     if not told.numbered:
         return "nobody knows the number of this step, so there is no state to go back to"
     if limits.policy in (LossPolicy.SKIP, LossPolicy.REWIND) and not skippable:

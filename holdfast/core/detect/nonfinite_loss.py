@@ -1,12 +1,13 @@
-"""Loss detector: raises an alarm when two losses of a rank in a row are not finite. A single one is only reported: loss
-scaling may skip such a step, and later losses are finite again, which they never are once the weights are NaN. Gradient
-norms are ignored, because loss scaling makes them infinite on purpose."""
+"""Loss detector: raises an alarm when two losses of a rank in a row are not finite. A single such loss is only
+reported, because loss scaling may skip the step and later losses are finite again. Once the weights are NaN, no later
+loss is finite. Gradient norms are ignored, because loss scaling makes them infinite on purpose.
+"""
 
 from math import isfinite
 
 import msgspec
 
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Loss
 
 BAD_LOSS = "nan_divergence"  # the class of such alarms
@@ -26,8 +27,8 @@ def single_alarm_of(told: Loss) -> Alarm:
 
 
 def skipping_alarm_of(told: Loss, updates: int) -> Alarm:
-    """Return an alarm that is only reported: a GradScaler has skipped `updates` updates in a row since `told.step`.
-    Nothing is restored, because skipped updates leave the weights as they were."""
+    """Return an alarm that is only reported: the GradScaler of a rank has skipped `updates` updates in a row since
+    `told.step`. Nothing is restored, because skipped updates leave the weights as they were."""
     where = f"after step {_step_text(told)}" if told.step >= 0 else "before any step was seen"
     why = "its GradScaler finds gradients that are not finite"
     reason = f"has skipped {updates} updates in a row {where}: {why}; nothing is done about it"

@@ -1,14 +1,14 @@
-"""Reachability detector: finds nodes that no longer reach the others, and says whether a node or the network is down.
+"""Reachability detector: finds nodes that no longer reach others, and says whether a node or the network is down.
 
-Each node tries to reach a few others, and its gateway, every half minute. It counts as cut off from another node that
-it has reached before and now misses twice in a row; a node that was never reached may be behind a firewall and proves
-nothing. Nodes that reach only one another are an island. An island of one may have a bad link of its own. If several
-nodes are cut off, what lies between them and the rest is down, and no node is named.
+Each node tries to reach a few other nodes, and its gateway, every half minute. A node is cut off from another node if
+it has reached that node before and now misses it twice in a row. A node that was never reached may be behind a firewall
+and proves nothing. Nodes that reach only one another are an island. A single node that is an island may have a bad link
+of its own. If several nodes are cut off, the network between them and the other nodes is down, and no node is named.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Reach
 
 MISSES = 2  # in a row: one may be a busy machine
@@ -17,7 +17,8 @@ _SEEN = 16  # nodes in order that are looked through for neighbours on other hos
 
 
 def choose_peers(nodes: Sequence[str], hosts: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return whom each node tries to reach: the next two in order, which often share its switch, and one far away."""
+    """Return for each node the peers that it tries to reach: the next two nodes in order, which are often on the same
+    switch, and one node far away. Peers on the node's own host are left out."""
     chosen, count = {}, len(nodes)
     for place, node in enumerate(nodes):
         steps = (count // 2, *range(1, min(count, _SEEN)))
@@ -53,7 +54,8 @@ class ReachDetector:
         self._gateways[reach.node] = None if reach.gateway is None else 0 if reach.gateway else before + 1
 
     def find_islands(self) -> tuple[tuple[str, ...], ...]:
-        """Return the groups of nodes that the largest group cannot reach; empty if all nodes reach one another."""
+        """Return the groups of nodes that are cut off from the largest group; empty if all nodes reach one another. If
+        no group is larger than all others, return all groups."""
         tried = {pair: misses for pair, misses in self._misses.items() if pair[0] in self._answered}
         near: dict[str, set[str]] = {node: set() for pair in tried for node in pair}
         for (one, other), misses in tried.items():
@@ -67,7 +69,7 @@ class ReachDetector:
         return tuple(found for found in groups if found != rest)
 
     def check_islands(self, now: float, generation: int, stance: Stance = Stance.NOTIFY) -> Alarm | None:
-        """Judge a round of answers; return an alarm if nodes are cut off, unless the last round showed the same."""
+        """Return an alarm if this round of answers shows that nodes are cut off, unless the last alarm said so."""
         islands = self.find_islands()
         self._answered.clear()
         if islands == self._told:

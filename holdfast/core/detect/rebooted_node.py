@@ -1,10 +1,10 @@
 """Reboot detector: finds a node that answers but does not know the generation that was launched on it.
 
-Its machine restarted, either faster than its silence could be noticed or while nobody listened. Its ranks are gone,
-and no process is left to report their end. The detector does not judge before the launch is over.
+The node's machine restarted without an alarm: it was back before it counted as silent, or no controller ran. Its ranks
+are gone, and no process is left to report their end. The detector does not judge before the launch is over.
 """
 
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.observation import Beat
 
 

@@ -1,11 +1,13 @@
-"""Redone-loss detector: after a restart, steps that are made again must have the losses that they had before.
+"""Redone-loss detector: after a restart, steps that are made again must have the same losses as before.
 
-That checks the restored state, the code and the machines for free. A job whose redone steps have all been equal bit for
-bit is exact, and the first redone step that differs raises an alarm. In other jobs a step must differ by far more than
-redone steps did after earlier restarts; until that is known, nothing is concluded. A difference names no node, because
-either result may be wrong. So the step is made a third time, and the result that comes again is believed. Losses under
-another release are only reported, since a release may be meant to change them. Losses of a job of another size, or with
-other batches or another learning rate, are not compared, and neither are those of states that replicas proved wrong.
+This test checks the restored state, the code and the machines for free. A job is exact if all its redone steps have
+been equal bit for bit. In an exact job, the first redone step that differs raises an alarm. In other jobs, a step must
+differ by far more than redone steps did after earlier restarts. With too few such steps nothing is concluded. A
+difference names no node, because either result may be wrong. So the step is made a third time, and the result that
+comes twice counts.
+
+Losses under another release are only reported, since a release may be meant to change them. Losses are not compared if
+the job's size, its batches or its learning rate have changed, or if replicas proved the states wrong.
 """
 
 from collections import OrderedDict
@@ -15,8 +17,8 @@ import msgspec
 
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.core.incident.alarm_rate_limit import cap_stance
-from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.errand import LaunchHere
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import StepValues
 
 SIGNATURE = "redone loss"
@@ -36,7 +38,7 @@ class MadeStep(msgspec.Struct, frozen=True):
 
 
 class LossNoise:
-    """By how much the losses of redone steps differed, relative to the loss, after this and earlier restarts."""
+    """By how much the losses of steps that were made again differ, relative to the loss, over all restarts."""
 
     def __init__(self) -> None:
         self._compared = 0  # steps
@@ -49,13 +51,13 @@ class LossNoise:
         self._settled, self._earlier, self._earlier_reach = self._compared, self._largest, self._reach
 
     def add(self, part: float, offset: int, loss: float) -> None:
-        """Add a redone step, `offset` steps after the launch, whose loss differed by `part`, relative to the loss."""
+        """Record that the loss of a redone step, `offset` steps after the launch, differed by the share `part`."""
         self._compared += 1
         self._unrounded += float(f"{loss:.6g}") != loss
         self._largest, self._reach = max(self._largest, part), max(self._reach, offset)
 
     def limit(self, offset: int) -> float | None:
-        """Return how much a loss may differ, relative to itself, `offset` steps after the launch; None if unknown."""
+        """Return by what share a loss may differ `offset` steps after the launch. Return None if this is unknown."""
         if self._unrounded >= _LEAST and self._largest == 0.0:  # losses that a script rounds prove no exact job
             return 0.0
         if self._settled >= _LEAST and self._earlier > 0.0 and offset <= self._earlier_reach:
@@ -64,7 +66,7 @@ class LossNoise:
 
 
 class RedoneLosses:
-    """The newest losses of a node's ranks, compared with those of the generations before."""
+    """The newest losses of a node's ranks, compared with the losses that earlier generations had at the same steps."""
 
     def __init__(self, limits: LossLimits) -> None:
         self._limits = limits
@@ -80,7 +82,8 @@ class RedoneLosses:
         self._said: set[str] = set()  # in this generation
 
     def on_launch(self, launch: LaunchHere) -> None:
-        """Record the launch of the losses to come; forget earlier ones if world size, skips or eases have changed."""
+        """Record a launch, and compare the losses that follow with earlier ones. Forget all earlier losses if the world
+        size, the skipped steps or the steps with a lowered learning rate have changed."""
         before, self._launch = self._launch, launch
         if before and before.generation == launch.generation:
             return  # the same launch, told twice
@@ -94,7 +97,7 @@ class RedoneLosses:
         self._noise.on_launch()
 
     def _forget_wrong_steps(self, launch: LaunchHere) -> None:
-        """Forget losses made from states that were proved wrong: the same steps from sound states must differ."""
+        """Forget losses from states that were proved wrong, because a sound state has other losses there."""
         proved = [doubt for doubt in launch.restore.doubts if doubt.proved]
         for steps in self._made.values() if proved else ():
             for step, made in steps.items():
@@ -103,7 +106,7 @@ class RedoneLosses:
                 )
 
     def on_values(self, told: StepValues, resumed: int | None) -> Alarm | None:
-        """Return an alarm if this loss differs from earlier ones of its step. `resumed` is the step resumed from."""
+        """Return an alarm if this loss differs from earlier ones of its step. The job resumed from `resumed`."""
         launch = self._launch
         if launch is None or told.generation != launch.generation or not told.numbered or told.loss is None:
             return None
@@ -171,7 +174,7 @@ class RedoneLosses:
         return alarm
 
     def _make_alarm(self, told: StepValues, topic: str, why: str, most: Stance) -> Alarm | None:
-        """Return an alarm without suspects; None if this generation already had one with this `topic`."""
+        """Return an alarm without suspects; None if this generation already had an alarm on the same `topic`."""
         if topic in self._said:
             return None
         self._said.add(topic)
@@ -189,7 +192,7 @@ class RedoneLosses:
 
 
 def _conditions(launch: LaunchHere) -> tuple[object, ...]:
-    """Return what losses depend on besides the state, the code and the machines."""
+    """Return the conditions of a launch on which losses depend, besides the state, the code and the machines."""
     return launch.world_size, launch.skips, launch.eases
 
 

@@ -1,15 +1,17 @@
 """Replica detector: finds data-parallel replicas whose state hashes differ.
 
-It does not act before all replicas were equal once. State that never was equal, because kernels or machines differ,
-proves nothing, and without a known good step there is nothing to go back to. It names no rank without a majority of
-all replicas, including those not heard: of two that differ, either may be wrong. It cannot detect errors that all
-replicas share: a gradient that is wrong before the sum makes all of them equally wrong.
+The detector acts only once all replicas have been equal. State that never was equal, because kernels or machines
+differ, proves nothing. Without a known good step there is also nothing to go back to.
+
+The detector names a rank only with a majority of all replicas, including replicas that have not reported. If only two
+replicas differ, either may be wrong. Errors that all replicas share go undetected: a gradient that is wrong before the
+sum makes all of them equally wrong.
 """
 
 import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import cap_stance
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Mark
 
 _STEPS = 64  # of a stream that are waited for at once
@@ -26,8 +28,8 @@ class ReplicaLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hash_stride(limits: ReplicaLimits, cost_s: float, step_s: float) -> int:
-    """Return the interval, in steps, at which to hash so that hashing takes at most `limits.share` of the time. It is
-    `every` times a power of two, so ranks with different intervals still meet at common steps."""
+    """Return the interval, in steps, at which hashing takes at most `limits.share` of the time. It is `limits.every`
+    times a power of two, so ranks with different intervals still have common steps."""
     steps = limits.every
     for _ in range(_STRIDES):
         if cost_s <= limits.share * steps * step_s:
@@ -47,7 +49,7 @@ class ReplicaStream:
         self.steps: dict[int, dict[int, int]] = {}  # step -> rank -> hash
 
     def add_mark(self, mark: Mark) -> dict[int, int]:
-        """Record one hash; return all hashes known for its step, by rank."""
+        """Record the hash of one rank. Return all hashes known for the same step, by rank."""
         told = self.steps.setdefault(mark.step, {})
         told[mark.rank] = mark.value
         if len(told) == self.count:
@@ -62,7 +64,7 @@ class ReplicaStream:
 
 
 class ReplicaDetector:
-    """Compares all streams of state hashes of one generation."""
+    """Compares the state hashes of one generation's replicas, separately for each group and part of the state."""
 
     def __init__(self, limits: ReplicaLimits) -> None:
         self.limits = limits

@@ -1,15 +1,15 @@
 """Silence detector: raises an alarm when a node has sent nothing for too long.
 
-It does not judge a time in which its own clock stood still. If it was not called for a while (a controller short of
-CPU, a suspended laptop), it adds the gap to every node's time, because beats may be waiting unread.
+A controller that is short of CPU, or on a suspended laptop, may not call the detector for a while. Beats may then wait
+unread. So a gap between two calls does not count as silence: the detector adds the gap to each node's allowed time.
 """
 
 from collections.abc import Collection
 
 import msgspec
 
-from holdfast.model.alarm import LEFT, MACHINE_LOST, Alarm, Kind
-from holdfast.model.fleet_report import FleetNode
+from holdfast.model.detector_alarm import LEFT, MACHINE_LOST, Alarm, Kind
+from holdfast.model.fleet_node_states import FleetNode
 from holdfast.model.observation import Departure
 
 
@@ -19,13 +19,14 @@ class SilenceLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def departure_alarm(departure: Departure) -> Alarm:
-    """Return the alarm for a node that left because it had no controller; no need to wait until it counts as silent."""
+    """Return the alarm for a node that left because it had no controller. The note that it left raises the alarm
+    earlier than its silence would."""
     reason = f"left by itself: {departure.reason}"
     return Alarm(kind=Kind.SILENCE, at=departure.at, suspects=(departure.node,), reason=reason, signature=LEFT)
 
 
 def gone_alarm(at: float, node: str, seen: FleetNode) -> Alarm:
-    """Return the alarm for a node that its fleet reports as gone; if the machine failed, that is proof against it."""
+    """Return the alarm for a node that its fleet reports as gone. It is proof if the node's machine failed."""
     what = "has lost its machine" if seen.failed else "is gone"
     reason = f"{what}, says its fleet{f' ({seen.reason})' if seen.reason else ''}"
     signature = MACHINE_LOST if seen.failed else f"gone {node}"
@@ -53,7 +54,8 @@ class SilenceDetector:
         self._heard_at.pop(node, None)
 
     def overdue_alarms(self, now: float) -> tuple[Alarm, ...]:
-        """Return alarms for nodes that became silent; each node is reported once. Call several times per beat."""
+        """Return alarms for nodes that became silent; each node is reported once. Call this several times per beat,
+        because a long gap between calls is not counted as silence."""
         asked_at, self._asked_at = self._asked_at, now
         if asked_at is not None and now - asked_at > self.limits.beat_s:
             for node, at in self._heard_at.items():

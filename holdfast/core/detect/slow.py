@@ -1,19 +1,21 @@
-"""Slow detector: finds a rank that makes the others wait, or a job that has become slower as a whole.
+"""Slow detector: finds a rank that makes other ranks wait, or a job that has become slower as a whole.
 
-All ranks leave a collective together, so a rank that arrives late at the next one was slow in between. A round of
-several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of the same
-node are the latest in most of five rounds, by more than noise produces. Usually no rank is named.
+All ranks leave a collective together. So a rank that arrives late at the next collective was slow in between. In a
+round of several steps the detector adds up how long other ranks waited for each rank. It names a rank only if, in most
+of five rounds, ranks of the same node were the latest by more than noise explains. Usually it names no rank.
 
-Where torch's recorder tells how long collectives held each GPU, GPUs are compared, else processes. Communication that
-overlaps with computing waits in the background, so not every wait costs time. The sum of a GPU's waits shows which GPU
-is last, and is the most that this may cost; the longest single wait is the least. Ranks that share a GPU slow each
-other down and are not named.
+The detector compares GPUs if torch's recorder tells how long each collective held each GPU. Otherwise it compares
+processes. Communication may overlap with computing, so not every wait costs time. The sum of the waits for a GPU shows
+which GPU is last, and is an upper bound of the cost. The longest single wait is a lower bound. Ranks that share a GPU
+slow each other down and are not named.
 
-The detector judges no rank until its whole group has reported collectives, and no pace before it has seen a better one.
-A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank for
-much of the time. The job acts on a named rank once the rank has cost more than its replacement would, so the loss is at
-most twice that of the best choice. If the others wait for a rank from the beginning, or while the job is as fast as
-ever, that rank has more work, as rank 0 often has; it is not a slow machine.
+The detector judges a rank once every rank of the same group has reported collectives. It judges the job's pace once it
+has seen a better pace. It reports a named rank only if that rank costs something: the job is slower than before, or
+other ranks wait for the rank for much of the time. The job acts once the rank has cost more than a replacement would
+cost. So the loss is at most twice the loss with the best choice.
+
+A rank may be late from the beginning, or while the job is as fast as ever. Then it has more work than other ranks, as
+rank 0 often has, and its machine is not slow.
 """
 
 from collections import Counter, deque
@@ -24,7 +26,7 @@ import msgspec
 
 from holdfast.core.diagnose.collective_lateness import CollectiveLateness
 from holdfast.core.diagnose.lateness_map import LatenessMap
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Arrival
 
@@ -93,7 +95,7 @@ class SlowDetector:
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
-        """Start over; keep the last generation's pace to compare with if `crew` (release, ranks) is unchanged."""
+        """Forget the last launch, except its pace if the release and the number of ranks (`crew`) are unchanged."""
         former_s = self._pace.release_best_s if crew == self._crew else 0.0
         self.generation, self._crew = generation, crew
         for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):
@@ -120,7 +122,7 @@ class SlowDetector:
         return self._close_round(now) or self._check_pace(now)
 
     def find_lost_pace(self, now: float) -> LostPace | None:
-        """Return by how much the job has become slower, once that has lasted for `pace_s`; None if it has not."""
+        """Return how much slower the job has become, if it has been slower for `pace_s` seconds; else None."""
         ratio = self._pace.lasting_slowdown(now)
         if not ratio or self._pace.slow_since is None:
             return None
@@ -128,11 +130,12 @@ class SlowDetector:
         return LostPace(since=self._pace.slow_since, ratio=ratio, blur_s=blur_s, named=self._named)
 
     def _clock_offset_s(self, now: float, beat: Beat) -> float:
-        """Return the delay of a node's fastest recent beat. It is added to the node's times to correct its clock.
+        """Return the delay of a node's fastest recent beat. Added to the node's times, this delay corrects the node's
+        clock.
 
         A node sets its clock by one message from the controller, whose delay is unknown. On a busy machine the delay is
-        tens of milliseconds, so that without the correction the node would always look late. A node on the controller's
-        machine has no error to correct: there a slow beat would only make the node look late.
+        tens of milliseconds, so without the correction the node would always look late. A node on the controller's
+        machine has no error to correct: a slow beat would only make the node look late.
         """
         if not beat.sent or beat.exact:
             return 0.0
@@ -250,8 +253,8 @@ class SlownessCost:
         return self.lost_s >= self.limits.cost_s
 
     def add_round(self, node: str, took_s: float, ratio: float, ahead: float) -> None:
-        """Add a round in which a node was named, and charge the node with the time that the job lost. The charge is at
-        most the fraction of the round, `ahead`, in which the others waited for this node alone."""
+        """Add a round in which a node was named, and charge the node with the time that the job lost. `ahead` is the
+        share of the round in which other ranks waited for this node alone. The charge is never more than this share."""
         if node != self._node:
             self._node, self.lost_s = node, 0.0
         self._rounds, self._unnamed = self._rounds + 1, 0
@@ -267,7 +270,7 @@ class SlownessCost:
 
 
 class StepPace:
-    """Measures the present step time, this generation's best (to judge nodes) and this release's (to judge the job)."""
+    """Measures step times: the present one, this generation's best to judge nodes, this release's to judge the job."""
 
     def __init__(self, limits: SlowLimits, former_best_s: float = 0.0) -> None:
         self.limits = limits
@@ -301,7 +304,7 @@ class StepPace:
             self._best_s = min(self._best_s or self.step_s, self.step_s)
 
     def lasting_slowdown(self, now: float) -> float:
-        """Return the step time divided by the release's best, if it was too high for `pace_s` seconds; else 0."""
+        """Return the step time divided by the release's best if this was too high for `pace_s` seconds; else 0."""
         # Before the generation's own best is known it is in its first steps, which are slow in every generation.
         ratio = self.step_s / self.release_best_s if self._best_s else 1.0
         if ratio < self.limits.pace:

@@ -1,8 +1,9 @@
 """Standstill detector: reports that the job makes no step, whether or not a rank is named for it.
 
-Stalls do not count as training time, so the journal gets an alarm at the second look. A person gets a message only if
-no rank is named and the job has stood for ten seconds, and for longer than earlier reported stalls that ended by
-themselves. Ranks that still enter collectives do not stand, and neither do those in a phase that the script has named.
+The detector puts an alarm into the journal at the second inspection, because stalls do not count as training time. A
+person gets a message only if no rank is named and the job has stood for ten seconds. If a reported stall ended by
+itself, the next stall must last longer before a person gets a message. There is no alarm while ranks still enter
+collectives, or are in a phase that the script has named.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_motion
 from holdfast.core.diagnose.suspectless_hang_timeout import SETTLED_S
-from holdfast.model.alarm import NO_STEP, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.rank_traces import Trace
 
 
@@ -23,7 +24,7 @@ class StandstillDetector:
         self._usual_s = 0.0  # so long stands lasted that a person was told of
 
     def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
-        """Return an alarm if stacks show a new standstill; call after the hang detector has judged them."""
+        """Return an alarm if stacks show a new standstill. Call this after the hang detector has judged them."""
         hang = self._hang
         if self._stand != (hang.generation, hang.step):
             if self._told is Stance.NOTIFY and self._stand[0] == hang.generation:  # else a restart has ended it

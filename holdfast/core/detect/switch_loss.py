@@ -1,12 +1,13 @@
 """Switch detector: tells whether several machines lost their links together or one machine lost its own.
 
-A link that stays down is proof against its machine, unless other machines lost theirs at about the same time. Then a
-switch that they share is down, and replacing the machines would cost more than waiting. Each machine reads its links at
-its own times, so losses count as one if their first readings are not much further apart than two readings of one
-machine. One reading of a link as down is enough to be counted here; an alarm takes two.
+A link that stays down is proof against its machine, unless other machines lost links at about the same time. In this
+case a switch that the machines share is down, and replacing the machines would cost more than waiting.
+
+Each machine reads its links at its own times. So losses count as simultaneous if their first readings are little more
+than one reading interval apart. One reading that shows a link down counts here, although an alarm takes two.
 """
 
-from holdfast.model.alarm import SWITCH, Alarm, Kind
+from holdfast.model.detector_alarm import SWITCH, Alarm, Kind
 from holdfast.model.observation import Beat, Strain, StrainKind
 
 _APART = 1.5  # times the time between two readings
@@ -42,7 +43,8 @@ class SwitchDetector:
         return any(node in strain.nodes for strain in cut)
 
     def judge_alarm(self, alarm: Alarm, generation: int) -> Alarm | None:
-        """Return the alarm, or one about all machines that lost links together; None if that one was already raised."""
+        """Return the alarm unchanged if only one machine lost its links. If several machines did, return one alarm
+        about all of them, or None if an alarm about all of them was raised before."""
         own = self._find_strain(alarm)
         if own is None:
             return alarm

@@ -1,7 +1,8 @@
 """Rule detector: user-defined hang, slow and loss rules, each made from one pattern for the script's own log lines.
 
-It names no rank and no node, since the rank that writes the line rarely causes the trouble: the job restarts and
-nobody is blamed. It does not judge a rank that has never written such a line, except rank 0 if `start_s` is set.
+The detector names no rank and no node, because the rank that writes a line rarely causes the trouble. The job restarts
+and nobody is blamed. A rule judges a rank once the rank has written a line that matches the pattern. With `start_s`,
+rank 0 must write the first matching line within that time after the launch.
 """
 
 import re
@@ -12,7 +13,7 @@ import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.core.log_analysis.regex_line_budget import allowed_chars
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Line
 
 _KINDS = {"hang": Kind.HANG, "slow": Kind.SLOW, "loss": Kind.LOSS}
@@ -74,7 +75,7 @@ class RuleDetector:
         return self._make_alarm(rule, line.at, said, line.text[:300])
 
     def tick(self, now: float) -> tuple[Alarm, ...]:
-        """Return alarms for hang rules whose lines are late. Call about once a second while ranks run."""
+        """Return alarms for hang rules whose next line is overdue. Call this about once a second while ranks run."""
         found = [self._check_late(rule, now) for rule, *_ in self._patterns if rule.kind == "hang"]
         return tuple(alarm for alarm in found if alarm)
 

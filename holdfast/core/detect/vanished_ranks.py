@@ -1,10 +1,10 @@
 """Vanished-ranks detector: finds a node that should run ranks of the current generation but has none.
 
-The ranks ended without a report, or the report was lost. The detector does not judge before the launch is over, nor
-nodes whose ranks have ended well, and it waits a moment in case the report is still on its way.
+The ranks ended without a report, or the report was lost. The detector does not judge before the launch is over, and
+ignores nodes whose ranks have ended well. It waits for some seconds, since the report may still be on its way.
 """
 
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.observation import Beat
 
 _NEWS_S = 10.0  # an end is told within this, or by nobody

@@ -1,14 +1,16 @@
 """Names the ranks that block a job, from the stacks of all its processes and the collectives they entered.
 
 There are three kinds of evidence, the surest first. The kernel says which processes are stopped or gone. Sequence
-numbers show a rank that others wait for in a collective while that rank waits for nobody, or whose GPU has not begun a
-collective that its process has entered; if all wait in a circle, the circle is named, or the few that most wait for.
-Stacks show which ranks are at another place than most. "Nobody" is a possible answer: if all ranks are at one place, or
-all GPUs are in one collective, the network or the code is at fault. A majority that lags behind a few ranks is not
-named. What NCCL's RAS says is told beside it, and names nobody.
+numbers of collectives show which rank other ranks wait for while it waits for nobody. They also show a GPU that has not
+begun a collective which its process has entered. If all ranks wait in a circle, the circle is named, or those few of
+its ranks that most ranks wait for. Stacks show ranks that are at another place in the code than most ranks.
+
+The answer may be that no rank blocks the job. If all ranks are at one place, or all GPUs are in one collective, the
+network or the code is at fault. If a few ranks are ahead and most ranks are behind them, nobody is named. The status of
+NCCL's RAS is shown as well, but it names nobody.
 
 Do not use `find_blocking` on a running job: records of different ranks are up to a second apart, and some rank is
-always last. Call it repeatedly and let `vote_rounds` find the rank that is named again and again.
+always last. Call it repeatedly, and let `vote_rounds` find the rank that is named again and again.
 """
 
 from collections import Counter
@@ -45,7 +47,7 @@ _QUEUE_S = 5.0  # a GPU's queue holds some thousand kernels: what a process has 
 
 
 class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks that make the others wait, and why; empty `ranks` means nobody."""
+    """The ranks for which other ranks wait, and why. Empty `ranks` means that nobody is named."""
 
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()  # of these ranks
@@ -106,7 +108,7 @@ def training_processes(traces: Sequence[Trace]) -> dict[int, Process]:
 
 
 def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: float = 0.6) -> BlockingRanks:
-    """Return the ranks named in at least `share` of the rounds, if they lead all others by `margin` of the rounds."""
+    """Return ranks named in at least `share` of the rounds, if all other ranks are named less often by `margin`."""
     counts = Counter(rank for round in rounds for rank in round.ranks)
     often = {rank for rank, count in counts.items() if count >= max(1, ceil(share * len(rounds)))}
     runner_up = max((count for rank, count in counts.items() if rank not in often), default=0)
@@ -124,7 +126,7 @@ def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: flo
 
 
 def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, RankMotion]:
-    """Return what every rank and its children did between two traces. A process that started or ended has moved."""
+    """Return what each rank and its children did between two traces. A new or ended process counts as a new stack."""
     then = {(p.node, p.pid): p for trace in before for p in trace.processes}
     now = {(p.node, p.pid): p for trace in after for p in trace.processes}
     found: dict[int, RankMotion] = {}
@@ -146,7 +148,7 @@ def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, Ra
 
 
 def _count_collectives(traces: Sequence[Trace]) -> dict[int, int]:
-    """Return for each rank how many collectives and messages it has entered, plus those its GPU has begun."""
+    """Return for each rank how many collectives and messages it has entered, plus how many its GPU has begun."""
     return {
         f.rank: sum(c.entered + (c.started or 0) for c in f.groups)
         + sum(c.posted + (c.begun or 0) for c in f.channels or ())
@@ -180,7 +182,8 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Return the ranks of nodes that did not answer; None if all answered, none did, or collectives show the cause."""
+    """Return the ranks of nodes that did not answer. Return None if there are none, if no node answered at all, or if
+    collectives name the cause."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -189,9 +192,9 @@ def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGr
 
 
 def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | None:
-    """Return the ranks that keep others waiting because their GPUs have not begun what their processes entered or
-    queued. Return None if there are none, or if others also wait for a rank's process. Stacks prove nothing: a process
-    may wait for its GPU."""
+    """Return ranks that others wait for because their GPUs have not begun what their processes entered or queued.
+    Return None if there are none, or if a process is waited for too. Stacks prove nothing: a process may wait for its
+    GPU."""
     queued = {rank for m in waiting.missing for rank in m.queued}
     ranks = waiting.outside
     queued |= {rank for rank in ranks if rank in flights and is_gpu_stuck(flights[rank])}
@@ -205,8 +208,8 @@ def _by_gpus(waiting: WaitGraph, flights: dict[int, Flight]) -> BlockingRanks | 
 
 
 def is_gpu_stuck(flight: Flight) -> bool:
-    """Return whether this rank's GPU is surely stuck. It is in no collective or message, so it waits for no other GPU,
-    and it has left the next one unbegun for longer than ever before, and for longer than a full queue of kernels
+    """Return whether this rank's GPU is surely stuck. It must be in no collective or message, so it waits for no other
+    GPU. It must also take longer to begin the next one than ever before, and longer than a full queue of kernels
     takes."""
     if any(map(is_on_gpu, flight.groups)) or any((c.begun or 0) > (c.ended or 0) for c in flight.channels or ()):
         return False
@@ -221,7 +224,7 @@ def is_on_gpu(one: Collective) -> bool:
 
 
 def _all_on_gpus(waiting: WaitGraph, mains: dict[int, Process]) -> MissingAtCollective | None:
-    """Return a collective that the GPUs of all ranks are in, if any; then the stacks of processes prove nothing."""
+    """Return a collective in which the GPUs of all ranks are; None if there is none. Stacks then prove nothing."""
     return next((m for m in waiting.unended if mains.keys() <= set(m.inside)), None)
 
 
@@ -255,7 +258,7 @@ def _by_waits(
 
 
 def _by_passing(passed: PassedCollective) -> BlockingRanks:
-    """Return the ranks that have ended a collective which most are still in, and whether their operations differ."""
+    """Return the ranks that ended a collective in which most still are, and whether the operations of both differ."""
     differs = passed.ended_op and passed.op and passed.ended_op != passed.op
     verb = "has" if len(passed.ranks) == 1 else "have"
     ended = f"{format_ranks(passed.ranks)} {verb} ended {passed.ended_op or 'collective'} {passed.seq}"
@@ -269,16 +272,16 @@ def _by_passing(passed: PassedCollective) -> BlockingRanks:
 
 
 def _waited_for_by_most(waiting: WaitGraph) -> tuple[int, ...]:
-    """Return the ranks that over half of all ranks wait for, perhaps because their order of collectives differs."""
+    """Return the ranks that over half of all ranks wait for. They may have entered collectives in another order."""
     most = max(waiting.missing, key=lambda m: len(m.inside))
     return most.ranks if 2 * len(most.inside) > waiting.told else ()
 
 
 def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | None:
-    """Return the ranks at another place than most, or not waiting while the others wait; None if no rank stands out.
+    """Return the ranks that are at another place than most, or that do not wait while others do; None if no rank is.
 
-    If all ranks wait, the many wait for the few that wait elsewhere: a stalled pipeline keeps the other ranks in the
-    sum of the gradients. Of two equal halves, nobody can say which waits for which.
+    If all ranks wait, most of them wait for the few ranks that wait elsewhere. In a stalled pipeline, for example, they
+    wait in the sum of the gradients. If ranks are split in two equal halves, nobody can say which half waits for which.
     """
     inside = {rank for c in places if c.waits for rank in c.ranks}
     outside = [c for c in places if not c.waits]
@@ -317,7 +320,7 @@ def _nobody_reason(
 
 
 def _describe_missing(m: MissingAtCollective, ranks: Sequence[int], held: int = 0) -> str:
-    """Return text about a collective that `ranks` have not entered; `held` ranks wait for them, also indirectly."""
+    """Return text about a collective that `ranks` have not entered. `held` is how many ranks wait for them in all."""
     verb = "has" if len(ranks) == 1 else "have"
     what = f"{m.op or 'collective'} {m.seq} of group {m.group}"
     if ranks and set(m.queued).issuperset(ranks):
@@ -331,7 +334,7 @@ def _describe_missing(m: MissingAtCollective, ranks: Sequence[int], held: int = 
 
 
 def _describe_gpus(waiting: WaitGraph, ranks: Sequence[int]) -> str:
-    """Return text about GPUs that have not begun what their processes have entered or queued."""
+    """Return text about GPUs that have not begun the work which their processes have entered or queued."""
     entered = next((m for m in waiting.missing if set(ranks) & set(m.queued)), None)
     if entered:
         return _describe_missing(entered, tuple(r for r in ranks if r in entered.queued))
@@ -346,8 +349,8 @@ def _count_waits(count: int) -> str:
 
 
 def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[int, Process]) -> str:
-    """Return text about ranks that wait while others wait for them. They wait in a circle, in another operation than
-    the rest of their group, or for something that no record shows."""
+    """Return text about ranks that wait while other ranks wait for them. They may wait in a circle, in another
+    operation than the rest of their group, or for something that no record shows."""
     if waiting.circle:
         theirs = [m for m in waiting.missing if set(crossed) & {*m.inside, *m.ranks}]
         theirs.sort(key=lambda m: -len(m.inside))
@@ -365,7 +368,7 @@ def _describe_crossed(waiting: WaitGraph, crossed: Sequence[int], mains: dict[in
 
 
 def _describe_mixed(m: MixedOperations) -> str:
-    """Return text about ranks in different operations: all of them or, if most are in the same one, the others."""
+    """Return text about ranks in different operations. Ranks in the one commonest operation are only counted."""
     number = f"under number {m.seq} of group {m.group}"
     (most, many), *others = m.ops
     if set(many) <= set(m.ranks):
@@ -381,14 +384,14 @@ def _describe_unlike(m: UnlikeMessage) -> str:
 
 
 def _describe_waits(places: Sequence[StackCluster]) -> str:
-    """Text that says which ranks are where, the first four places in the order of their ranks."""
+    """Return text that names up to four code locations and the ranks that wait at each, in the order of these ranks."""
     shown = sorted(places, key=lambda c: c.ranks)[:4]
     more = f" and at {len(places) - len(shown)} more places" if len(places) > len(shown) else ""
     return ", ".join(f"{format_ranks(c.ranks)} in {c.frames[-1]}" for c in shown) + more
 
 
 def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: list[Process]) -> str:
-    """Text that says where the first of these ranks is in its code, and where up to two of its children are."""
+    """Return text that says where the first of these ranks is in its code, and where up to two of its children are."""
     main = mains.get(ranks[0])
     if main is None:
         return ""
@@ -401,9 +404,10 @@ def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: l
 def _widen_suspects(
     found: BlockingRanks, node_of: dict[int, str], seats: tuple[Seat, ...], mesh: Dims
 ) -> BlockingRanks:
-    """If several nodes are named, add the other nodes of the smallest parallel group that covers them. Nodes are
-    compared, not ranks: with one tensor-parallel group per node, named ranks of two nodes are seldom in one pipeline
-    group. A group that spans all nodes is not used, because the job cannot evict all of them."""
+    """Return the result with the nodes of its ranks added. If they are on several nodes, add the other nodes of the
+    smallest parallel group that covers these nodes. Nodes are compared, not ranks: with one tensor-parallel group per
+    node, blocking ranks of two nodes are seldom in one pipeline group. A group that spans all nodes is not used,
+    because the job cannot evict every node. Nothing is added if GPUs show the cause."""
     nodes = tuple(sorted({node_of[rank] for rank in found.ranks if rank in node_of}))
     group, wide = "", nodes
     if len(nodes) > 1 and found.how != "gpu":  # the GPUs themselves are known

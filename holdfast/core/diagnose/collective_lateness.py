@@ -1,7 +1,8 @@
 """Measures how late the ranks of one group arrive at collectives, when only some collectives are reported.
 
-Where all ranks tell how long a collective held their GPUs, GPUs are compared: all leave it together, so whoever it held
-for the shortest time came last. That needs no clock. Otherwise the times are compared at which processes entered it.
+If all ranks report how long a collective held their GPUs, the GPUs are compared. All GPUs leave a collective together.
+So the GPU that waited for the shortest time came last, and no clocks need to agree. Otherwise the module compares the
+times at which the processes entered the collective.
 """
 
 from statistics import median
@@ -51,7 +52,7 @@ class CollectiveLateness:
         self.first, self.last = min(self.first, here) if self.first[0] else here, max(self.last, here)
 
     def take_shares(self) -> dict[int, float]:
-        """Return for each rank the part of the round in which the others waited for it; then start a new round."""
+        """Return for each rank for what share of the round other ranks waited for it. Start a new round."""
         (first, began), (last, ended) = self.first, self.last
         rate = (last - first) / (ended - began) if ended > began else 0.0  # only some of them are told of
         found = {rank: total / self.count * rate for rank, total in self.sums.items()}

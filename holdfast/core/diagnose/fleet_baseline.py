@@ -1,10 +1,12 @@
 """Compares a node's measurements with the fleet and with the node's own past; no number is good or bad by itself.
 
-Whole distributions are compared. The shortfall of one against another is the area between their empirical distribution
-functions on the worse side only. The area uses logarithms, so the shortfall is relative in any unit: 0.04 means "4 %
-worse". The medoid, the node closest to all others, stands for the fleet. It is first taken from a majority whose nodes
-are close together, then from all nodes that do not fall short of it, until that set stays the same. How much shortfall
-is allowed follows from the scatter of the healthy nodes.
+Whole distributions are compared. A distribution falls short of another by the area between their empirical distribution
+functions, on the worse side only. The area uses logarithms, so the shortfall is relative in any unit: 0.04 means "4 %
+worse".
+
+One node stands for the fleet: the medoid, which is the node closest to all other nodes. At first it is the medoid of a
+majority whose nodes are close together. Then it is the medoid of all nodes that do not fall short of it. This repeats
+until the nodes stay the same. The scatter of the healthy nodes decides how large a shortfall is allowed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,14 +46,16 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shortfall(samples: Sequence[float], against: Sequence[float], *, lower: bool = False) -> float:
-    """Return the relative shortfall of the samples against `against`: the one-sided area between the distributions."""
+    """Return by what share the samples fall short of `against`, as the area between the two distributions. Only parts
+    where the samples are worse count. `lower` says that lower values are better."""
     return _area_share(_one_sided_area(_log_quantiles(samples), _log_quantiles(against), lower), lower)
 
 
 def below_fleet(
     measured: Mapping[str, Sequence[float]], *, lower: bool = False, matters: float = 0.0
 ) -> dict[str, Shortfall]:
-    """Return the nodes that fall short of the fleet; empty if none does, and always with fewer than three nodes."""
+    """Return the nodes whose measurements fall short of the fleet's by `matters` or more (0: a default). `lower` says
+    that lower values are better. Fewer than three nodes are not compared."""
     curves = {node: _log_quantiles(samples) for node, samples in measured.items() if samples}
     healthy = _closest_majority(curves)
     matters = matters or _MATTERS * max(1.0, _FEW / max(1, len(curves)))
@@ -74,8 +78,8 @@ def below_fleet(
 def below_own_past(
     now: Mapping[str, float], past: Mapping[str, Sequence[float]], *, lower: bool = False
 ) -> dict[str, Shortfall]:
-    """Return the nodes that became worse than their own past by more than the median node did. The median change is
-    nobody's fault: a new driver may have slowed all nodes."""
+    """Return the nodes that became worse than they were, by more than the median node did. The median change is no
+    node's fault: for example, a new driver may have slowed all nodes."""
     known = {node: _log_quantiles(past[node], 0.0) for node in now if len(past.get(node, ())) >= LEAST}
     change = {node: _safe_log(now[node]) - known[node][_MIDDLE] for node in known}
     of_all = median(change.values()) if len(change) >= LEAST else 0.0
@@ -89,7 +93,7 @@ def below_own_past(
 
 
 def inner_range(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the lowest and highest value after the outermost parts of the samples are left out."""
+    """Return the lowest and highest value of the samples, without the most extreme samples at both ends."""
     curve = _log_quantiles(samples)
     return exp(curve[0]), exp(curve[-1])
 
@@ -99,7 +103,8 @@ def _make_shortfall(by: float, limit: float, lower: bool, of: str) -> Shortfall:
 
 
 def _area_share(area: float, lower: bool) -> float:
-    """Convert a logarithmic area into a relative shortfall: an excess if lower values are better, else a deficit."""
+    """Convert an area between logarithmic curves into a relative shortfall. The shortfall says how much too high the
+    values are if lower values are better, and how much too low they are otherwise."""
     return exp(area) - 1.0 if lower else 1.0 - exp(-area)
 
 
@@ -108,8 +113,8 @@ def _safe_log(value: float) -> float:
 
 
 def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]] = ()) -> float:
-    """Return how far a healthy node may fall short, given the scatter of these nodes. With few nodes that scatter is
-    uncertain, so the limit is wider, and the scatter within each node counts for more."""
+    """Return how far a healthy node may fall short, given the scatter of healthy nodes. The scatter between few nodes
+    is uncertain. So few nodes get a wider limit, and the scatter within each node raises it as well."""
     few = _FEW / len(deviations)
     middle = median(deviations)
     between = _SCALE * median(abs(one - middle) for one in deviations)
@@ -118,7 +123,7 @@ def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]
 
 
 def _closest_majority(curves: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the majority of nodes closest to the medoid. If all nodes were taken, bad nodes could hide each other."""
+    """Return the majority of nodes closest to the medoid. Among all nodes, bad nodes could hide each other."""
     if not curves:
         return []
     medoid = curves[_find_medoid(curves, sorted(curves))]
@@ -151,7 +156,8 @@ def _signed_area(curve: Sequence[float], against: Sequence[float], lower: bool) 
 
 
 def _log_quantiles(samples: Sequence[float], trim: float = _TRIM) -> list[float]:
-    """Return quantiles of the logarithms, leaving out the outermost parts: rare hiccups are not the node's fault."""
+    """Return quantiles of the logarithms of the samples. Leave out the highest and lowest share, `trim` at each end,
+    because rare hiccups are not the node's fault."""
     ordered = sorted(map(_safe_log, samples))
     last = len(ordered) - 1
     found = []

@@ -1,4 +1,5 @@
-"""How much longer than the median rank of its groups each rank takes between collectives, as one character a rank.
+"""A map of slow ranks with one character per rank: how much longer the rank takes between collectives than the median
+rank.
 
 All ranks leave a collective together. So a rank that comes later to the next one has taken longer in between.
 """
@@ -19,12 +20,13 @@ class LatenessMap:
         self._shares: dict[int, float] = {}
 
     def add_round(self, shares: Mapping[int, float]) -> None:
-        """Add a round: by rank, the part of the time that it took longer than the median, or shorter if negative."""
+        """Add a round to the averages. `shares` says for each rank how much later it arrived than the median rank,
+        divided by the time of a round. A rank that arrived earlier has a negative share."""
         known = self._shares
         known.update({rank: share + (1 - _NEW) * (known.get(rank, share) - share) for rank, share in shares.items()})
 
     def encode(self, ranks: int) -> str:
-        """Return one character for each of so many ranks; empty if nothing is known of any."""
+        """Return a string with one character for each of `ranks` ranks; empty if nothing is known about any rank."""
         signs = (self._sign_of(rank) for rank in range(ranks))
         return "".join(signs) if self._shares else ""
 

@@ -1,4 +1,4 @@
-"""Decides which worlds of a pair test failed: by their nodes' reports, and by comparing measurements of the worlds."""
+"""Decides which worlds (pairs of nodes) of a pair test failed, from the nodes' reports and by comparing worlds."""
 
 from collections.abc import Mapping, Sequence
 from math import exp, log
@@ -20,7 +20,7 @@ Measured = Mapping[World, Mapping[str, Sequence[Finding]]]  # by world and node
 
 
 def assess_pairs(now: Measured, before: Measured | None = None) -> tuple[PairResult, ...]:
-    """Return the result of every world in `now`. `before` holds reference worlds: earlier ones that passed."""
+    """Return the result of every world (pair of nodes) in `now`, compared with worlds that passed `before`."""
     everything = {**(before or {}), **now}
     reasons: dict[World, str] = {}
     for world in now:
@@ -89,12 +89,14 @@ def _slow_worlds(sound: Measured, probe: str) -> dict[World, str]:
 
 
 def _better_half(samples: Sequence[float], lower: bool) -> tuple[float, ...]:
-    """Return the better half of the samples, which shows what the link can do; busy machines cause the worse."""
+    """Return the better half of the samples, because it shows what the link can do, while the worse half shows how busy
+    machines were. `lower` says that lower values are better."""
     return tuple(sorted(samples, reverse=not lower)[: (len(samples) + 1) // 2])
 
 
 def _worse_of_two(samples: Mapping[World, Sequence[float]]) -> dict[World, float]:
-    """Return the worse of two worlds if its median is below half the other's and their ranges are apart; else empty."""
+    """Return the worse of two worlds (pairs of nodes) with the share by which it falls short. Return nothing unless its
+    median is below half the other's median, and the ranges of the two do not overlap."""
     better, worse = sorted(samples, key=lambda world: -median(samples[world]))
     part = median(samples[worse]) / median(samples[better])
     apart = fleet_baseline.inner_range(samples[worse])[1] < fleet_baseline.inner_range(samples[better])[0]

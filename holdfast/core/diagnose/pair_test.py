@@ -1,9 +1,10 @@
-"""Plans the pair test: nodes run in worlds of two, first in any pairs, then each suspect with a good node.
+"""Plans the pair test: nodes run in worlds, each a distributed job of two nodes. First the nodes are paired in any
+order, then each suspect is paired with a good node.
 
-A bad node fails every world it is in. A node in a world that passed is good; a node that failed with a known good node
-is bad. That takes two rounds for any number of nodes, the second in several waves if good nodes are few. If every world
-of the first round failed, no node is known to be good. Then nodes are paired differently, a bounded number of times. If
-still nothing passes, the result is that nobody can be named.
+A bad node fails in every world. A node in a world that passes is good. A node that fails together with a known good
+node is bad. The test takes two rounds for any number of nodes, but the second round takes several waves if good nodes
+are few. If every world of the first round fails, no node is known to be good. Then the nodes are paired differently, a
+bounded number of times. If still nothing passes, nobody can be named.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ class PairResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairWave(msgspec.Struct, frozen=True, kw_only=True):
-    """Worlds to run now, all at once; no node is in two of them."""
+    """Worlds (pairs of nodes) to run now, all at once. No node is in two of them."""
 
     worlds: tuple[World, ...]
 
@@ -38,7 +39,7 @@ class PairTestResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_wave(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | PairTestResult:
-    """Return the next wave to run, given the results of all worlds so far, or the result of the whole test."""
+    """Return the pairs of nodes to run next, or the result of the test. `met` are the results of all pairs so far."""
     good = {node for one in met if one.ok for node in one.world}
     suspects = [node for node in dict.fromkeys(node for one in met for node in one.world) if node not in good]
     if len(nodes) < 2:
@@ -57,8 +58,8 @@ def next_wave(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | Pai
 
 
 def _pair_strangers(nodes: Sequence[str], turn: int) -> tuple[World, ...]:
-    """Return pairs of nodes; every turn gives other pairs. If the number of nodes is odd, turn 0 has one world of
-    three nodes, and in later turns one node waits."""
+    """Return pairs of nodes; every turn gives other pairs. If the number of nodes is odd, turn 0 has one group of three
+    nodes, and each later turn leaves one node without a partner."""
     if turn == 0:
         half = len(nodes) // 2
         pairs = [(nodes[i], nodes[i + half]) for i in range(half)]
@@ -73,7 +74,7 @@ def _pair_strangers(nodes: Sequence[str], turn: int) -> tuple[World, ...]:
 
 
 def _pair_again(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | PairTestResult:
-    """Return new pairs while no world has passed; after too many rounds, a result that is unsure about all nodes."""
+    """Return new pairs while no world has passed or, after too many rounds, a result that is unsure of all nodes."""
     tried = {frozenset(one.world) for one in met}
     turns = (_pair_strangers(nodes, turn) for turn in range(1, max(_PAIRINGS, len(nodes)) + 1))
     fresh = (tuple(w for w in worlds if frozenset(w) not in tried) for worlds in turns)
@@ -85,7 +86,7 @@ def _pair_again(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | P
 
 
 def _count_rounds(met: Iterable[PairResult]) -> int:
-    """Return the number of rounds so far: the highest number of worlds that any one node was in."""
+    """Return the number of rounds so far, which is the largest number of results in which one node appears."""
     counts: dict[str, int] = {}
     for one in met:
         for node in one.world:
@@ -94,8 +95,8 @@ def _count_rounds(met: Iterable[PairResult]) -> int:
 
 
 def _failed_with_good(met: Sequence[PairResult]) -> dict[str, PairResult]:
-    """Return the nodes that failed together with a node known to be good, each with that result. If neither node is
-    known to be good, the link between them may be bad."""
+    """Return the nodes proved bad, each with the failed result that proves it: all other nodes in its world are known
+    to be good. If two nodes of a world are not known to be good, the link between them may be bad instead."""
     good: set[str] = set()
     found = {}
     for one in met:

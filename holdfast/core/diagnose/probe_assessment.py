@@ -1,4 +1,4 @@
-"""Judges the probe findings of all nodes: which nodes are bad, which are among several suspects, and why."""
+"""Judges the probe findings of all nodes: which nodes are bad, among which nodes a bad one must be, and why."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ class ProbeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoldenRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Catalog row with the result bits that a sound device of this model gives."""
+    """Catalog row with the result bits that a sound device of one model gives."""
 
     probe: str
     device: str
@@ -61,8 +61,8 @@ def assess_probes(
 ) -> ProbeAssessment:
     """Return the bad nodes and the suspects, each with a reason.
 
-    A reason is a failed probe, result bits that differ from the golden bits or from most nodes' bits, or a low value.
-    `least` is the relative shortfall that accuses a node; a smaller shortfall becomes a note.
+    A reason is a failed probe, a low value, or result bits that differ from the `golden` bits of a sound device or from
+    most nodes' bits. A value is low if it falls short by `least` (a share) or more; a smaller shortfall becomes a note.
     """
     why: dict[str, list[str]] = {}
     notes = _collect_failures(found, why)
@@ -76,7 +76,7 @@ def assess_probes(
 
 
 def add_to_history(past: MeasurementHistory, findings: Iterable[Finding]) -> MeasurementHistory:
-    """Return the history of a sound node with these findings, except those that failed or are of a small probe."""
+    """Return the history of a sound node with these findings added, unless they failed or are of a small probe."""
     for finding in findings:
         if finding.value is not None and finding.ok and not finding.rough:
             past = past.with_value(_measurement_kind(finding), finding.value)
@@ -84,7 +84,7 @@ def add_to_history(past: MeasurementHistory, findings: Iterable[Finding]) -> Mea
 
 
 def golden_rows(findings: Iterable[Finding]) -> str:
-    """Return findings as golden rows in TOML; findings that failed or that name no device are left out."""
+    """Return findings as TOML rows of correct results, without findings that failed or that name no device."""
     told = []
     for f in findings:
         if f.ok and f.digest and f.place:
@@ -106,7 +106,7 @@ def finding_sentence(finding: Finding) -> str:
 
 
 def _collect_failures(found: Found, why: dict[str, list[str]]) -> list[str]:
-    """Add failed probes to `why`, by node. A probe that fails on most nodes accuses none; return a note on it."""
+    """Add failed probes to `why`, by node. For a probe that fails on most nodes, return a note and blame no node."""
     notes = []
     for probe in dict.fromkeys(f.probe for findings in found.values() for f in findings):
         tried = [node for node, findings in found.items() if any(f.probe == probe for f in findings)]
@@ -127,7 +127,8 @@ def _collect_failures(found: Found, why: dict[str, list[str]]) -> list[str]:
 def _compare_bits(
     key: Key, found: Found, golden: str | None, into: tuple[dict[str, list[str]], dict[str, str]]
 ) -> list[str]:
-    """Compare a result that must have the same bits everywhere. Add bad nodes and suspects to `into`; return notes."""
+    """Compare the results of one probe (`key`), which must have the same bits everywhere: among nodes, and with those
+    of a sound device (`golden`) if known. Add bad nodes and suspects to the pair `into`, and return notes."""
     why, suspects = into
     what = f"{key[0]} ({key[3]})" if key[3] else key[0]
     votes: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Decides which worlds of a pair test over several rails failed, and on which rail: every rail counts as a world."""
+"""Decides which pairs of nodes failed a pair test over several rails, and on which rail. It judges rails one by one."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,8 @@ Rails = Mapping[str, tuple[str, ...]]  # by node; those with the same number are
 
 
 def shared_rails(found: Rails, *, by_name: bool) -> Rails:
-    """Return each node's rails that all nodes have, matched by name or by number; none if fewer than two are shared."""
+    """Return for each node the rails that all nodes have, matched by name or else by number. Return no rails if nodes
+    share fewer than two."""
     shared = set.intersection(*(set(rails) for rails in found.values())) if found else set()
     count = min((len(rails) for rails in found.values()), default=0)
     same = {node: tuple(sorted(shared)) if by_name else rails[:count] for node, rails in found.items()}
@@ -17,7 +18,8 @@ def shared_rails(found: Rails, *, by_name: bool) -> Rails:
 
 
 def assess_rails(now: Measured, before: Measured, rails: Rails) -> tuple[PairResult, ...]:
-    """Return the result of each world in `now`: it passes if all its rails do; without rails, as in `assess_pairs`."""
+    """Return the result of each world (pair of nodes) in `now`. A world passes if every rail that connects any pair
+    passes. Without rails, use `assess_pairs`."""
     if not any(rails.values()):
         return assess_pairs(now, before)
     unused = _unused_rails({**before, **now}, rails)
@@ -36,8 +38,8 @@ def assess_rails(now: Measured, before: Measured, rails: Rails) -> tuple[PairRes
 
 
 def _unused_rails(measured: Measured, rails: Rails) -> set[int]:
-    """Return the numbers of rails over which no pair of nodes meets, though pairs meet over another rail. Such a rail
-    does not connect nodes; it may lead to a board controller or a storage network."""
+    """Return the numbers of rails over which no pair of nodes can talk. Such a rail does not connect nodes; it may lead
+    to a board controller or a storage network. Return none if no rail at all connects nodes."""
     worlds = [(world, number) for world in measured for number in range(len(rails[world[0]]))]
     told = _rail_worlds(measured, rails)
     met: dict[int, list[bool]] = {}

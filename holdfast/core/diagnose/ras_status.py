@@ -1,8 +1,8 @@
-"""Reads what NCCL's RAS says about the ranks of communicators: who has launched fewer operations, who does not answer.
+"""Reads the status of NCCL's RAS: which ranks of a communicator have launched fewer operations or do not answer.
 
-RAS counts what processes have launched, on the host. It sees neither a GPU that stands nor what a captured graph
-launches, and in a job that runs its counts are never all of one instant. So its words stand beside other evidence, and
-name nobody by themselves.
+RAS counts what processes have launched, on the host. It sees neither a GPU that stands still nor what a captured graph
+launches. In a running job, its counts come from slightly different times. So its status is shown as further evidence,
+and no rank is blamed because of RAS alone.
 """
 
 import re
@@ -22,7 +22,8 @@ _LISTED = re.compile(rf"\s+Rank (\d+){_WHERE}")
 
 
 class RasWord(NamedTuple):
-    """What RAS says of one rank of a communicator: it has launched fewer operations, or does not answer."""
+    """What NCCL's RAS (its status service) reports about one rank of a communicator: that it has launched fewer
+    operations than other ranks, or that it does not answer."""
 
     rank: int  # in the communicator
     pid: int
@@ -32,7 +33,7 @@ class RasWord(NamedTuple):
 
 
 def telling_lines(text: str) -> str:
-    """Return the lines of RAS's verbose status that tell of single ranks, as many as may be sent."""
+    """Return the lines about single ranks from RAS's verbose status, cut to the length that may be sent."""
     patterns = (_COMMUNICATOR, _DIFFERENT, _MANY, _ONE, _LISTED)
     told, left = list[str](), TOLD_CHARS
     for line in text.splitlines():
@@ -44,7 +45,8 @@ def telling_lines(text: str) -> str:
 
 
 def parse_ras(text: str) -> tuple[RasWord, ...]:
-    """Return what RAS's verbose status, or its telling lines, say about single ranks; nothing if all is well."""
+    """Return the ranks that the text of RAS reports as late or silent; empty if there are none. The text is RAS's
+    verbose status, or the part of it that `telling_lines` returns."""
     found: list[RasWord] = []
     counted: list[tuple[int, int, int]] = []  # rank, pid and operations, of one kind of operation
     op, most, many, silent = "", 0, -1, False
@@ -80,7 +82,7 @@ def parse_ras(text: str) -> tuple[RasWord, ...]:
 
 
 def describe_ras(text: str, mains: Mapping[int, Process]) -> str:
-    """Return what RAS says about the ranks of the job, of which `mains` are the processes; empty if nothing."""
+    """Return in words what RAS reports about the job's ranks; empty if nothing. `mains` maps ranks to processes."""
     told: dict[str, None] = {}
     for word in parse_ras(text):
         # RAS tells a process and a rank of a communicator, which need not be that of the job.

@@ -1,9 +1,9 @@
 """Names the device that computed wrongly in a step that several devices made together.
 
-After one wrong number, all later results are wrong. So each device reports a digest of what it sent into each
-collective and of what it got out of it. The same part of the work is done several times, by different devices. The
-first digest that differs shows whether a device got the right input and sent a wrong result, or got wrong data although
-all devices had sent the right data.
+After one wrong number, all later results are wrong. So each device reports a digest of its input to each collective and
+of the output it receives. The same part of the work is done several times, by different devices. The first difference
+between digests shows the fault. If a device received the right data and sent a wrong result, it computed wrongly. If it
+received wrong data although all devices had sent the right data, the transfer was at fault.
 """
 
 from collections import Counter
@@ -39,7 +39,8 @@ class TraceAssessment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Parting(msgspec.Struct, frozen=True, kw_only=True):
-    """The first point at which devices with the same part differ in a digest; `most` is empty without a majority."""
+    """The first point of the work at which devices that do the same part report different digests. `most` are the
+    devices of the majority, and `odd` are the other devices. Without a majority, `most` is empty."""
 
     point: str
     sent: bool
@@ -48,7 +49,7 @@ class _Parting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def assess_traces(played: Sequence[PlayedPart]) -> TraceAssessment:
-    """Return the devices that computed something wrong; if none did, those at which something arrived wrong."""
+    """Return the devices that computed something wrong or, if there are none, the devices that got wrong data."""
     truth: _Truth = {}
     partings = [one for part in sorted({p.part for p in played}) for one in _part_ways(played, part, truth)]
     wrong = [one for one in partings if one.sent]
@@ -67,14 +68,14 @@ def assess_traces(played: Sequence[PlayedPart]) -> TraceAssessment:
 
 
 def _is_echo(one: PlayedPart, point: str, played: Sequence[PlayedPart], truth: _Truth) -> bool:
-    """Return whether another device had sent wrong data into the collective from which this one got wrong data."""
+    """Return whether another device had sent the wrong data that this device received from the collective."""
     others = [other for other in played if other.play == one.play and other is not one]
     return any(at.name == point and at.sent != truth.get((p.part, point), at.sent) for p in others for at in p.points)
 
 
 def _part_ways(played: Sequence[PlayedPart], part: int, truth: _Truth) -> Iterator[_Parting]:
-    """Yield the first point at which each device's digest differs from the majority's. Later differences follow from
-    that one. Record in `truth` what the majority sent at each point."""
+    """Yield the first point at which each device's digest differs from the majority's. Later differences only follow
+    from it, so they are left out. Record in `truth` what the majority sent at each point."""
     alike = [one for one in played if one.part == part]
     for number in range(max(len(one.points) for one in alike)):
         for sent in (True, False):

@@ -85,8 +85,8 @@ def cluster_ranks(mains: Sequence[Process]) -> tuple[StackCluster, ...]:
 
 
 def is_same_place(one: Folded, other: Folded) -> bool:
-    """Return whether two stacks may be the same place a moment apart: most outer frames, or most of all frames, agree.
-    A thread that waits for others never matches one that does not, however many frames they share."""
+    """Return whether two stacks, taken at different times, may be at the same place. They are if most of the outer
+    frames, or most of all frames, agree. A stack that waits for other ranks never agrees with a stack that does not."""
     if is_waiting(one) != is_waiting(other) or (is_waiting(one) and one[-1] != other[-1]):
         return False
     longest = max(len(one), len(other))

@@ -18,7 +18,7 @@ class StackBranch(msgspec.Struct, kw_only=True):
 
 
 def grow_tree(processes: Iterable[Process]) -> StackBranch:
-    """Build the tree from the main threads of these processes. A rank counts once for each of its processes."""
+    """Build the tree from the main threads of these processes. A rank with two processes is counted twice."""
     root = StackBranch(frame="")
     for process in processes:
         folded = fold_stack(main_frames(process))

@@ -1,17 +1,19 @@
-"""When to act on a hang in which ranks are named: at once if it cannot end, else once waiting has cost a restart.
+"""When to act on a hang in which ranks are named: at once if the hang cannot end, otherwise once waiting has
+cost as much as a restart.
 
-Two kinds of hang never end by themselves: ranks of a group in different operations under one sequence number, and a
-circle of ranks that each wait in a collective for another of the circle. A second look that shows the same suffices. If
-stacks do not confirm that each of the circle waits, another thread may have entered its collective, and costs decide.
+Two kinds of hang never end by themselves. In one kind, ranks of a group are in different operations under one sequence
+number. In the other kind, ranks wait in a circle, each in a collective for another of them. The job acts if a second
+inspection shows the same hang. If stacks do not confirm a circle, another thread may have entered the collectives. Then
+the cost of waiting decides.
 
-A rank that only sleeps, or waits for a lock or its own child, may come back, and nobody can tell. Pauses have long
-tails, so the job waits as long as a restart would cost (`suspectless_hang_timeout.py` has the rule), at least ten
-seconds and at most `act_s`. Whatever happens then, it loses at most twice what the best choice would have cost. If the
-job stands at the same place again after that, the restart was no remedy, and it waits for twice as long.
+A rank that only sleeps, or waits for a lock or a child of its own, may or may not come back. Pauses have long tails, so
+the job waits as long as a restart would cost, at least ten seconds and at most `act_s` (`suspectless_hang_timeout.py`
+has the rule). The job thus loses at most twice what the best choice would have cost. If the restarted job stands at the
+same place again, the restart was no remedy, so the job waits for twice as long.
 
-A rank that may wait for something outside the job gets all of `act_s`, since storage and services do come back. Such a
-rank reads, polls or is in uninterruptible sleep according to the kernel, or its stack is in code that saves, evaluates,
-compiles, loads or talks to a service, or nothing is known about it. One that computes or spins gets `last_s`.
+A rank that may wait for something outside the job gets the full `act_s`, because storage and services do come back. A
+rank may wait outside if it reads, polls or is in uninterruptible sleep. It may also if its code saves, evaluates,
+compiles, loads or talks to a service, or if nothing is known about it. A rank that computes or spins gets `last_s`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +61,7 @@ class NamedStandstill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Term(msgspec.Struct, frozen=True):
-    """A condition that has lasted for some time, and for how long it may last before the job acts."""
+    """How long a condition has lasted, and how long it may last before the job acts."""
 
     lasts_s: float
     limit_s: float
@@ -67,8 +69,8 @@ class Term(msgspec.Struct, frozen=True):
 
 
 def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[Term]:
-    """Yield the conditions that are being waited out, each with its limit; one that has reached its limit is a reason
-    to act. `act_s` and `last_s` are the user's limits."""
+    """Yield the conditions of this hang, each with how long it has lasted and its limit. The job acts once one of them
+    has reached its limit. `act_s` and `last_s` are the user's limits."""
     if hang.deadlock and hang.certain:
         yield Term(0.0, 0.0, ENDLESS)
     cost_s = max(hang.restart_s, 2 * hang.tried_s)
@@ -83,8 +85,11 @@ def hang_terms(hang: NamedStandstill, act_s: float, last_s: float) -> Iterator[T
 
 def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bool) -> bool:
     """Return whether the named ranks can never go on: they are in different operations under one sequence number, or
-    wait in a circle. A circle counts only if stacks confirm it, since records may be of background threads and omit
-    messages: each main thread is in a collective or, if `still`, in a backward pass, where gradients are reduced."""
+    wait in a circle.
+
+    Stacks must confirm a circle, because records may be of background threads and omit messages: each main thread is in
+    a collective. If `still` (nothing moves), it may also be in a backward pass, where gradients are reduced.
+    """
     if named.deadlock != "circle":
         return named.deadlock == "operations"  # of a circle in which not all are named, not all were looked at
     mains = training_processes(traces)
@@ -112,8 +117,8 @@ def find_outside_waits(traces: Sequence[Trace], phase: str) -> set[int]:
 
 
 def _may_wait_outside(main: Process, below: list[Process]) -> bool:
-    """Return whether a rank may wait for something outside the job. If its main thread waits for a lock, all threads of
-    the process are examined; if for a child, the child is."""
+    """Return whether a rank may wait for something outside the job, such as a disk. If the main thread waits for a
+    lock, all threads are examined. If it waits for a child process, the child is examined as well."""
     if not main_frames(main) or any(process.state == _UNINTERRUPTIBLE for process in (main, *below)):
         return True
     own = next(thread for thread in main.threads if thread.main)
@@ -125,8 +130,7 @@ def _may_wait_outside(main: Process, below: list[Process]) -> bool:
 
 
 def _is_inside(thread: Thread) -> bool:
-    """Return whether a thread surely waits for nothing but time, a lock or a child, and is in no work that may take
-    long."""
+    """Return whether a thread waits only for a timer, a lock or a child process, and does no long work."""
     return thread.sleeps_in.startswith((*_TIME, *_LOCK, *_CHILD)) and not any(
         shorten_path(frame.file).startswith(_OUTSIDE_FILES)
         or frame.function.rpartition(".")[2].lstrip("_").lower().startswith(_LONG_WORK)

@@ -1,14 +1,13 @@
 """When to act on a hang in which no rank is named: a rule of costs, since nothing says which node to blame.
 
 If every rank is inside the same collective, the network or a device is at fault, and no rank stands out. Waiting costs
-the time of the whole job, and a restart costs the start and the steps since the last saved state. Pauses have long
-tails: the longer one has lasted, the longer it will last, about as long again. So it pays to wait until the pause has
-lasted as long as a restart would cost. Whatever happens then, the job loses at most twice what the best choice would
-have cost.
+the time of the whole job. A restart costs the start and the steps since the last saved state. Pauses have long tails: a
+pause that has lasted for some time will last about as long again. So it pays to wait until the pause has lasted as long
+as a restart would cost. The job then loses at most twice what the best choice would have cost.
 
-There are two more limits. A job whose ranks do not wait for each other may wait for something outside, or compute; it
-gets the longest limit, `last_s`. A collective that times out ends the job anyway, and its watchdogs kill ranks while
-others write their last words. So the job is stopped just before that, when stacks are at hand.
+There are two more limits. Ranks that do not wait for each other may compute, or wait for something outside the job.
+They get the longest limit, `last_s`. A collective that times out ends the job anyway, and its watchdogs kill ranks
+while other ranks still write to their logs. So the job is stopped just before the timeout, when stacks are at hand.
 """
 
 from collections.abc import Sequence
@@ -48,8 +47,8 @@ def find_reason(stall: Standstill, act_s: float, last_s: float) -> str:
 
 
 def affordable_wait_s(restart_s: float, usual_s: float, least_s: float, most_s: float) -> float:
-    """Return how long to wait for a job without a step: as long as a restart costs, but at most `most_s`. The wait is
-    at least `least_s` and as long as pauses of this run usually last."""
+    """Return how long to wait for a job without a step. This is as long as a restart costs, but not more than `most_s`.
+    It is never less than `least_s`, nor less than pauses of this run usually last."""
     return max(least_s, min(restart_s, most_s), usual_s)
 
 
@@ -63,8 +62,8 @@ def do_most_wait(traces: Sequence[Trace]) -> bool:
 
 
 def first_expiry(traces: Sequence[Trace], moved_at: float) -> float | None:
-    """Return when the first open collective times out; None if no rank reports one. Timeouts that had passed when the
-    job last made a step, at `moved_at`, are ignored."""
+    """Return when the first open collective times out; None if no rank reports one. Collectives that had timed out
+    before `moved_at`, when the job last made a step, are ignored."""
     told = [group.expires_at for trace in traces for flight in trace.flights for group in flight.groups]
     return min((at for at in told if at > moved_at), default=None)
 

@@ -1,13 +1,13 @@
-"""Works out which ranks wait for which others, from the sequence numbers of collectives.
+"""Works out which ranks wait for which other ranks, from the sequence numbers of collectives.
 
-A rank that entered a collective waits for every member of the group that has not. A rank that others wait for, and that
-waits for nobody, is missing: it is outside of every collective. If there is no such rank, the ranks wait in a circle.
-Records are up to a second old, which does not matter in a stalled job. A rank that can no longer report (it holds the
-interpreter's lock) only appears to be further behind, and is rightly named.
+A rank that entered a collective waits for every member of the group that has not entered it. A rank is missing if other
+ranks wait for it and it waits for nobody: it is outside of every collective. If no rank is missing, the ranks wait in a
+circle. Records are up to a second old, which does not matter in a stalled job. A rank that holds the interpreter's lock
+cannot report. It then appears to be further behind than it is, and is rightly named.
 
-Under NCCL a process enters a collective long before its GPU begins it. Where all members of a group tell what has begun
-on their GPUs, GPUs are compared and not processes: a GPU waits in a collective for every GPU that has not begun it. If
-the process of a late GPU has entered the collective (`queued`), the others wait for that GPU and not for its process.
+Under NCCL a process enters a collective long before its GPU begins it. So GPUs are compared, if all members of a group
+report what their GPUs have begun. A GPU in a collective waits for every GPU that has not begun this collective. If the
+process of such a late GPU has entered it already (`queued`), other ranks wait for the GPU and not for its process.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class MissingAtCollective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PassedCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective that a few ranks of a group have ended, while most have begun it and do not end it."""
+    """A collective that a few ranks of a group have ended, although most ranks have begun it and do not end it."""
 
     group: str
     seq: int
@@ -52,7 +52,7 @@ class MixedOperations(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the ranks in another operation than most; all ranks if two operations are equally common."""
+        """Return the ranks outside the commonest operation; all ranks if two operations are equally common."""
         tied = len(self.ops[0][1]) == len(self.ops[1][1])
         return tuple(sorted(rank for _, ranks in self.ops[0 if tied else 1 :] for rank in ranks))
 
@@ -110,22 +110,24 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
 
 
 def _prefer_known(outside: tuple[int, ...], flights: Sequence[Flight]) -> tuple[int, ...]:
-    """Leave ranks out that may wait for someone, if there are others without that doubt. A process far ahead of its GPU
-    has queued more messages than torch's recorder holds: the one that the GPU is in has left it, and the rank seems to
-    wait for nobody."""
+    """Return the ranks with complete records or, if no rank has complete records, all. A process far ahead of its GPU
+    can queue more messages than torch's recorder holds. The recorder has then dropped the message in which the GPU is,
+    so the rank only seems to wait for nobody."""
     doubted = {flight.rank for flight in flights if _has_lost_messages(flight)}
     return tuple(rank for rank in outside if rank not in doubted) or outside
 
 
 def _has_lost_messages(flight: Flight) -> bool:
-    """Return whether the recorder tells of some channels what has begun on the GPU, and of others of the group not."""
+    """Return whether the recorder has dropped messages. It has if it shows what the GPU has begun in some channels of a
+    group but not in other channels that were used."""
     channels = flight.channels or ()
     told = {channel.group for channel in channels if channel.begun is not None}
     return any(channel.begun is None and channel.posted and channel.group in told for channel in channels)
 
 
 def _see_gpus(group: dict[int, Collective]) -> dict[int, Collective]:
-    """Replace what each process has entered by what its GPU has begun, if all members of the group report it."""
+    """Return the collectives as the GPUs see them: what the process has entered is replaced by what its GPU has begun.
+    Return them unchanged if a member of the group does not report its GPU."""
     told = {rank: one.started if one.entered else 0 for rank, one in group.items()}
     if None in told.values() or not any(told.values()):
         return group
@@ -152,8 +154,8 @@ def _find_missing(group: dict[int, Collective], own: dict[int, Collective]) -> I
 
 
 def _find_passed(group: dict[int, Collective]) -> Iterable[PassedCollective]:
-    """Yield the collective that all ranks have entered, most are still in, and the others have ended. Since no rank is
-    missing, the others ran another operation, or what they sent has not arrived."""
+    """Yield the collective that all ranks have entered, that most ranks are still in, and that the other ranks have
+    ended. As no rank is missing, these other ranks ran another operation, or their data has not arrived."""
     seq = min(one.entered for one in group.values())
     inside = tuple(sorted(rank for rank, one in group.items() if one.completed < one.entered == seq))
     ahead = {rank: one for rank, one in group.items() if one.completed >= seq}
@@ -171,7 +173,8 @@ def _find_passed(group: dict[int, Collective]) -> Iterable[PassedCollective]:
 
 
 def _find_unended(group: dict[int, Collective]) -> Iterable[MissingAtCollective]:
-    """Yield the collective that all GPUs of a group are in; nothing if one is elsewhere or not reported."""
+    """Yield the collective in which the GPUs of all members of a group are. Yield nothing if a GPU is elsewhere, or if
+    a member does not report its GPU."""
     (some, *others) = group.values()
     alike = all(one.started == some.started for one in others)
     if alike and some.started and all(one.completed < some.started for one in group.values()):
@@ -184,8 +187,8 @@ _Ends = tuple[tuple[int, Channel], tuple[int, Channel]]  # the sender's and the 
 
 
 def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
-    """Return the sender's and the receiver's end of each channel whose two ranks both count messages. The counts of an
-    end that has recorded nothing are 0."""
+    """Return both ends of each channel between two ranks, if both ranks count their messages. An end that has recorded
+    nothing counts 0 messages."""
     counted = {flight.rank: flight.channels for flight in flights if flight.channels is not None}
     known = {(c.group, c.source, c.target, rank): c for rank, channels in counted.items() for c in channels}
     found: list[_Ends] = []
@@ -200,8 +203,8 @@ def _pair_ends(flights: Sequence[Flight]) -> list[_Ends]:
 def _find_unmatched(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[MissingAtCollective]:
-    """Yield each message in which one end of a channel waits and that the other end has not reached. An end has reached
-    what its GPU has begun or, if that is not known, what its process has posted."""
+    """Yield each message in which one end of a channel waits and which the other end has not reached. An end reaches a
+    message when its GPU begins it or, if GPUs are not reported, when its process posts it."""
     for (rank, mine), (other, theirs), op in ((sender, receiver, "recv"), (receiver, sender, "send")):
         number, reached = mine.posted, theirs.posted
         if mine.begun is not None and mine.ended is not None:
@@ -225,7 +228,8 @@ def _find_unmatched(
 def _find_unlike(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[UnlikeMessage]:
-    """Yield the newest message of a channel if both ends are in it and differ in its size or, over gloo, in its tag."""
+    """Yield the message in which both ends of a channel are, if its size or, over gloo, its tag differs between
+    them."""
     (source, sent), (target, awaited) = sender, receiver
     if sent.posted != awaited.posted:
         return
@@ -253,7 +257,7 @@ def _find_mixed(group: dict[int, Collective]) -> Iterable[MixedOperations]:
 
 
 def _find_circle(waits_for: dict[int, set[int]]) -> tuple[int, ...]:
-    """Return the smallest set of ranks that wait only for each other; empty if none, or if too many ranks wait."""
+    """Return the smallest set of ranks that wait only for each other; empty if no rank waits, or too many do."""
     if not waits_for or len(waits_for) > _CIRCLE:
         return ()
     reached = [sorted(_reachable_ranks(rank, waits_for)) for rank in waits_for]

@@ -1,1 +1,2 @@
-"""Policies that keep a pipeline training when workers go or come: each proposes a plan, and the cheapest is taken."""
+"""Policies that keep a pipeline training when workers are lost or join. Each policy proposes a plan, and the cheapest
+plan is chosen."""

@@ -1,4 +1,4 @@
-"""Dropping: damaged pipelines compute no more, and the whole ones take their microbatches, or these are left out."""
+"""Dropping: stops damaged pipelines, and gives their microbatches to undamaged ones or leaves them out."""
 
 from heapq import heapify, heapreplace
 
@@ -6,39 +6,36 @@ import msgspec
 
 from holdfast.core.elastic.plan_ground import (
     PlanGround,
-    broken_routes,
     live_proposal,
     rate_of,
     refuse_orphans,
-    survey,
 )
-from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
-from holdfast.core.elastic.route_times import Route, add_loads, count_routes, loads_of
-from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, Semantics
+from holdfast.core.elastic.proposal import Infeasible, Proposal
+from holdfast.core.elastic.route_times import Route, add_loads, loads_of
+from holdfast.model.pipeline_routes import RoutePlan, Semantics
 
 DROP = "drop"
 
 
-def propose_drop(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose to leave damaged pipelines out. Whole ones keep their groups, so that only those across pipelines are
-    made again."""
-    ground = survey(job, situation, costs)
+def propose_drop(ground: PlanGround) -> Proposal | Infeasible:
+    """Propose to leave damaged pipelines out. Undamaged pipelines keep their inner groups, so only groups across
+    pipelines are rebuilt."""
+    job, situation, costs = ground.job, ground.situation, ground.costs
     if refused := refuse_orphans(DROP, ground):
         return refused
-    before = ground.before.routes
-    broken = broken_routes(before, situation.held, situation.leaving)
+    broken = ground.broken
     if not broken:
         return Infeasible(policy=DROP, reason="every pipeline is whole")
-    whole = [(route, count) for route, count in count_routes(before) if id(route) not in broken]
+    whole = [(route, count) for route, count in ground.counted if id(route) not in broken]
     if not whole:
         return Infeasible(policy=DROP, reason="no pipeline is whole")
     plan = RoutePlan(held=situation.held, routes=_give_to_whole(ground, broken, whole), resume_step=ground.resume_step)
     if job.floor is Semantics.BATCH_CHANGED:
-        shrunk: tuple[Route, ...] = tuple(() if id(route) in broken else route for route in before)
+        shrunk: tuple[Route, ...] = tuple(() if id(route) in broken else route for route in ground.before.routes)
         smaller = msgspec.structs.replace(plan, routes=shrunk)
         plan = max(plan, smaller, key=lambda one: rate_of(ground, one))
     left_out = sum(not route for route in plan.routes)
-    given = sum(count for route, count in count_routes(before) if id(route) in broken) - left_out
+    given = sum(count for route, count in ground.counted if id(route) in broken) - left_out
     reason = f"whole pipelines take {given} microbatches, and {left_out} are left out"
     found = live_proposal(DROP, ground, plan, reason=reason)
     if isinstance(found, Proposal):
@@ -47,7 +44,7 @@ def propose_drop(job: PipelineJob, situation: PipelineSituation, costs: PhaseCos
 
 
 def _give_to_whole(ground: PlanGround, broken: dict[int, Route], whole: list[tuple[Route, int]]) -> tuple[Route, ...]:
-    """Give every microbatch of a broken route to the whole one whose busiest worker has least to do."""
+    """Return the routes, with each broken one replaced by the unbroken one whose busiest worker has the least work."""
     loads = loads_of(whole, ground.times)
     queue = [(_busiest(route, loads), number) for number, (route, _) in enumerate(whole)]
     heapify(queue)
@@ -58,7 +55,7 @@ def _give_to_whole(ground: PlanGround, broken: dict[int, Route], whole: list[tup
 
 
 def _busiest(route: Route, loads: dict[int, float]) -> float:
-    return max(loads.get(segment.worker, 0.0) for segment in route)
+    return max([loads.get(segment.worker, 0.0) for segment in route])
 
 
 def _take_least(

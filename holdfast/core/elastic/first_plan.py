@@ -1,4 +1,4 @@
-"""The plan of a job that begins: whole pipelines of equal stages, and standbys of the workers that are left over."""
+"""The first plan of a job: pipelines of equal stages, with the workers that are left over as standbys."""
 
 from holdfast.core.elastic.layer_owners import fits_memory
 from holdfast.core.elastic.route_times import Route
@@ -8,7 +8,8 @@ from holdfast.model.pipeline_routes import PipelineJob, RoutePlan, RouteSegment
 def first_plan(job: PipelineJob, workers: int) -> RoutePlan:
     """Return the plan with which a job begins: worker `d * stages + p` has stage `p` of pipeline `d`.
 
-    With fewer workers than stages there is one pipeline of as many stages as workers. ValueError if layers do not fit.
+    If there are fewer workers than stages, there is one pipeline with as many stages as workers. Raise ValueError if
+    layers do not fit.
     """
     stages = max(1, min(job.stages, job.layers, workers))
     pipelines = max(1, min(workers // stages, job.microbatches, job.pipelines or workers))
@@ -34,7 +35,7 @@ def stage_cuts(layers: int, stages: int) -> list[tuple[int, int]]:
 
 
 def straight_route(cuts: list[tuple[int, int]], members: tuple[int, ...]) -> Route:
-    """Return the route of a microbatch through one pipeline, whose stages these workers have."""
+    """Return the route of a microbatch through one pipeline: `members[i]` computes the stage `cuts[i]`."""
     return tuple(
         RouteSegment(worker=member, first=first, end=end) for (first, end), member in zip(cuts, members, strict=True)
     )

@@ -1,7 +1,9 @@
 """Pipeline templates: the best cut of the layers for each number of stages, and how many pipelines of each size."""
 
+from collections.abc import Sequence
 from functools import cache
 from heapq import heapify, heapreplace
+from operator import itemgetter
 
 import msgspec
 
@@ -12,7 +14,7 @@ Cuts = tuple[tuple[int, int], ...]
 
 
 class PipelineTemplate(msgspec.Struct, frozen=True):
-    """A pipeline of some number of stages: where its layers are cut, and the time of its slowest stage."""
+    """A pipeline template: the layers of each stage, and the time of the slowest stage."""
 
     cuts: Cuts
     bottleneck: float
@@ -30,7 +32,8 @@ def make_templates(job: PipelineJob, until: tuple[float, ...], most: int) -> dic
 
 
 def _even_cuts(job: PipelineJob, until: tuple[float, ...], stages: int) -> Cuts | None:
-    """Return cuts of equal numbers of layers, if all layers take the same."""
+    """Return stages whose numbers of layers differ by one at most. Return None if layers take different times, or if a
+    stage does not fit into a worker's memory."""
     cuts = stage_cuts(job.layers, stages)
     fits = not job.capacity or max(end - first for first, end in cuts) <= job.capacity
     even = all(abs(until[layer] - layer * until[1]) < 1e-9 for layer in range(len(until)))
@@ -38,7 +41,8 @@ def _even_cuts(job: PipelineJob, until: tuple[float, ...], stages: int) -> Cuts 
 
 
 def _best_cuts(layers: int, until: tuple[float, ...], stages: int, capacity: int) -> Cuts | None:
-    """Cut such that the slowest stage is as fast as can be: divide and conquer over halves of the stages."""
+    """Return the layers of each stage such that the slowest stage is as fast as possible. The search halves the number
+    of stages again and again."""
 
     @cache
     def best(first: int, end: int, count: int) -> tuple[float, Cuts] | None:
@@ -57,30 +61,54 @@ def _best_cuts(layers: int, until: tuple[float, ...], stages: int, capacity: int
     return cut[1] if cut else None
 
 
-def choose_sizes(templates: dict[int, PipelineTemplate], members: int, wanted: int) -> tuple[int, ...]:
-    """Choose the sizes of pipelines for at most so many members that compute most per second: a knapsack.
+def choose_sizes(templates: dict[int, PipelineTemplate], rooms: Sequence[int], wanted: int) -> list[tuple[int, ...]]:
+    """Solve a knapsack for each of `rooms`: return the pipelines' sizes that compute most per second with at most so
+    many workers.
 
-    Of equals, the one with the most pipelines of the wanted size, then the one with the fewest members.
+    Among equally fast choices, prefer the choice with the most pipelines of the `wanted` size, then the choice with the
+    fewest workers.
     """
-    best: list[tuple[float, int, tuple[int, ...]]] = [(0.0, 0, ())]
-    for count in range(1, members + 1):
-        options = [best[count - 1]]
+    best: list[tuple[float, int, int]] = [(0.0, 0, 0)]  # by room: rate, pipelines as wanted, workers as negative number
+    last = [0]  # by room: the size that was taken last; 0: it is as with one worker less
+    for count in range(1, max(rooms, default=0) + 1):
+        options = [(best[count - 1], 0)]
         for size, template in templates.items():
             if size <= count:
-                rate, alike, sizes = best[count - size]
-                more = (round(rate + 1 / template.bottleneck, 9), alike + (size == wanted), (*sizes, size))
-                options.append(more)
-        best.append(max(options, key=lambda one: (one[0], one[1], -sum(one[2]))))
-    return tuple(sorted(best[members][2], reverse=True))
+                rate, alike, fewer = best[count - size]
+                options.append(
+                    ((round(rate + 1 / template.bottleneck, 9), alike + (size == wanted), fewer - size), size)
+                )
+        most, size = max(options, key=itemgetter(0))
+        best.append(most)
+        last.append(size)
+    return [_sizes_in(last, room) for room in rooms]
+
+
+def _sizes_in(last: Sequence[int], room: int) -> tuple[int, ...]:
+    sizes = []
+    while room > 0:
+        sizes += [last[room]] if last[room] else []
+        room -= last[room] or 1
+    return tuple(sorted(sizes, reverse=True))
 
 
 def share_microbatches(bottlenecks: list[float], fills: list[float], microbatches: int) -> list[int]:
-    """Share microbatches over pipelines such that the last one is done as early as can be."""
+    """Return how many microbatches each pipeline gets so that the last pipeline ends as early as possible. Pipelines
+    that are alike get their microbatches together."""
     shares = [0] * len(bottlenecks)
-    queue = [(slow + fill, number) for number, (slow, fill) in enumerate(zip(bottlenecks, fills, strict=True))]
+    alike: dict[tuple[float, float], list[int]] = {}
+    for number, (slow, fill) in enumerate(zip(bottlenecks, fills, strict=True)):
+        alike.setdefault((slow, fill), []).append(number)
+    queue = [(slow + fill, numbers[0], slow, numbers) for (slow, fill), numbers in alike.items()]
     heapify(queue)
-    for _ in range(microbatches):
-        done_at, number = queue[0]
-        shares[number] += 1
-        heapreplace(queue, (done_at + bottlenecks[number], number))
+    while microbatches > 0:
+        done_at = queue[0][0]
+        turn: list[int] = []  # all that would be done at this instant
+        while queue[0][0] == done_at:
+            _, first, slow, numbers = queue[0]
+            turn += numbers
+            heapreplace(queue, (done_at + slow, first, slow, numbers))
+        for number in sorted(turn)[:microbatches]:
+            shares[number] += 1
+        microbatches -= len(turn)
     return shares

@@ -1,15 +1,16 @@
-"""The choice among recovery policies: all propose, those below the user's floor go, and the cheapest is taken."""
+"""The choice among recovery policies: takes the cheapest of the proposals that are exact enough for the user."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.core.elastic.departure_policy import MIGRATE, SAVE, propose_migration, propose_save
+from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE, propose_migration, propose_save
 from holdfast.core.elastic.drop_policy import DROP, propose_drop
+from holdfast.core.elastic.drop_then_replace_policy import HYBRID, propose_hybrid
 from holdfast.core.elastic.first_plan import first_plan
-from holdfast.core.elastic.hybrid_policy import HYBRID, propose_hybrid
-from holdfast.core.elastic.layer_owners import missing_layers, owners_by_layer
+from holdfast.core.elastic.layer_owners import count_alike, count_owners
 from holdfast.core.elastic.plan_faults import plan_faults
+from holdfast.core.elastic.plan_ground import Propose, survey
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import REPLACE, propose_replace
 from holdfast.core.elastic.reroute_policy import REROUTE, propose_reroute
@@ -20,13 +21,11 @@ from holdfast.core.elastic.rollback_policy import (
     propose_memory_rollback,
 )
 from holdfast.core.elastic.shadow_policy import REDUNDANT, propose_redundant
+from holdfast.core.elastic.stochastic_wiring_policy import STOCHASTIC, propose_stochastic
 from holdfast.core.elastic.template_policy import RETEMPLATE, propose_retemplate
-from holdfast.core.elastic.wiring_policy import STOCHASTIC, propose_stochastic
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation
 
 __all__ = ["POLICIES", "ElasticChoice", "WeighedProposal", "choose_plan", "cost_of", "first_plan"]
-
-Propose = Callable[[PipelineJob, PipelineSituation, PhaseCosts], Proposal | Infeasible]
 
 POLICIES: Mapping[str, Propose] = {
     REPLACE: propose_replace,
@@ -51,7 +50,7 @@ class WeighedProposal(msgspec.Struct, frozen=True):
 
 
 class ElasticChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The proposal that was chosen, all that were weighed, cheapest first, and the policies that had none."""
+    """The chosen proposal, all proposals that were compared (the cheapest first), and why other policies have none."""
 
     chosen: Proposal | None
     weighed: tuple[WeighedProposal, ...]
@@ -64,11 +63,13 @@ def choose_plan(
     costs: PhaseCosts,
     policies: Mapping[str, Propose] = POLICIES,
 ) -> ElasticChoice:
-    """Choose the cheapest proposal that keeps the user's floor; of equals, the one whose policy stands first."""
+    """Return the choice among all policies. It contains the cheapest proposal whose results are at least as exact as
+    `job.floor` (the least exactness that the user accepts). If two cost the same, the earlier policy wins."""
     weighed: list[WeighedProposal] = []
     refused: list[Infeasible] = []
+    ground = survey(job, situation, costs)
     for name, propose in policies.items():
-        found = propose(job, situation, costs)
+        found = ground.ask(propose)
         if isinstance(found, Infeasible):
             refused.append(found)
         elif found.semantics < job.floor:
@@ -84,8 +85,8 @@ def choose_plan(
 
 
 def cost_of(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
-    """Return what a proposal costs, in seconds of one worker: now, while it is degraded, at the next failure, and when
-    it is changed back."""
+    """Return what a proposal costs, in seconds of one worker. Included are the change to the new plan, the slower steps
+    under the plan, the expected next failure, and the change back to the old plan."""
     workers = len(situation.held) + len(situation.lost)
     stopped = sum(proposal.downtime_s.values()) + proposal.lost_steps * costs.step_s
     slow = proposal.slow_steps * costs.step_s * (1 / max(proposal.slow_rate, 0.01) - 1)
@@ -104,12 +105,13 @@ def _change_s(costs: PhaseCosts) -> float:
 
 
 def _next_failure_s(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
-    """Return what the next failure is expected to stop, by how many workers are a layer's only owner."""
+    """Return for how long the next failure would stop the job, on average. It takes longer the more workers are the
+    only owner of a layer."""
     plan = proposal.plan
-    stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(plan.held))
-    only = {owners[0] for owners in owners_by_layer(job.layers, stay) if len(owners) == 1}
-    gone = len(missing_layers(job, stay))
-    alone = 1.0 if gone else len(only) / max(1, len(plan.held))
+    alike = count_alike(plan.held, situation.leaving)
+    owners = count_owners(job.layers, alike)
+    only = sum(any(owners[layer] == 1 for layer in mine) for mine in alike)  # who shares its layers is not among them
+    alone = only / max(1, len(plan.held)) if all(owners) else 1.0
     again = 0 if plan.saves else plan.resume_step - 1 - max(0, situation.stored)
     rollback = costs.restart_s + job.layers * costs.storage_s + max(0, again) * costs.step_s
     return costs.detect_s + costs.abort_s + _change_s(costs) + alone * rollback

@@ -1,15 +1,15 @@
-"""What is wrong with a plan: nothing, or a policy has a bug. The chosen plan is looked at before anybody follows it."""
+"""Checks a plan before any worker follows it. A fault in a plan means that its policy has a bug."""
 
 from collections.abc import Iterator
 
-from holdfast.core.elastic.layer_owners import Held, fits_memory
-from holdfast.core.elastic.plan_ground import can_compute
+from holdfast.core.elastic.layer_owners import HeldRuns, fits_memory
 from holdfast.core.elastic.route_times import Route, count_routes
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, Semantics
 
 
 def plan_faults(job: PipelineJob, situation: PipelineSituation, plan: RoutePlan, semantics: Semantics) -> Iterator[str]:
-    """Yield what makes a plan wrong: work without an owner, copies from who has none, or too much on one worker."""
+    """Yield the faults of a plan: work for a worker without the layers, copies from a worker without them, or too many
+    layers on one worker."""
     if len(plan.held) != len(situation.held):
         yield f"it has {len(plan.held)} workers, and {len(situation.held)} are there"
         return
@@ -30,16 +30,16 @@ def _state_faults(job: PipelineJob, situation: PipelineSituation, plan: RoutePla
         return
     if plan.resume_step != situation.committed + 1:
         yield f"it resumes at step {plan.resume_step}, and {situation.committed} is committed"
-    got: list[set[int]] = [set(mine) for mine in situation.held]
+    has = situation.held
     if situation.shadows:
-        got = [mine | set(more) for mine, more in zip(got, situation.shadows, strict=True)]
-    has = [frozenset(mine) for mine in got]
+        has = tuple((*mine, *more) for mine, more in zip(has, situation.shadows, strict=True))
+    sent: dict[int, set[int]] = {}
     for transfer in plan.transfers:
         if transfer.layer not in has[transfer.source]:
             yield f"worker {transfer.source} is to send layer {transfer.layer}, which it has not"
-        got[transfer.target].add(transfer.layer)
-    for number, mine in enumerate(plan.held):
-        if lacks := sorted(set(mine) - got[number]):
+        sent.setdefault(transfer.target, set()).add(transfer.layer)
+    for number, (mine, had) in enumerate(zip(plan.held, situation.held, strict=True)):
+        if mine != had and (lacks := sorted(set(mine).difference(has[number], sent.get(number, ())))):
             yield f"worker {number} is to hold layers {lacks}, which it does not get"
     if plan.saves and not (
         len(plan.saves) == job.layers and all(layer in has[number] for layer, number in enumerate(plan.saves))
@@ -63,20 +63,20 @@ def _rollback_faults(job: PipelineJob, situation: PipelineSituation, plan: Route
 def _route_faults(job: PipelineJob, plan: RoutePlan, semantics: Semantics) -> Iterator[str]:
     if len(plan.routes) != job.microbatches:
         yield f"it has {len(plan.routes)} microbatches, and a step has {job.microbatches}"
-    sets = [frozenset(mine) for mine in plan.held]
+    runs = HeldRuns(plan.held)
     for route, count in count_routes(plan.routes):
         if not route and semantics is not Semantics.BATCH_CHANGED:
             yield f"{count} microbatches are left out"
-        if fault := _route_fault(job, route, plan.held, sets):
+        if fault := _route_fault(job, route, runs):
             yield fault
 
 
-def _route_fault(job: PipelineJob, route: Route, held: Held, sets: list[frozenset[int]]) -> str:
+def _route_fault(job: PipelineJob, route: Route, runs: HeldRuns) -> str:
     at = 0
     for segment in route:
         if segment.first != at or segment.end <= at:
             return f"after layer {at} comes layer {segment.first}"
-        if not segment.worker < len(held) or not can_compute(segment, sets):
+        if not segment.worker < len(runs.held) or not runs.can_compute(segment):
             return f"worker {segment.worker} computes layers that it does not hold"
         at = segment.end
     return "" if not route or at == job.layers else f"a route ends before layer {at}"

@@ -1,6 +1,6 @@
-"""What every policy starts from: the plan before, whom it has lost, and what the whole job would do in a step."""
+"""What every policy starts from: the plan so far, the workers lost from it, and how fast the undamaged job would be."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -8,6 +8,7 @@ import msgspec
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.layer_owners import (
     Held,
+    HeldRuns,
     added_memory,
     busiest_link,
     fits_memory,
@@ -20,6 +21,7 @@ from holdfast.core.elastic.route_times import (
     LayerTimes,
     Route,
     count_routes,
+    exchange_routes,
     layer_times,
     same_partition,
     share_routes,
@@ -27,9 +29,11 @@ from holdfast.core.elastic.route_times import (
 )
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
 
+Propose = Callable[["PlanGround"], Proposal | Infeasible]
+
 
 class PlanGround(msgspec.Struct, frozen=True, kw_only=True):
-    """A situation, made ready for all policies."""
+    """A situation, with everything computed from it that all policies need."""
 
     job: PipelineJob
     situation: PipelineSituation
@@ -39,6 +43,15 @@ class PlanGround(msgspec.Struct, frozen=True, kw_only=True):
     lost: Held  # by lost worker: its layers in that plan
     whole_time: float  # of a step, with all workers that there were, in units of a layer
     orphans: tuple[int, ...]  # layers that no live worker holds at the committed step
+    counted: tuple[tuple[Route, int], ...]  # routes of the plan before, and how many microbatches take each
+    broken: dict[int, Route]  # those that cannot be used without lost and leaving workers, by `id()`
+    asked: dict["Propose", Proposal | Infeasible] = {}  # answers of policies so far
+
+    def ask(self, propose: "Propose") -> Proposal | Infeasible:
+        """Return the answer of a policy, which is asked once."""
+        if propose not in self.asked:
+            self.asked[propose] = propose(self)
+        return self.asked[propose]
 
     @property
     def resume_step(self) -> int:
@@ -46,10 +59,11 @@ class PlanGround(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> PlanGround:
-    """Return the ground for proposals. ValueError if a situation contradicts itself."""
+    """Return the facts that all policies start from. Raise ValueError if the situation contradicts itself."""
     _check_situation(job, situation)
     before, lost = (situation.earlier, situation.lost) if situation.earlier else _plan_as_begun(job, situation)
     before = msgspec.structs.replace(before, routes=share_routes(before.routes))
+    counted = tuple(count_routes(before.routes))
     wanted = job.pipelines * job.stages or len(situation.held) + len(situation.lost)
     times = layer_times(job, costs, situation.speeds)
     return PlanGround(
@@ -61,6 +75,8 @@ def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) ->
         lost=lost,
         whole_time=_whole_time(job, wanted, costs.layer_s),
         orphans=tuple(missing_layers(job, situation.held)),
+        counted=counted,
+        broken=broken_routes(counted, HeldRuns(situation.held, situation.leaving)),
     )
 
 
@@ -73,29 +89,30 @@ def _check_situation(job: PipelineJob, situation: PipelineSituation) -> None:
 
 
 def _plan_as_begun(job: PipelineJob, situation: PipelineSituation) -> tuple[RoutePlan, Held]:
-    """Return what the job would have begun with; the lost ones are taken for its last workers."""
+    """Return the plan with which the job would have begun, and the layers that lost workers would hold. The plan counts
+    the lost workers as its last workers."""
     workers, lost = len(situation.held), len(situation.lost)
     whole = first_plan(job, workers + lost)
     names = {workers + number: -1 - number for number in range(lost)}
     routes = {id(route): rename_route(route, names) for route, _ in count_routes(whole.routes)}
-    plan = RoutePlan(held=whole.held[:workers], routes=tuple(routes[id(route)] for route in whole.routes))
+    plan = RoutePlan(held=whole.held[:workers], routes=exchange_routes(whole.routes, routes))
     return plan, whole.held[workers:]
 
 
 @lru_cache(maxsize=64)
 def _whole_time(job: PipelineJob, workers: int, layer_s: tuple[float, ...]) -> float:
-    return step_time(first_plan(job, workers).routes, layer_times(job, PhaseCosts(layer_s=layer_s)))
+    return step_time(count_routes(first_plan(job, workers).routes), layer_times(job, PhaseCosts(layer_s=layer_s)))
 
 
 def rename_route(route: Route, names: dict[int, int]) -> Route:
-    """Return the route with other workers; the same object if none of them has another name."""
-    if not any(segment.worker in names for segment in route):
+    """Return the route with its workers renamed, as the same object if no worker in it has a new name."""
+    if names.keys().isdisjoint([segment.worker for segment in route]):
         return route
-    return tuple(msgspec.structs.replace(s, worker=names.get(s.worker, s.worker)) for s in route)
+    return tuple([RouteSegment(names.get(s.worker, s.worker), s.first, s.end) for s in route])
 
 
 def join_segments(segments: Sequence[RouteSegment]) -> Route:
-    """Join neighbouring segments of one worker."""
+    """Return the route with neighbouring segments of one worker joined."""
     found: list[RouteSegment] = []
     for segment in segments:
         if found and found[-1].worker == segment.worker:
@@ -105,24 +122,13 @@ def join_segments(segments: Sequence[RouteSegment]) -> Route:
     return tuple(found)
 
 
-def can_compute(segment: RouteSegment, held: Sequence[frozenset[int]]) -> bool:
-    """Return whether a segment's worker lives and holds all its layers."""
-    return segment.worker >= 0 and held[segment.worker].issuperset(range(segment.first, segment.end))
-
-
-def broken_routes(routes: Sequence[Route], held: Held, away: Sequence[int] = ()) -> dict[int, Route]:
-    """Return the routes that cannot be taken any more, by their identity; `away` are workers not to be used."""
-    sets = [frozenset(mine) for mine in held]
-    gone = frozenset(away)
-    return {
-        id(route): route
-        for route, _ in count_routes(routes)
-        if not route or not all(s.worker not in gone and can_compute(s, sets) for s in route)
-    }
+def broken_routes(counted: Sequence[tuple[Route, int]], runs: HeldRuns) -> dict[int, Route]:
+    """Return the routes that can no longer be used, by their `id()`."""
+    return {id(route): route for route, _ in counted if not route or not all(map(runs.can_compute, route))}
 
 
 def refuse_orphans(policy: str, ground: PlanGround) -> Infeasible | None:
-    """Refuse for a layer without a live owner, which only a rollback brings back."""
+    """Return a refusal if a layer has no live owner: only a rollback brings it back. Otherwise return None."""
     return Infeasible(policy=policy, reason=name_orphans(ground.orphans)) if ground.orphans else None
 
 
@@ -132,7 +138,8 @@ def name_orphans(layers: Sequence[int]) -> str:
 
 
 def stop_phases(ground: PlanGround) -> dict[Phase, float]:
-    """Return the phases that every change of plan has; a change that nobody's loss forces comes between two steps."""
+    """Return the seconds of each phase that every change of plan takes. Nothing has to be detected or aborted if no
+    worker was lost."""
     costs, forced = ground.costs, bool(ground.situation.lost)
     return {
         "detect": costs.detect_s if forced else 0.0,
@@ -144,14 +151,16 @@ def stop_phases(ground: PlanGround) -> dict[Phase, float]:
 
 
 def rate_of(ground: PlanGround, plan: RoutePlan, kappa: float = 1.0) -> float:
-    """Return samples per second by this plan, beside those of the whole job."""
-    kept = sum(count for route, count in count_routes(plan.routes) if route) / max(1, len(plan.routes))
-    taken = step_time(plan.routes, ground.times, kappa)
+    """Return the rate of samples under this plan, as a share of the whole job's rate. `kappa` is the share of a
+    pipeline's filling and draining that microbatches of other pipelines cannot use."""
+    counted = [(route, count) for route, count in count_routes(plan.routes) if route]
+    kept = sum(count for _, count in counted) / max(1, len(plan.routes))
+    taken = step_time(counted, ground.times, kappa)
     return min(1.0, ground.whole_time / taken) * kept if taken > 0 else 0.0
 
 
 def semantics_of(ground: PlanGround, plan: RoutePlan) -> Semantics:
-    """Return what holds of results under this plan, beside the plan before it."""
+    """Return how exactly results under this plan agree with results under the plan before it."""
     if not all(plan.routes):
         return Semantics.BATCH_CHANGED
     if ground.job.ordered or same_partition(ground.before.routes, plan.routes):
@@ -162,7 +171,8 @@ def semantics_of(ground: PlanGround, plan: RoutePlan) -> Semantics:
 def live_proposal(
     policy: str, ground: PlanGround, plan: RoutePlan, *, reason: str, kappa: float = 1.0
 ) -> Proposal | Infeasible:
-    """Return the proposal of a plan that goes on from live state; Infeasible if a worker cannot hold that much."""
+    """Return the proposal for a plan that continues from the state in live workers; Infeasible if a worker's memory is
+    too small."""
     if not fits_memory(ground.job, plan.held):
         return Infeasible(policy=policy, reason=f"a worker would hold more than {ground.job.capacity} layers")
     costs, situation = ground.costs, ground.situation

@@ -1,4 +1,5 @@
-"""What a recovery policy answers: a proposal with all that it costs, or why it has none; and the prices of phases."""
+"""The answer of a recovery policy, which is a proposal with its costs or the reason why there is none, and the costs of
+each phase of a change."""
 
 from typing import Literal
 
@@ -10,7 +11,7 @@ Phase = Literal["detect", "abort", "agree", "plan", "rebuild", "move", "restore"
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan that a policy would follow, and what that costs."""
+    """A plan that a policy proposes, and what it costs."""
 
     policy: str
     plan: RoutePlan
@@ -33,7 +34,8 @@ class Infeasible(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that each phase takes, as running means of what was measured, and what the future is expected to be."""
+    """How many seconds each phase takes, and how often failures and changes are expected. New measurements enter a
+    running mean."""
 
     detect_s: float = 0.5
     abort_s: float = 0.1
@@ -57,6 +59,6 @@ class PhaseCosts(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 0.25  # of a new measurement in the running mean
 
     def seen_phase(self, name: str, seconds: float) -> "PhaseCosts":
-        """Return the costs with one more measurement of a phase."""
+        """Return the costs, with one more measurement of a phase in its running mean."""
         before = getattr(self, f"{name}_s")
         return msgspec.structs.replace(self, **{f"{name}_s": before + self.weight * (seconds - before)})

@@ -1,19 +1,20 @@
-"""Replacement: a standby or a new worker takes a lost one's layers from a live owner, and its place in all routes."""
+"""Replacement: a standby or new worker takes a lost worker's place in all routes, and gets its layers from a live
+owner."""
 
 from collections.abc import Sequence
 
 from holdfast.core.elastic.layer_owners import Held, newcomers, transfers_to
-from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, refuse_orphans, rename_route, survey
-from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
-from holdfast.core.elastic.route_times import Route, count_routes
-from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, refuse_orphans, rename_route
+from holdfast.core.elastic.proposal import Infeasible, Proposal
+from holdfast.core.elastic.route_times import Route, exchange_routes
+from holdfast.model.pipeline_routes import RoutePlan
 
 REPLACE = "replace"
 
 
-def propose_replace(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
+def propose_replace(ground: PlanGround) -> Proposal | Infeasible:
     """Propose that standbys take the places of all lost workers that held something."""
-    ground = survey(job, situation, costs)
+    job, situation = ground.job, ground.situation
     if refused := refuse_orphans(REPLACE, ground):
         return refused
     filled = fill_places(ground)
@@ -27,12 +28,12 @@ def propose_replace(job: PipelineJob, situation: PipelineSituation, costs: Phase
 
 
 def fill_places(ground: PlanGround, away: Sequence[int] = ()) -> tuple[Held, tuple[Route, ...], int] | str:
-    """Return what all hold and all routes when newcomers have the places of the lost and of those `away`, and how many
-    newcomers that takes; or why that cannot be."""
+    """Let new workers take the places of lost workers and of the workers `away`. Return the layers that each worker
+    then holds, all routes, and the number of new workers used. If it is impossible, return why."""
     before = ground.before
     places = {-1 - number: tuple(mine) for number, mine in enumerate(ground.lost) if mine}
     places |= {number: before.held[number] for number in away if before.held[number]}
-    used = {segment.worker for route, _ in count_routes(before.routes) for segment in route}
+    used = {segment.worker for route, _ in ground.counted for segment in route}
     unknown = {number for number in used if number < 0} - places.keys()
     if unknown:
         return "it is not known what a lost worker held"
@@ -46,5 +47,5 @@ def fill_places(ground: PlanGround, away: Sequence[int] = ()) -> tuple[Held, tup
     for place, number in zip(sorted(places, reverse=True), free, strict=False):
         names[place] = number
         held[number] = places[place]
-    routes = {id(route): rename_route(route, names) for route, _ in count_routes(before.routes)}
-    return tuple(held), tuple(routes[id(route)] for route in before.routes), len(names)
+    routes = {id(route): rename_route(route, names) for route, _ in ground.counted}
+    return tuple(held), exchange_routes(before.routes, routes), len(names)

@@ -1,13 +1,14 @@
-"""Rollback: all go back to the newest step whose layers are all kept, in memories of live workers or on storage."""
+"""Rollback: all workers go back to the newest step of which every layer exists, in a live worker's memory or on
+storage."""
 
 from collections.abc import Sequence
 
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.layer_owners import Held, added_memory, fits_memory, spare_copies
-from holdfast.core.elastic.plan_ground import PlanGround, rate_of, rename_route, semantics_of, stop_phases, survey
+from holdfast.core.elastic.plan_ground import PlanGround, rate_of, rename_route, semantics_of, stop_phases
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.replace_policy import fill_places
-from holdfast.core.elastic.route_times import Route, count_routes
+from holdfast.core.elastic.route_times import Route, count_routes, exchange_routes
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
 
 MEMORY_ROLLBACK = "memory rollback"
@@ -15,24 +16,26 @@ DISK_ROLLBACK = "disk rollback"
 STORAGE = -1  # as a layer's source
 
 
-def propose_memory_rollback(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose the newest step of which every layer is in a live worker's memory, or on storage at the same step."""
-    step, sources = newest_snapshots(job, situation)
+def propose_memory_rollback(ground: PlanGround) -> Proposal | Infeasible:
+    """Propose to go back to the newest step of which every layer is in a live worker's memory or on storage."""
+    step, sources = newest_snapshots(ground.job, ground.situation)
     if step < 0:
         return Infeasible(policy=MEMORY_ROLLBACK, reason="no step has a snapshot of every layer in a live memory")
-    return _rollback(MEMORY_ROLLBACK, survey(job, situation, costs), step, sources)
+    return _rollback(MEMORY_ROLLBACK, ground, step, sources)
 
 
-def propose_disk_rollback(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose the newest whole checkpoint."""
+def propose_disk_rollback(ground: PlanGround) -> Proposal | Infeasible:
+    """Propose to go back to the newest whole checkpoint."""
+    job, situation = ground.job, ground.situation
     if situation.stored < 0:
         return Infeasible(policy=DISK_ROLLBACK, reason="there is no checkpoint")
     sources = (STORAGE,) * job.layers
-    return _rollback(DISK_ROLLBACK, survey(job, situation, costs), situation.stored, sources)
+    return _rollback(DISK_ROLLBACK, ground, situation.stored, sources)
 
 
 def newest_snapshots(job: PipelineJob, situation: PipelineSituation) -> tuple[int, tuple[int, ...]]:
-    """Return the newest step that live memories have whole, and by layer who has it; -1 if there is none."""
+    """Return the newest step at which every layer can be had, and for each layer where it is. A layer can be had from a
+    worker's memory or, at the stored step, from storage. Return -1 and an empty tuple if there is no such step."""
     found: dict[int, dict[int, int]] = {}  # step -> layer -> who has it
     for number, kept in enumerate(situation.snapshots):
         for layer, step in kept:
@@ -73,7 +76,7 @@ def _rollback(policy: str, ground: PlanGround, step: int, sources: tuple[int, ..
 
 
 def _restore_s(costs: PhaseCosts, held: Held, sources: tuple[int, ...]) -> float:
-    """Return the time of the worker that restores most, or of the one that gives most."""
+    """Return how long a restore takes: the longest time that any worker needs to restore or to send its layers."""
     given = [0] * len(held)
     longest = 0.0
     for number, mine in enumerate(held):
@@ -86,7 +89,8 @@ def _restore_s(costs: PhaseCosts, held: Held, sources: tuple[int, ...]) -> float
 
 
 def place_freely(ground: PlanGround) -> tuple[Held, tuple[Route, ...]] | str:
-    """Place all layers on those that stay: standbys in the places of the lost if there are enough, else anew."""
+    """Return layers and routes for the workers that stay, or why there are none. If there are enough standbys, they
+    take the places of lost workers. Otherwise the plan is made anew."""
     filled = fill_places(ground, ground.situation.leaving)
     if not isinstance(filled, str) and fits_memory(ground.job, filled[0]):
         return filled[0], filled[1]
@@ -101,10 +105,11 @@ def place_freely(ground: PlanGround) -> tuple[Held, tuple[Route, ...]] | str:
 
 
 def spread_over(plan: RoutePlan, members: Sequence[int], workers: int) -> tuple[Held, tuple[Route, ...]]:
-    """Return what all hold and all routes when the plan's workers are these members of more workers."""
+    """Return a plan's layers and routes, renumbered for a job of `workers` workers: the plan's worker i becomes
+    `members[i]`, and workers that are not members hold nothing."""
     names = dict(enumerate(members))
     held: list[tuple[int, ...]] = [()] * workers
     for number, mine in enumerate(plan.held):
         held[names[number]] = mine
     routes = {id(route): rename_route(route, names) for route, _ in count_routes(plan.routes)}
-    return tuple(held), tuple(routes[id(route)] for route in plan.routes)
+    return tuple(held), exchange_routes(plan.routes, routes)

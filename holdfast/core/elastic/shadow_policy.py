@@ -1,26 +1,26 @@
-"""Redundant layers: a worker that keeps a lost one's layers current beside its own computes them from now on."""
+"""Redundant layers: a worker also keeps the layers of the next worker up to date, and computes them if that worker is
+lost."""
 
-from holdfast.core.elastic.layer_owners import Held, missing_layers
+from holdfast.core.elastic.layer_owners import Held, HeldRuns, missing_layers
 from holdfast.core.elastic.plan_ground import (
     PlanGround,
     broken_routes,
-    can_compute,
     join_segments,
     live_proposal,
     name_orphans,
     rename_route,
-    survey,
 )
-from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
+from holdfast.core.elastic.proposal import Infeasible, Proposal
 from holdfast.core.elastic.reroute_policy import reroute_all
-from holdfast.core.elastic.route_times import Route, count_routes
-from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.core.elastic.route_times import Route, count_routes, exchange_routes
+from holdfast.model.pipeline_routes import RoutePlan
 
 REDUNDANT = "redundant layers"
 
 
 def shadows_of(plan: RoutePlan) -> Held:
-    """Return by worker the layers that it should keep current beside its own: those of whom it sends to."""
+    """Return for each worker the layers that it should also keep up to date, as a backup: those that the next workers
+    on its routes hold."""
     found: list[set[int]] = [set() for _ in plan.held]
     for route, _ in count_routes(plan.routes):
         for segment, following in zip(route, (*route[1:], *route[:1]), strict=True):
@@ -28,16 +28,17 @@ def shadows_of(plan: RoutePlan) -> Held:
     return tuple(tuple(sorted(more - set(mine))) for more, mine in zip(found, plan.held, strict=True))
 
 
-def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose that those with shadows of lost layers compute them, each all of one lost worker's if it can."""
-    ground = survey(job, situation, costs)
+def propose_redundant(ground: PlanGround) -> Proposal | Infeasible:
+    """Propose that workers which keep the lost layers as shadows compute them. If possible, one worker computes all
+    layers of a lost worker."""
+    job, situation = ground.job, ground.situation
     if not any(situation.shadows):
         return Infeasible(policy=REDUNDANT, reason="nobody keeps layers beside its own")
     both = tuple(tuple(sorted({*mine, *more})) for mine, more in zip(situation.held, situation.shadows, strict=True))
     if orphans := missing_layers(job, both):
         return Infeasible(policy=REDUNDANT, reason=name_orphans(orphans))
     routes = _hand_over(ground, both)
-    if broken_routes(routes, both, situation.leaving):
+    if broken_routes(count_routes(routes), HeldRuns(both, situation.leaving)):
         stay = tuple(() if number in situation.leaving else mine for number, mine in enumerate(both))
         if orphans := missing_layers(job, stay):
             return Infeasible(policy=REDUNDANT, reason=name_orphans(orphans))
@@ -48,8 +49,9 @@ def propose_redundant(job: PipelineJob, situation: PipelineSituation, costs: Pha
 
 
 def _hand_over(ground: PlanGround, both: Held) -> tuple[Route, ...]:
-    """Give each lost worker's place to the one with the fewest places that has all its layers."""
-    sets = [frozenset(mine) for mine in both]
+    """Return the routes with each lost worker replaced by a worker that has all its layers. A worker that keeps them as
+    shadows is preferred. Among several, it is the worker that has replaced the fewest lost workers so far."""
+    runs, sets = HeldRuns(both), [frozenset(mine) for mine in both]
     taken = [0] * len(both)
     names: dict[int, int] = {}
     for number, mine in enumerate(ground.lost):
@@ -59,19 +61,20 @@ def _hand_over(ground: PlanGround, both: Held) -> tuple[Route, ...]:
             heir = min(shadow or able, key=lambda one: (taken[one], one))
             names[-1 - number] = heir
             taken[heir] += 1
-    found = {id(route): _renamed(route, names, sets) for route, _ in count_routes(ground.before.routes)}
-    return tuple(found[id(route)] for route in ground.before.routes)
+    return exchange_routes(
+        ground.before.routes, {id(route): _renamed(route, names, runs) for route, _ in ground.counted}
+    )
 
 
-def _renamed(route: Route, names: dict[int, int], sets: list[frozenset[int]]) -> Route:
+def _renamed(route: Route, names: dict[int, int], runs: HeldRuns) -> Route:
     renamed = rename_route(route, names)
-    if renamed is route or not all(can_compute(segment, sets) for segment in renamed):
+    if renamed is route or not all(map(runs.can_compute, renamed)):
         return route
     return join_segments(renamed)
 
 
 def _held_for(held: Held, routes: tuple[Route, ...]) -> Held:
-    """Return what all hold with the shadows that these routes need."""
+    """Return the layers that each worker holds, with the shadow layers that these routes make it compute."""
     found = [set(mine) for mine in held]
     for route, _ in count_routes(routes):
         for segment in route:

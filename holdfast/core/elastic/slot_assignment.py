@@ -1,13 +1,30 @@
-"""Who takes which place, so that the fewest layers move: the assignment problem, exact for small numbers."""
+"""Assigns workers to places such that few layers have to move; for small numbers the assignment is optimal."""
 
 from collections.abc import Sequence
 
 EXACT_TO = 64  # members; beyond that each takes the best free place in turn
 
 
+def assign_alike(costs: Sequence[Sequence[int]], kinds: Sequence[int]) -> list[int]:
+    """Return the members as `assign_slots` does, where many members are alike. `kinds[member]` is the kind of a member,
+    and `costs[slot][kind]` is what any member of that kind costs."""
+    if len(kinds) <= EXACT_TO:
+        return assign_slots([[row[kind] for kind in kinds] for row in costs])
+    free: dict[int, list[int]] = {}
+    for member in reversed(range(len(kinds))):
+        free.setdefault(kinds[member], []).append(member)
+    found = []
+    for row in costs:
+        kind = min(free, key=lambda one: (row[one], free[one][-1]))
+        found.append(free[kind].pop())
+        if not free[kind]:
+            del free[kind]
+    return found
+
+
 def assign_slots(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Return for each slot its member, such that the sum of `costs[slot][member]` is small, the smallest for up to 64
-    members; there are at least as many members as slots."""
+    """Return the member for each slot. The members are chosen to make the sum of `costs[slot][member]` small, and for
+    up to 64 members as small as possible. There must be at least as many members as slots."""
     if costs and len(costs[0]) > EXACT_TO:
         return _assign_in_turn(costs)
     return _assign_exactly(costs)
@@ -24,7 +41,7 @@ def _assign_in_turn(costs: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _assign_exactly(costs: Sequence[Sequence[int]]) -> list[int]:
-    """Assign by shortest augmenting paths with potentials (Hungarian method), one slot after the other."""
+    """Assign each slot its member by shortest augmenting paths with potentials (Hungarian method), slot after slot."""
     members = len(costs[0]) if costs else 0
     slot_of = [-1] * members
     prices = [0] * members  # of members: what the slots seated so far would pay more elsewhere

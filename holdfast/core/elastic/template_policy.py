@@ -1,4 +1,5 @@
-"""New templates: whole pipelines stay, and the other workers form pipelines of whatever sizes compute most."""
+"""New templates: workers of broken pipelines form new pipelines, of unequal sizes if that is fastest. Most pipelines
+that have lost no worker stay as they are."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,53 +8,51 @@ import msgspec
 from holdfast.core.elastic.first_plan import straight_route
 from holdfast.core.elastic.layer_owners import transfers_to
 from holdfast.core.elastic.pipeline_templates import (
-    Cuts,
     PipelineTemplate,
     choose_sizes,
     make_templates,
     share_microbatches,
 )
-from holdfast.core.elastic.plan_ground import PlanGround, broken_routes, live_proposal, refuse_orphans, survey
-from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
-from holdfast.core.elastic.route_times import Route, count_routes
-from holdfast.core.elastic.slot_assignment import assign_slots
-from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, refuse_orphans
+from holdfast.core.elastic.proposal import Infeasible, Proposal
+from holdfast.core.elastic.route_times import Route
+from holdfast.core.elastic.slot_assignment import assign_alike
+from holdfast.model.pipeline_routes import RoutePlan
 
 RETEMPLATE = "retemplate"
 _BORROWED = 2  # whole pipelines, at most, that are taken apart so that the others' rest is of use
 
 
 class PipelineRow(msgspec.Struct, frozen=True):
-    """A pipeline: its workers, stage by stage, and where the layers are cut."""
+    """A pipeline: the route of its microbatches, and the worker of each stage."""
 
+    route: Route
     members: tuple[int, ...]
-    cuts: Cuts
 
     def bottleneck(self, ground: PlanGround) -> float:
-        return max(self._stage_times(ground))
+        return max(ground.times.parts(self.route))
 
     def fill(self, ground: PlanGround) -> float:
-        times = self._stage_times(ground)
+        times = ground.times.parts(self.route)
         return sum(times) - max(times)
 
-    def _stage_times(self, ground: PlanGround) -> list[float]:
-        return [ground.times.segment_time(segment) for segment in straight_route(list(self.cuts), self.members)]
 
-
-def propose_retemplate(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) -> Proposal | Infeasible:
-    """Propose pipelines of unequal sizes over all that stay, each with microbatches as it is fast."""
-    ground = survey(job, situation, costs)
+def propose_retemplate(ground: PlanGround) -> Proposal | Infeasible:
+    """Propose pipelines of unequal sizes over all workers that stay; a faster pipeline gets more microbatches."""
+    job, situation = ground.job, ground.situation
     if refused := refuse_orphans(RETEMPLATE, ground):
         return refused
     whole, rest = split_pipelines(ground)
     templates = make_templates(job, ground.times.until, len(situation.held))
     limit = job.pipelines * job.stages or len(situation.held)
-    options = []
-    for borrowed in range(min(_BORROWED, len(whole)) + 1):
-        kept = whole[: len(whole) - borrowed]
-        pool = sorted(rest + [member for row in whole[len(kept) :] for member in row.members])
-        room = min(len(pool), limit - sum(len(row.members) for row in kept))
-        options.append((kept, pool, choose_sizes(templates, max(0, room), job.stages)))
+    counts = [len(whole) - borrowed for borrowed in range(min(_BORROWED, len(whole)) + 1)]
+    pools = [sorted(rest + [member for row in whole[count:] for member in row.members]) for count in counts]
+    rooms = [
+        min(len(pool), limit - sum(len(row.members) for row in whole[:count]))
+        for count, pool in zip(counts, pools, strict=True)
+    ]
+    chosen = choose_sizes(templates, [max(0, room) for room in rooms], job.stages)
+    options = [(whole[:count], pool, sizes) for count, pool, sizes in zip(counts, pools, chosen, strict=True)]
     kept, pool, sizes = max(options, key=lambda one: round(_pace(ground, one[0], one[2], templates), 9))
     rows = kept + _seat_rows(ground, pool, [templates[size] for size in sizes])
     if not rows:
@@ -62,19 +61,16 @@ def propose_retemplate(job: PipelineJob, situation: PipelineSituation, costs: Ph
 
 
 def split_pipelines(ground: PlanGround) -> tuple[list[PipelineRow], list[int]]:
-    """Return the pipelines that are whole and share no worker, the busiest first, and all other workers that stay."""
+    """Return the unbroken pipelines with workers of their own, the busiest first, and all other workers that stay."""
     situation = ground.situation
-    counted = count_routes(ground.before.routes)
-    broken = broken_routes(ground.before.routes, situation.held, situation.leaving)
     taken: set[int] = set()
     whole = []
-    for route, _ in sorted(counted, key=lambda one: -one[1]):
+    for route, _ in sorted(ground.counted, key=lambda one: -one[1]):
         members = [segment.worker for segment in route]
-        if id(route) in broken or len(set(members)) < len(members) or not taken.isdisjoint(members):
+        if id(route) in ground.broken or len(set(members)) < len(members) or not taken.isdisjoint(members):
             continue
         taken.update(members)
-        cuts = tuple((segment.first, segment.end) for segment in route)
-        whole.append(PipelineRow(members=tuple(members), cuts=cuts))
+        whole.append(PipelineRow(route=route, members=tuple(members)))
     stay = [n for n in range(len(situation.held)) if n not in taken and n not in situation.leaving]
     return whole, stay
 
@@ -87,17 +83,19 @@ def _pace(
 
 
 def _seat_rows(ground: PlanGround, pool: list[int], templates: Sequence[PipelineTemplate]) -> list[PipelineRow]:
-    """Give each stage to a worker of the pool, such that few layers have to be sent."""
+    """Return a pipeline for each template, with workers of the pool chosen so that few layers have to be sent."""
     slots = [cut for template in templates for cut in template.cuts]
     if not slots:
         return []
-    sets = [frozenset(ground.situation.held[number]) for number in pool]
-    lacks = [[sum(layer not in has for layer in range(*cut)) for has in sets] for cut in slots]
-    members = [pool[place] for place in assign_slots(lacks)]
+    held = [ground.situation.held[number] for number in pool]
+    kinds = {mine: kind for kind, mine in enumerate(dict.fromkeys(held))}
+    lacks = {cut: [sum(layer not in mine for layer in range(*cut)) for mine in kinds] for cut in set(slots)}
+    members = [pool[place] for place in assign_alike([lacks[cut] for cut in slots], [kinds[mine] for mine in held])]
     rows, at = [], 0
     for template in templates:
-        rows.append(PipelineRow(members=tuple(members[at : at + len(template.cuts)]), cuts=template.cuts))
-        at += len(template.cuts)
+        mine = tuple(members[at : at + len(template.cuts)])
+        rows.append(PipelineRow(route=straight_route(list(template.cuts), mine), members=mine))
+        at += len(mine)
     return rows
 
 
@@ -106,14 +104,17 @@ def _template_proposal(ground: PlanGround, rows: list[PipelineRow]) -> Proposal 
     first_seen = _first_microbatches(ground.before.routes)
     rows = sorted(rows, key=lambda row: min(first_seen.get(member, job.microbatches) for member in row.members))
     held: list[tuple[int, ...]] = [()] * len(situation.held)
+    runs: dict[tuple[int, int], tuple[int, ...]] = {}
     for row in rows:
-        for (first, end), member in zip(row.cuts, row.members, strict=True):
-            held[member] = tuple(range(first, end))
+        for segment in row.route:
+            held[segment.worker] = runs.setdefault(
+                (segment.first, segment.end), tuple(range(segment.first, segment.end))
+            )
     slowest, fills = [row.bottleneck(ground) for row in rows], [row.fill(ground) for row in rows]
     shares = share_microbatches(slowest, fills, job.microbatches)
     routes: list[Route] = []
     for row, share in zip(rows, shares, strict=True):
-        routes += [straight_route(list(row.cuts), row.members)] * share
+        routes += [row.route] * share
     plan = RoutePlan(
         held=tuple(held),
         routes=tuple(routes),

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 
 import msgspec
 
-from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.detector_alarm import Alarm, Stance
 
 _LOUDNESS = (Stance.OBSERVE, Stance.NOTIFY, Stance.ACT)
 # Longer than the ladder's window, so that a machine which cannot be replaced does not stop its job again and again.
@@ -45,7 +45,7 @@ class RepeatFilter:
         self._said: dict[Hashable, float] = {}
 
     def is_repeat(self, now: float, key: Hashable) -> bool:
-        """Return whether this key was reported within the quiet time; if not, record it as reported now."""
+        """Return whether this key was reported within the quiet time. If it was not, record the key as reported now."""
         if now < self._said.get(key, float("-inf")) + self.quiet_s:
             return True
         self._said.pop(key, None)  # to the end, as the newest

@@ -11,7 +11,7 @@ from holdfast.core.incident.ladder import find_verdict
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Limits, Progress
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Job
@@ -40,11 +40,12 @@ class FailureHistory:
         self._evicted_at: deque[float] = deque()  # and all that were
         self.skippable = False  # the script asks which batches to leave out
         self.backed = False  # copies of all states are on peers
+        self._lone = False  # some of them on one peer, though two are to have them
         self._got_further = False  # since the fleet last took all nodes away
         self._fruitless_ends = 0  # in a row: the fleet took all nodes away, and the job had not got further
 
     def on_progress(self, event: Progress) -> None:
-        self.ever, self.skippable, self.backed = True, event.skippable, event.backed
+        self.ever, self.skippable, self.backed, self._lone = True, event.skippable, event.backed, event.lone
         told, self._told = self._told, event
         since = told.at if told and told.generation == event.generation else event.first_at
         took_s = max(0.0, event.at - since)
@@ -63,7 +64,7 @@ class FailureHistory:
         self.lost_s += max(0.0, took_s)
 
     def discount_steps(self, not_after: int) -> None:
-        """Stop counting steps after this one as progress, because they led to a bad state."""
+        """Stop counting steps after `not_after` as progress, because they led to a bad state."""
         while self._reached and self._reached[-1][0] > not_after:
             after_s, (step, before_s) = self.trained_s, self._reached.pop()
             came_from = self._reached[-1][0] if self._reached else step
@@ -76,7 +77,8 @@ class FailureHistory:
         self._evicted_at.extend([now] * nodes)
 
     def count_fruitless_end(self) -> int:
-        """Note that the fleet takes all nodes away. Return how often in a row it did before a new step was made."""
+        """Record that the fleet takes all nodes away. Return 0 if the job made a new step since the previous such end;
+        otherwise return one more than the previous call did."""
         self._fruitless_ends = 0 if self._got_further else self._fruitless_ends + 1
         self._got_further = False
         return self._fruitless_ends
@@ -115,7 +117,7 @@ class FailureHistory:
             replaceable=nodes.can_do_without(cause.suspects),
             near=nodes.nodes_of_ranks(cause.ranks),
             lost=tuple(sorted(lost)),
-            bonds=nodes.copy_bonds() if several else {},
+            bonds=nodes.copy_bonds(lone=self._lone) if several else {},
             may_probe=self.job.probes,
             may_replay=self.job.replays,
             may_evict=self._evictions_left(now),
@@ -131,7 +133,8 @@ class FailureHistory:
         )
 
     def judge_case(self, now: float, case: IncidentCase) -> Verdict:
-        """Return the verdict and record the failure. Nodes that did not answer are evicted, unless the job gives up."""
+        """Return the verdict on a failure and record it. Nodes without an answer are evicted, unless the job gives
+        up."""
         cause, verdict, lost = case.cause, find_verdict(case), set(case.lost)
         if verdict.remedy is Remedy.EVICT and case.is_guess:
             self._guessed_at.extend([now] * len(verdict.nodes))
@@ -173,7 +176,7 @@ def _count_last_hour(times: deque[float], now: float) -> int:
 
 
 def _add_lost_nodes(verdict: Verdict, cause: Alarm, lost: set[str]) -> Verdict:
-    """Return the verdict with the lost nodes evicted too; a restart, probe or replay is replaced by their eviction."""
+    """Return the verdict with the lost nodes evicted as well. Their eviction replaces a restart, probe or replay."""
     if verdict.remedy in (Remedy.RESTART, Remedy.PROBE, Remedy.REPLAY):
         reason = f"{incident_text.describe_cause(cause)}; {', '.join(sorted(lost))} did not answer: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(sorted(lost)), reason=reason)

@@ -1,6 +1,6 @@
 """Triage of the alarms of one incident: which alarm is the first cause, and which are only echoes of it."""
 
-from holdfast.model.alarm import SWITCH, Alarm, Kind
+from holdfast.model.detector_alarm import SWITCH, Alarm, Kind
 from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat
 
@@ -25,13 +25,17 @@ def is_echo(alarm: Alarm) -> bool:
 
 
 def is_killed(alarm: Alarm) -> bool:
-    """Return whether a signal killed the rank. An echo does not count: a library may abort a rank that lost a peer."""
+    """Return whether a signal killed the rank. An abort that only shows the failure of another rank does not count: a
+    library may abort a rank that lost a peer."""
     return alarm.kind is Kind.CRASH and alarm.code is not None and alarm.code < 0 and not is_echo(alarm)
 
 
 def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
-    """Return the alarms, besides the cause, about ranks that a signal killed.
-    An abort is left out unless it looks like the cause, and so are ranks on a machine that failed as a whole."""
+    """Return the alarms about killed ranks, without the cause.
+
+    Leave out an aborted rank whose alarm has another signature than the cause. If the cause is no crash, also leave out
+    ranks on the nodes that the cause names.
+    """
     told = [a for a in alarms if a is not cause and is_killed(a) and not set(a.ranks) <= set(cause.ranks)]
     if cause.kind is not Kind.CRASH:
         told = [a for a in told if set(a.suspects).isdisjoint(cause.suspects)]
@@ -39,8 +43,8 @@ def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
 
 
 def is_told_elsewhere(cause: Alarm, alarms: list[Alarm]) -> bool:
-    """Return whether ranks of other nodes exited by themselves with the same words as the rank that is the cause. Ranks
-    that a signal killed say nothing; each of them is named by itself."""
+    """Return whether ranks on other nodes crashed with the same error as the cause. Ranks that a signal killed do not
+    count, because they leave no error."""
     if cause.kind is not Kind.CRASH or is_echo(cause) or is_killed(cause):
         return False
     alike = (a for a in alarms if a.kind is Kind.CRASH and a.signature == cause.signature and a.reason == cause.reason)
@@ -63,12 +67,15 @@ def is_node_loss(alarm: Alarm) -> bool:
 
 
 def first_cause(alarms: list[Alarm]) -> Alarm:
-    """Return the earliest alarm that is not an echo of another one.
+    """Return the alarm that shows the first cause. Usually this is the earliest alarm that is no echo (no mere sign of
+    another failure).
 
-    Neighbours of a vanished node report closed connections before the silence detector reports the node. The gauges of
-    a bad machine are read only after its ranks fail. So the kind of an alarm counts before its time. A rank whose
-    collective timed out closes its connections; a peer may then fail with a general NCCL error and end before that
-    rank.
+    An alarm that proves a machine bad comes first, even if it is late. Neighbours of a vanished node report closed
+    connections before the silence detector reports the node. The gauges of a bad machine are read only after its ranks
+    fail.
+
+    A rank whose collective timed out closes its connections. Another rank may then fail with a general NCCL error, and
+    end first. So after a timeout such errors are no causes.
     """
     timed_out = any(a.klass == TIMED_OUT for a in alarms)
     told = [a for a in alarms if not is_echo(a) and not (timed_out and a.klass == _NCCL_ERROR)]

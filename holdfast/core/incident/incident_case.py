@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof, is_switch_loss
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
-from holdfast.model.alarm import GPU_HANG, MACHINE_LOST, UNNAMED, Alarm, Kind
+from holdfast.model.detector_alarm import GPU_HANG, MACHINE_LOST, UNNAMED, Alarm, Kind
 
 SURE = 0.9  # confidence of last words that stands as proof against a node
 TOLD = 0.7  # and that explains a failure; an exit code alone does not
@@ -86,7 +86,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_spike(self) -> bool:
-        """Return whether the loss was finite but stood out; only such alarms carry the response that the user chose."""
+        """Return whether a finite loss stood out. Only an alarm about it has the response that the user chose."""
         return self.cause.response is not None
 
     @property
@@ -105,10 +105,11 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fruitless_restarts(self) -> int:
-        """Return how many earlier failures like this were followed by a restart that gained nothing.
+        """Return after how many of the earlier failures like this one the restart gained nothing.
 
-        If steps are numbered, time trained is compared with time lost. If steps are only counted since the launch, a
-        restart gained nothing if the job failed at the same count as now, or at less than half of the best count.
+        If steps are numbered, a restart gained nothing if it trained for too short a time for the time lost. Steps may
+        also be counted from the launch only. Then a restart gained nothing if the job failed at the same count as now,
+        or before half of the highest count.
         """
         tried = [p for p in self.past if not p.rolled]
         if not self.counted:
@@ -120,12 +121,13 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         return led_on.index(True) if True in led_on else len(led_on)
 
     def was_in_vain(self, past: PastFailure) -> bool:
-        """Return whether, since that failure, the job has trained for at most a tenth of the time that it has lost."""
+        """Return whether the job has trained for at most a tenth of the time lost since the failure `past`."""
         return _WORTH * (self.trained_s - past.trained_s) <= self.lost_s - past.lost_s
 
     @property
     def is_worth_it(self) -> bool:
-        """Return whether the job trained twice the time it lost since the first such failure; needs step numbers."""
+        """Return whether the job trained for at least twice as long as it lost, since the oldest recent failure like
+        this one. Return False if steps have no numbers."""
         if self.counted or not self.recent_failures:
             return False
         since = self.recent_failures[0]
@@ -143,19 +145,19 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_costly(self) -> bool:
-        """Return whether such failures have cost more, since the last probe or replay, than a probe would."""
+        """Return whether failures like this have cost more than a probe, since the last probe or replay."""
         looked = [p for p in self.recent_failures if p.probed or p.replayed]
         since = looked[-1:] or self.recent_failures[:1]
         return bool(since) and self.lost_s - since[0].lost_s >= _TRIAL_S
 
     @property
     def is_timeout(self) -> bool:
-        """Return whether a collective timed out. A further timeout would cost more than a probe of the nodes."""
+        """Return whether a collective timed out. One more timeout would cost more than a probe of the nodes."""
         return self.cause.klass == TIMED_OUT
 
     @property
     def is_unnamed_hang(self) -> bool:
-        """Return whether the job stood still and no rank stands out. The next such hang would cost as much again."""
+        """Return whether the job stood still and no rank is named. One more such hang would cost as much again."""
         return self.cause.signature == UNNAMED
 
     @property
@@ -165,7 +167,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_unwitnessed(self) -> bool:
-        """Return whether only the rank itself accuses a machine. A probe can tell which one."""
+        """Return whether only the rank itself reports a fault of a machine. A probe can confirm the fault."""
         return is_unwitnessed_fault(self.cause)
 
     @property
@@ -175,7 +177,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_new(self) -> bool:
-        """Return whether the running release, and no other one, has failed like this recently."""
+        """Return whether only the running release has failed like this recently, and no other release."""
         return bool(self.recent_failures) and all(p.release == self.release for p in self.recent_failures)
 
     @property
@@ -189,32 +191,32 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_witnessed(self) -> bool:
-        """Return whether a witness, and not only ranks, saw the cause, so that a change of code would not avert it."""
+        """Return whether a witness saw the cause, and not only ranks. A change of code would then not prevent it."""
         return self.is_proof or self.is_switch
 
     @property
     def is_guess(self) -> bool:
-        """Return whether the evidence against nodes is less than proof. A stopped or missing process is proof."""
+        """Return whether the evidence against nodes is no proof. A stopped or missing process is proof."""
         return not (self.is_proof or self.cause.hard)
 
     @property
     def is_code(self) -> bool:
-        """Return whether the last words blame the user's code."""
+        """Return whether the failure's class or recommended action blames the user's code."""
         return self.cause.group == "script" or self.cause.action == CODE
 
     @property
     def is_setting(self) -> bool:
-        """Return whether last words say that a setting or a file must change.
-        A guess is enough if it blames no machine and an earlier failure had the very same words."""
+        """Return whether the failure message says that a setting or a file must change. A message of low confidence is
+        enough if it blames no machine and an earlier failure had the same message."""
         cause = self.cause
         again = cause.group != _MACHINES and any(p.reason == cause.reason for p in self.recent_failures)
         return cause.action == SETTING and cause.kind is Kind.CRASH and (cause.confidence >= TOLD or again)
 
     @property
     def is_certain(self) -> bool:
-        """Return whether a script that failed at its start would fail the same way again. It would if its code does not
-        parse, it exited by itself, or a setting must change. A missing file may appear, since another rank may be
-        making it."""
+        """Return whether a script that failed at its start would fail the same way again. That is so if its code does
+        not parse, if nothing known explains its exit, or if a setting must change. A missing file does not count,
+        because another rank may be making the file."""
         cause = self.cause
         return (
             cause.raised in _UNREADABLE
@@ -224,16 +226,16 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_own_exit(self) -> bool:
-        """Return whether the process exited with an error code of its own and its last words match no failure class."""
+        """Return whether the process exited with an error code of its own and its log shows no known failure class."""
         cause = self.cause
         return cause.kind is Kind.CRASH and cause.code is not None and cause.code > 0 and not cause.klass
 
     @property
     def follows_the_rank(self) -> bool:
-        """Return whether such a hang or slowness was seen before on other nodes: then a rank causes it and not a node.
+        """Return whether a rank and not its node causes a hang or slowness, because other nodes had it before.
 
         For example, rank 0 alone saves and evaluates. Without this test, each node that gets rank 0 would be evicted. A
-        stuck GPU is proof against its machine only the first time: a second GPU stuck in the same way points to the
+        stuck GPU is proof against its machine only the first time. A GPU that gets stuck on another node points to the
         code.
         """
         on_gpu = self.cause.signature.startswith(GPU_HANG)
@@ -243,7 +245,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def evicted_before(self) -> tuple[str, ...]:
-        """Return other nodes evicted for such a failure of this rank, so the rank, not a node, causes it; else ()."""
+        """Return other nodes that were evicted when this rank failed like this before; () if there are none. If there
+        are any, the rank causes the failure, not its node."""
         ranks, nodes = set(self.cause.ranks), set(self.cause.suspects)
         gone = (
             p.nodes for p in self.recent_failures if p.evicted and ranks & set(p.ranks) and nodes.isdisjoint(p.nodes)
@@ -252,8 +255,8 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Return whether this node alone runs short of memory: it did so before, and more often than by chance. If
-        another node also ran short twice, the cause moves with a rank and not with a machine."""
+        """Return whether this node runs short of memory by itself: it ran short before, and more often than by chance.
+        If another node also ran short twice, the shortage moves with a rank and not with a machine."""
         cause, where = self.cause, set(self.cause.suspects)
         told = cause.klass in _SCARCE and (cause.kind is Kind.LINES or cause.confidence >= TOLD)
         elsewhere = Counter(p.nodes for p in self.recent_failures if not set(p.nodes) <= where)
@@ -261,9 +264,9 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_nodes_own(self) -> bool:
-        """Return whether such failures come from these nodes: all recent ones were on them, or too many for chance.
-        A bug strikes on any node, so with few nodes it soon strikes one of them twice. And what strikes several nodes
-        at once, as storage that is away, is no node's own."""
+        """Return whether these nodes cause such failures: all recent ones were on them, or such failures are too few to
+        strike a node twice by chance. A bug may strike any node, and with few nodes it soon strikes one twice. A
+        failure that strikes several nodes at once, such as a loss of storage, is caused by none of them."""
         if self.elsewhere:
             return False
         here = [bool(set(p.nodes).intersection(self.cause.suspects)) for p in self.recent_failures]
@@ -272,7 +275,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shared_with(self) -> tuple[str, ...]:
-        """Return the other nodes with such failures, if the failures on these nodes may be mere chance; else ()."""
+        """Return the other nodes that failed like this recently; () if chance cannot explain these failures."""
         nodes, here = {node for p in self.recent_failures for node in p.nodes}, set(self.cause.suspects)
         return tuple(sorted(nodes - here)) if nodes & here and not self.is_nodes_own else ()
 
@@ -286,23 +289,24 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_unwitnessed_fault(alarm: Alarm) -> bool:
-    """Return whether last words report a machine fault that no witness confirms; a script can print anything."""
+    """Return whether only a rank's log reports a machine fault, without a witness. A script can print anything."""
     told = alarm.kind is Kind.CRASH and alarm.action == _ASK and alarm.confidence >= TOLD
     return told and alarm.group == _MACHINES
 
 
 def is_machine_proof(alarm: Alarm) -> bool:
-    """Return whether the alarm proves a machine bad: a witness has seen it, or last words are beyond doubt."""
+    """Return whether the alarm proves a machine bad: a witness saw the fault, or the rank's log is beyond doubt."""
     told = alarm.kind is Kind.CRASH and alarm.action == EVICT and alarm.confidence >= SURE
     return is_node_proof(alarm) or told or alarm.signature == MACHINE_LOST
 
 
 def machine_faults(cause: Alarm, found: Mapping[str, str], leaving: Iterable[str]) -> dict[str, str]:
-    """Return the fault of each leaving node whose machine is known to be bad; other leaving nodes are left out.
+    """Return the fault of each leaving node whose machine is known to be bad; leave out all other nodes.
 
-    Known means proven by the cause, or `found` by a probe or a replay. Other evictions prove nothing about a machine: a
-    silent host may have lost its network or its power and comes back; stacks name ranks, and with them nodes of a whole
-    parallel group; a script may fail on one node alone. The examination after an eviction may still find a fault.
+    A machine is known to be bad if the cause proves it, or if a probe or replay found it (`found`). Other evictions
+    prove nothing about a machine. A silent host may have lost its network or power, and come back. Stacks name ranks,
+    and for a whole parallel group all its nodes are suspects. A script may fail on one node alone. The examination
+    after an eviction may still find a fault.
     """
     proven = dict.fromkeys(cause.suspects, cause.reason) if is_machine_proof(cause) else {}
     known = proven | dict(found)

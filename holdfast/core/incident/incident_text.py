@@ -10,9 +10,9 @@ from holdfast.core.incident.incident_case import TOLD
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Action, Stop
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy
-from holdfast.model.release import Skip
+from holdfast.model.loss_response import Skip
 
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
 _SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}
@@ -57,8 +57,11 @@ def describe_cause(alarm: Alarm) -> str:
 
 
 def describe_order(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
-    """Return a remark on which rank failed first, or that this is unknown; "" unless several ranks crashed.
-    An exit is dated when it is noticed, which takes longer on a busy host; clocks of two hosts are not compared."""
+    """Return a remark on which rank failed first, or that the order is unknown; "" unless several ranks crashed.
+
+    A busy host notices an exit late, so the order of exits that are close together is unknown. So is the order of exits
+    on different hosts, because clocks of hosts are not compared.
+    """
     if len(alarms) < 2 or any(alarm.kind is not Kind.CRASH for alarm in alarms):
         return ""
     first, second = sorted(alarms, key=lambda a: a.at)[:2]
@@ -68,7 +71,7 @@ def describe_order(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
 
 
 def describe_causes(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
-    """Return in words which ranks or nodes failed and how; those that failed alike are told together."""
+    """Return in words which ranks or nodes failed and how; ranks that failed for the same reason share a clause."""
     told: dict[str, list[Alarm]] = {}
     for alarm in alarms:
         told.setdefault(alarm.reason, []).append(alarm)
@@ -81,7 +84,7 @@ def describe_causes(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
 
 
 def join_alarms(alarms: Sequence[Alarm]) -> Alarm:
-    """Return the first alarm with the ranks and nodes of all of them."""
+    """Return the first alarm, extended by the ranks and suspects of all other alarms."""
     if len(alarms) == 1:
         return alarms[0]
     ranks = sorted({rank for alarm in alarms for rank in alarm.ranks})
@@ -100,8 +103,8 @@ def describe_echo(alarm: Alarm) -> str:
 
 
 def cause_label(alarm: Alarm) -> str:
-    """Return the short name of an alarm's cause, under which the report adds up the cost. A SIGKILL without signs of
-    memory shortage is "of unknown sender", though most come from the OOM killer."""
+    """Return the short name of an alarm's cause. The report adds up the cost of incidents with one name. A SIGKILL
+    without signs of memory shortage is "of unknown sender", though most come from the OOM killer."""
     guessed = is_guessed_kill(alarm)
     if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
         return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
@@ -114,24 +117,24 @@ def cause_label(alarm: Alarm) -> str:
 
 
 def is_guessed_kill(alarm: Alarm) -> bool:
-    """Return whether the OOM killer is only guessed from last words and not reported by the kernel."""
+    """Return whether the OOM killer is only guessed from a rank's log, without a report by the kernel."""
     return alarm.klass == "host_oom_kill" and 0.0 < alarm.confidence < TOLD
 
 
 def record_label(record: Record) -> str:
-    """Return the cause that an incident's cost is booked on; in older journals, its failure class or kind."""
+    """Return the cause to which an incident's cost is charged or, in older journals, its failure class or kind."""
     return record.label or _class_words(record.klass) or record.kind
 
 
 def split_label(record: Record) -> tuple[str, int]:
-    """Return the cause that an incident's cost is booked on, and the certainty of that cause in percent."""
+    """Return the cause to which an incident's cost is charged, and the certainty of that cause in percent."""
     label = record_label(record)
     unsure = _UNSURE.search(label)
     return (label[: unsure.start()], int(unsure[1])) if unsure else (label, 100)
 
 
 def describe_sureness(label: str, sure: Iterable[int]) -> str:
-    """Return a cause and, unless all its incidents are 100 % sure, their range of certainty in percent."""
+    """Return a cause with the range of its certainty in percent; only the cause if every incident is 100 % sure."""
     least, most = min(sure := list(sure)), max(sure)
     told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
     return label + (told if least < 100 else "")
@@ -142,7 +145,7 @@ def _class_words(klass: str) -> str:
 
 
 def list_some(names: Sequence[str]) -> str:
-    """Return names as a phrase; of many, the first few and how many more there are."""
+    """Return names as a phrase. Of many names, list the first few and say how many more there are."""
     shown = [*names[:_NAMED], f"{len(names) - _NAMED} more"] if len(names) > _NAMED + 1 else list(names)
     return " and ".join((", ".join(shown[:-1]), shown[-1])) if len(shown) > 1 else shown[0]
 
@@ -153,7 +156,7 @@ def incident_sentence(record: Record) -> str:
 
 
 def describe_new_release(record: Record | Change) -> str:
-    """Return a clause about a release that waited for a restart and came in with this one; "" if none did."""
+    """Return a clause about a release that had waited and came in with this restart; "" if there is none."""
     if not record.brought_in:
         return ""
     stays = isinstance(record, Change) or (not record.rolled_back and record.verdict.remedy is not Remedy.GIVE_UP)
@@ -179,7 +182,7 @@ def _describe_recovery(record: Record) -> str:
 
 
 def describe_again(record: Record) -> str:
-    """Return a clause on how often the job failed again before a step, and why the last time; "" if it did not."""
+    """Return a clause on how often the job failed again before a step and why the last time; "" if it never did."""
     if record.failures < 2:
         return ""
     last = f", the last time because {record.last_cause}" if record.last_cause else ""
@@ -210,12 +213,12 @@ def why_from_zero(record: Record | Change) -> str:
 
 
 def _describe_apart(record: Record | Change) -> str:
-    """Return a clause saying that no step in memory was held for every rank; "" if one was."""
+    """Return a clause that says that the ranks' snapshots have no step in common; "" if they have one."""
     return f", as no step was held for every rank ({record.apart})" if record.apart else ""
 
 
 def advise_apart(apart: str) -> str:
-    """Return a sentence on why no snapshot in memory can be restored, and on the two things that lead to that."""
+    """Return a sentence on why no snapshot in memory can be restored, and on the two possible causes."""
     why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
     script = "ranks do not make and save() the same steps together: then have each step wait for all, as DDP's does"
     return f"{why}; either copies on peers were behind, or {script}"
@@ -230,7 +233,8 @@ def describe_unknown_resume(record: Record | Change) -> str:
 
 
 def lost_steps(record: Record | Change) -> int | None:
-    """Return how many steps have to be made again; None if unknown. Fewer are made if the job ends first."""
+    """Return how many steps were lost and must be made again; None if this is unknown. If the job ends early, it makes
+    only some of these steps again."""
     if record.resumed_from is None or record.counted or is_untold(record):
         return None
     made_step = record.made_step if isinstance(record, Record) else -1
@@ -243,7 +247,7 @@ def is_failed_start(record: Record | Change) -> bool:
 
 
 def is_untold(record: Record | Change) -> bool:
-    """Return whether ranks ran without a controller, and nobody said how far they came."""
+    """Return whether ranks ran without a controller and their last steps were never reported."""
     return isinstance(record, Record) and record.untold
 
 
@@ -260,7 +264,8 @@ def describe_step(record: Record) -> str:
 
 
 def advice_clause(hint: str) -> str:
-    """Return advice to end a sentence with: "; " and the hint without its capital and full stop; "" without a hint."""
+    """Return advice as the end of a sentence: "; " and the hint, with a small first letter and no full stop. Return ""
+    if there is no hint."""
     return f"; {hint[0].lower() if hint[1:2].islower() else hint[0]}{hint[1:].removesuffix('.')}" if hint else ""
 
 
@@ -275,8 +280,8 @@ def count_failures(records: Iterable[Record]) -> int:
 
 
 def describe_phases(record: Record | Change) -> str:
-    """Return the phases of a recovery with their seconds, in tenths that add up to the total. Stop and start-up are
-    rounded first, then their parts, as in the report."""
+    """Return the phases of a recovery with their seconds, in tenths that add up to the total. The sums for stop and
+    start-up are rounded first and their phases after that, so that the sums agree with the report."""
     wholes: dict[str, dict[str, float]] = {}
     for name, seconds in phases_s(record).items():
         whole = "stop" if name in ("silence", "stop") else name if name in _BEFORE_START_UP else "start-up"
@@ -292,7 +297,7 @@ def start_up_s(record: Record | Change) -> dict[str, float]:
 
 
 def stop_phases_s(record: Record | Change) -> dict[str, float]:
-    """Return the seconds until a lost node counted as silent, and from then until all ranks were stopped."""
+    """Return how long a lost node took to count as silent, and how long it took after that to stop all ranks."""
     return {name: seconds for name, seconds in phases_s(record).items() if name in ("silence", "stop")}
 
 
@@ -368,7 +373,7 @@ def describe_kept(record: Record | Change) -> str:
 
 
 def describe_stop(actions: Iterable[Action]) -> str:
-    """Return what these actions do to the ranks of a generation that failed: who is ended, and who is to stay."""
+    """Return what these actions do to the ranks of a failed generation: some stay, or all are stopped."""
     parking = sum(action.parking for action in actions if isinstance(action, Stop))
     return f"telling {count_ranks(parking)} to leave the step and stay" if parking else "stopping all ranks"
 

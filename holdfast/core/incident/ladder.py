@@ -1,22 +1,22 @@
 """The ladder of remedies: from the first cause of an incident to a verdict, cheapest first, every rung bounded.
 
-1. Proof names a node (silent, GPU lost, last words beyond doubt): evict it. Links that several machines lose together
-   are proof against none: wait for them.
-2. The user's code raised: never evict a node for it. Roll back a release on trial, or at the second failure one that
-   is less than a day old. Before any step, try once more unless it would fail the same way. If a setting must change,
-   restart once more and then tell a person.
+1. A node is bad by proof (it is silent, its GPU is lost, or its log says so beyond doubt): evict it. Links that several
+   machines lose together are no proof against any of them: wait for these links.
+2. The user's code raised an exception: never evict a node for it. Roll back a release on trial, or at the second
+   failure a release that is less than a day old. Before any step, try once more unless the script would fail the same
+   way. If a setting must change, restart once more and then tell a person.
 3. The stacks of a hung or slow job name nodes: evict them if they can be replaced. But ranks that are in different
    collectives, and so wait for each other for ever, are the work of the user's code.
-4. The same failure again without a culprit, or a machine that only a rank accuses: probe every node while the job
-   stands, alone and in pairs.
+4. The failure comes again without a culprit, or only a rank accuses a machine: probe every node while the job stands,
+   alone and in pairs.
 5. Probes find nothing: restart in place, since many faults are transient.
-6. The same again: roll the newest release back. If the loss fails at the same step again and the script can skip,
-   leave that batch out.
-7. The same again, and the script allows it: replay the work in groups; evict a node that fails in two groupings.
+6. The failure comes again: roll the newest release back. If the loss fails at the same step again, leave that batch
+   out, if the script can skip.
+7. The failure comes again: replay the work in groups, if the script allows it. Evict a node that fails twice.
 8. Nothing is left: ask a person, or end the job with code 93, keep its state and say why.
 
 Any other first failure of its kind without a culprit leads to a restart in place, the cheapest remedy. A release that
-has not made its first steps is suspected before any machine, unless there is proof against one.
+has not made its first steps is suspected before any machine, unless there is proof against a machine.
 """
 
 from collections import Counter
@@ -28,9 +28,9 @@ from holdfast.core.incident import incident_text, loss_remedy
 from holdfast.core.incident.first_cause import NOT_STARTED, is_echo
 from holdfast.core.incident.incident_case import EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
 from holdfast.core.snapshots.node_eviction_bonds import may_leave
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from holdfast.model.incident_record import Remedy, Verdict
-from holdfast.model.release import Skip
+from holdfast.model.loss_response import Skip
 
 GAVE_UP = 93  # exit code: the same job would fail again; do not requeue
 NO_REPLAY = "no replay: "  # how the result of a replay begins that was not made
@@ -41,7 +41,7 @@ _SLOWER = 0.2  # part by which a machine must be slower than others for it to ex
 
 
 def find_verdict(case: IncidentCase) -> Verdict:
-    """Return the verdict of the first rung that applies, within the limits on evictions and on code changes."""
+    """Return the verdict of the first rule that applies, within the limits on evictions and on code changes."""
     verdict = _first_remedy(case)
     if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose and not case.together:
         return _give_up("more nodes were lost within the hour than the job has")
@@ -80,7 +80,7 @@ def _reason_to_probe(case: IncidentCase) -> str:
 
 
 def _is_probed_first(case: IncidentCase) -> bool:
-    """Return whether a probe is cheaper than another failure like this, so that no restart is tried before it."""
+    """Return whether a probe is cheaper than one more failure like this. Nodes are then probed before any restart."""
     return case.is_timeout or case.is_unwitnessed or case.is_unnamed_hang
 
 
@@ -122,13 +122,13 @@ def _skip_batch(case: IncidentCase) -> Verdict | None:
 
 
 def _is_stubborn(case: IncidentCase) -> bool:
-    """Return whether the failure came again after probes that found nothing, and no replay was made for it yet."""
+    """Return whether the failure came again after probes that found nothing, and the work was not replayed yet."""
     since = case.recent_failures if case.is_costly else _fruitless_failures(case)
     return any(p.probed for p in since) and not any(p.replayed for p in since)
 
 
 def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, *, replaceable: bool) -> Verdict:
-    """Return the verdict after nodes were probed: evict the bad ones, or go on to the next rung."""
+    """Return the verdict after a probe: evict bad nodes that standbys can replace, or else take the next remedy."""
     told = "; ".join(f"{node} {why}" for node, why in bad.items())
     if bad and replaceable:
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"probed: {told}: evicted")
@@ -139,11 +139,11 @@ def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, 
 
 
 def _is_due(case: IncidentCase) -> bool:
-    """Return whether to probe now: the failure repeats without progress or at a high cost, and was not probed yet.
+    """Return whether to probe now: the failure came again without progress or at a high cost, and no probe was made.
 
-    A job whose process dies during or soon after a recovery is first restarted once more: two nodes may have failed at
-    the same time, and a restart is cheaper than a probe. A probe is cheaper after a timeout of a collective, after a
-    hang for which nobody is named, or if a rank accuses a machine that nobody else has seen fail.
+    A process that dies during or soon after a recovery first leads to one more restart. Two nodes may have failed at
+    the same time, and a restart is cheaper than a probe. There is no such restart after a timeout of a collective,
+    after a hang for which nobody is named, or if a rank accuses a machine that nobody else has seen fail.
     """
     if _is_probed_first(case) and not any(p.probed for p in case.recent_failures):
         return True
@@ -212,7 +212,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
 
 
 def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
-    """Return the verdict on a job that does not get further: replace the node that failed twice, before giving up."""
+    """Return the verdict on a job that gets no further: evict the node if it failed there before, or else give up."""
     times, nodes = f"the same failure {case.fruitless_restarts + 1} times without progress", case.cause.suspects
     if may_evict and any(set(p.nodes).intersection(nodes) for p in _fruitless_failures(case)):
         return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=f"{times}, again on {', '.join(nodes)}: evicted")
@@ -220,7 +220,7 @@ def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
 
 
 def _reason_to_stay(case: IncidentCase) -> str:
-    """Return why the job restarts on the same nodes: no node is to blame, or no standby can replace the one that is."""
+    """Return why the job restarts on the same nodes: no node is to blame, or no standby can replace the bad node."""
     if case.cause.kind in (Kind.HANG, Kind.SLOW) and case.cause.suspects and not case.follows_the_rank:
         return f"no standby can replace {', '.join(case.cause.suspects)}: restarted in place"
     if gone := case.evicted_before:
@@ -240,7 +240,7 @@ def _evict_proven(case: IncidentCase) -> Verdict:
 
 
 def _judge_switch(case: IncidentCase) -> Verdict:
-    """Return the verdict on links that several machines lost together: evict them if enough standbys have links."""
+    """Return the verdict on lost links of several machines: evict if enough standbys have links, else restart."""
     if pointless := _reason_to_give_up(case):
         return _give_up(pointless)
     if case.seated and len(case.seated) <= min(case.standbys, case.may_lose):
@@ -252,8 +252,8 @@ def _judge_switch(case: IncidentCase) -> Verdict:
 
 
 def _reason_to_give_up(case: IncidentCase) -> str:
-    """Return why further restarts are pointless, whatever the cause; "" if they are not or the user limits restarts.
-    A redone step with another loss does not count as a failure without progress: a step was made."""
+    """Return why further restarts are pointless, whatever the cause; "" if they are useful or the user limits restarts.
+    If a step was redone with another loss, that is progress, because a step was made."""
     if case.max_restarts is not None:
         return ""
     if case.rounds >= case.attempts and case.cause.kind is not Kind.REDONE:
@@ -295,8 +295,8 @@ def _advice(case: IncidentCase) -> str:
 
 
 def _keep_bad_node(case: IncidentCase) -> Verdict:
-    """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up.
-    An earlier failure after which the node was evicted does not count: it may have come back mended."""
+    """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up. Failures after which
+    the node was evicted do not count, because it may have been repaired before it came back."""
     if case.is_capped:
         return _restarts_used_up(case)
     kept = [past for past in case.recent_failures if not past.evicted]
@@ -306,7 +306,7 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
 
 
 def _judge_replicas(case: IncidentCase) -> Verdict:
-    """Return the verdict on replicas that differ without a majority: restart, and give up after several in vain."""
+    """Return the verdict on replicas that differ without a majority: restart, and later give up if that is in vain."""
     if case.is_capped:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:
@@ -315,7 +315,7 @@ def _judge_replicas(case: IncidentCase) -> Verdict:
 
 
 def _judge_redone(case: IncidentCase) -> Verdict:
-    """Return the verdict on a redone step with another loss: make it again, blame nobody, and never give up."""
+    """Return the verdict on a step that was made again with another loss: make it once more, and blame nobody."""
     if case.is_capped:
         return _restarts_used_up(case)
     reason = "restarted in place from a state before that, to see which result comes again"
@@ -323,10 +323,8 @@ def _judge_redone(case: IncidentCase) -> Verdict:
 
 
 def _judge_setting(case: IncidentCase) -> Verdict:
-    """Return the verdict on a failure that needs another setting, such as memory use; no node is blamed.
-
-    While the job still gets further between failures, restarting is better than standing still until a person comes.
-    """
+    """Return the verdict on a failure that needs another setting, such as memory use; no node is blamed. As long as the
+    job gets further between failures, a restart is better than standing still until a person comes."""
     if case.is_capped:
         return _restarts_used_up(case)
     hint, often = incident_text.advice_clause(case.cause.hint), len(case.recent_failures) >= case.attempts
@@ -364,15 +362,15 @@ def _wait_for_service(case: IncidentCase) -> Verdict:
 
 
 def _replaceable_suspects(case: IncidentCase) -> tuple[str, ...]:
-    """Return the suspects that standbys can replace: all suspects; if these are too many, the repeated suspects; or
-    else the suspects whose ranks are named. Empty if no such set is small enough."""
+    """Return suspects that standbys can replace, or () if there are none. Three sets are tried until one is small
+    enough: all suspects, suspects of earlier failures, and suspects whose ranks are named."""
     suspects, seen = case.cause.suspects, {node for past in case.recent_failures for node in past.nodes}
     some = [tuple(node for node in suspects if node in among) for among in (suspects, seen, case.near)]
     return next((nodes for nodes in some if 0 < len(nodes) <= case.standbys), ())
 
 
 def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Remove nodes from an eviction without proof if they hold the last copy of a rank's state."""
+    """Return the verdict of an eviction without proof, without nodes that hold the last copy of a rank's state."""
     often = Counter(node for past in case.recent_failures for node in past.nodes)
     first = sorted(verdict.nodes, key=lambda node: (-often[node], node not in case.near, node))
     going = may_leave(first, case.bonds, case.lost)
@@ -390,7 +388,7 @@ def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
 
 
 def _limit_evictions(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Return the verdict that replaces an eviction beyond the hourly limit on evictions: restart, or give up."""
+    """Return the verdict for a job whose eviction would exceed the hourly limit: a restart in place, or giving up."""
     where = ", ".join(verdict.nodes)
     if case.is_capped:
         return _restarts_used_up(case)

@@ -1,14 +1,13 @@
 """Remedies for a loss that stands out: skip batches, or lower the learning rate for some steps."""
 
-from holdfast.model.loss_response import LossPolicy, LossResponse
-from holdfast.model.release import Ease, Skip
+from holdfast.model.loss_response import Ease, LossPolicy, LossResponse, Skip
 
 
 def apply_response(
     response: LossResponse | None, newest: int, not_after: int | None
 ) -> tuple[tuple[Skip, ...], tuple[Ease, ...]]:
-    """Return the steps to skip and the steps to ease. `newest` is the last step made; `not_after` is the last step
-    before the loss stood out."""
+    """Return the steps to skip and the steps with a lowered learning rate, as the user's response asks for. `newest` is
+    the last step made. `not_after` is the last step before the loss stood out."""
     before = newest if not_after is None else not_after
     match response:
         case LossResponse(policy=LossPolicy.SKIP, steps=steps):

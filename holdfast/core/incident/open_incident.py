@@ -7,11 +7,11 @@ import msgspec
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo, is_killed, list_killed
 from holdfast.core.incident.incident_case import is_unwitnessed_fault
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Progress
 from holdfast.model.incident_record import Record, Verdict
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.release import Skip
+from holdfast.model.loss_response import Skip
 
 DEPARTED = "python_exception"  # the taxonomy's class for what only a change of the script mends
 JOIN_HINT = "Have every rank make as many steps: even out the data, or use torch's join()."
@@ -93,7 +93,7 @@ class Incident(msgspec.Struct, kw_only=True):
                 self.dropped += 1
 
     def on_late_step(self, event: Progress) -> bool:
-        """Take in a step made before the first alarm but reported after it; return whether it is the last good one."""
+        """Record a step made before the first alarm but reported later. Return whether it is the last good step."""
         if event.generation != self.generation:
             return False
         self.untold = False
@@ -108,12 +108,12 @@ class Incident(msgspec.Struct, kw_only=True):
         return True
 
     def on_recovered(self, event: Progress) -> None:
-        """Note when the ranks of the next generation had process groups, had restored their state and were set up."""
+        """Record when the ranks of the next generation had process groups, had restored their state and were set up."""
         self.grouped_at, self.restoring_at, self.restored_at = event.grouped_at, event.restoring_at, event.restored_at
         self.set_up_at = event.set_up_at
 
     def on_nothing_left(self) -> None:
-        """Count lost time only from the failure, because the restarted ranks ended well without a step to make."""
+        """Count lost time only from the failure on: the restarted ranks had no step to make, so no work was lost."""
         if self.first is not None:
             self.good_at = max(self.good_at, min(self.first.at, self.opened_at))
 
@@ -137,19 +137,19 @@ class Incident(msgspec.Struct, kw_only=True):
         self.judged = False
 
     def on_more(self, now: float, alarm: Alarm) -> None:
-        """Take in an alarm that comes while ranks are being stopped."""
+        """Record an alarm that comes while ranks are being stopped."""
         self.add_alarm(alarm)
         if alarm.kind is Kind.SILENCE:
             self.silent_at = self.silent_at or now
 
     def on_timeout(self, named: Alarm | None) -> None:
-        """If a collective timed out and no alarm says why, add the alarm that named the rank others waited for."""
+        """If a collective timed out and no alarm says why, add `named`, the alarm about the rank others waited for."""
         waited = any(a.klass == TIMED_OUT for a in self.alarms) and is_echo(first_cause(self.alarms))
         if named is not None and waited:
             self.add_alarm(named)
 
     def on_departed(self, ranks: tuple[int, ...], seats: tuple[Seat, ...]) -> None:
-        """Blame ranks that ended well while the others went on, if all alarms so far are only echoes."""
+        """Blame ranks that ended well while other ranks went on, if no alarm so far shows another cause."""
         if not self.alarms or not all(is_echo(alarm) for alarm in self.alarms):
             return
         nodes = {seat.first_rank + local: seat.node for seat in seats for local in range(seat.nproc)}
@@ -190,7 +190,7 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def shared_cause(self) -> Alarm:
-        """Return the cause of a judged round. If several ranks report the same bad loss, it names all of them."""
+        """Return the cause of a judged round, extended by all ranks that report the same bad loss."""
         cause = self.alarms[0]
         alike = [a for a in self.alarms if cause.kind is Kind.LOSS and (a.kind, a.reason) == (cause.kind, cause.reason)]
         return incident_text.join_alarms([cause, *alike])
@@ -202,12 +202,12 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def cause_text(self) -> str:
-        """Return in words the cause of a judged round, with all ranks that were killed."""
+        """Return the cause of a judged round as text, with all ranks that were killed."""
         killed = sorted(self.killed, key=lambda a: a.ranks)
         return incident_text.describe_causes([self.shared_cause, *killed], self.hosts)
 
     def doubt_steps(self, not_after: int) -> None:
-        """Note that the steps after this one were made, and are not good."""
+        """Record that all steps after `not_after` are in doubt, so that the last good step is `not_after` at most."""
         self.made_step, self.good_step = max(self.made_step, self.good_step), min(self.good_step, not_after)
 
     @property
@@ -219,7 +219,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return min((alarm.not_after for alarm in self.alarms if alarm.not_after is not None), default=None)
 
     def _good_step(self, resumed_from: int | None) -> int:
-        """Return the last good step. The step resumed from counts too, since a silent node may not have reported it."""
+        """Return the last good step. The step resumed from counts even if a silent node never reported it."""
         good_step = self.good_step if self.good_step >= 0 else self.stood_step
         told = not self._is_counted and good_step >= 0 and resumed_from is not None
         return max(good_step, resumed_from or 0) if told else good_step
@@ -242,7 +242,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Return the nodes that have fallen silent; once the round is judged, only those that fell silent since."""
+        """Return the nodes that have fallen silent. Once the round is judged, return only nodes that fell silent during
+        a probe or replay, or that were silent when a person was asked whether to go on."""
         if self.judged:
             return tuple(sorted({*self.absent, *(n for n, alarm in self.lost.items() if alarm.kind is Kind.SILENCE)}))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
@@ -254,8 +255,8 @@ class Incident(msgspec.Struct, kw_only=True):
         return tuple(nodes) if len({hosts.get(node, node) for node in nodes}) > 1 else ()
 
     def _label_cost(self, cause: Alarm) -> str:
-        """Return the cause on which the cost is booked. A fault of a machine that only a rank reported, and for which
-        no node was evicted, is marked as unconfirmed."""
+        """Return the cause to which the cost is charged. A machine fault that only a rank reported, without an
+        eviction, is marked as unconfirmed."""
         if cause in self.departures:
             return "rank left early"
         label = incident_text.cause_label(cause)
@@ -263,10 +264,12 @@ class Incident(msgspec.Struct, kw_only=True):
         return f"unconfirmed: {label}" if told else label
 
     def _date_loss(self, cause: Alarm) -> tuple[float, float]:
-        """Return when the lost time began, and when the last step was made if that was well before it, else 0.
+        """Return when the lost time began, and when the last step was made if the lost time began well after that step.
+        Otherwise the second value is 0.
 
-        Time is lost since the last step, because the next one was under way. If that had taken far longer than a step,
-        ranks did something else or stood, and time is lost since the cause: a process ended, or a node fell silent.
+        Usually time is lost since the last step, because the next step was under way. If a process ended or a node fell
+        silent long after the last step, ranks were doing something else or stood still. Then time is lost since this
+        cause.
         """
         ended_at = min(cause.at, self.opened_at)
         if self.watched_at or not (cause.kind is Kind.SILENCE or cause.code is not None) or ended_at <= self.good_at:

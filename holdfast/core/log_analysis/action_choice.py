@@ -20,9 +20,10 @@ class ActionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_action(finding: CauseFinding, catalog: FailureCatalog) -> ActionChoice:
-    """Return the action for a root cause: that of its row or class, but eviction only if a witness reports the fault.
+    """Return the action for a root cause: the action of its catalog row or class. But an eviction is returned only if a
+    witness reports the fault.
 
-    Ranks see only symptoms, and a wrong eviction is worse than a question, so a fault that only ranks report is probed.
+    Ranks see only symptoms, and a wrong eviction is worse than a question. So a fault that only ranks report is probed.
     """
     root = finding.root
     action = catalog.action_of(root.row)
@@ -49,7 +50,8 @@ def choose_action(finding: CauseFinding, catalog: FailureCatalog) -> ActionChoic
 
 
 def _is_witness(hit: CatalogHit, root: CatalogHit) -> bool:
-    """Return whether this hit is from a witness and confirms the root cause: same class, same node, high weight."""
+    """Return whether this hit confirms the root cause. The hit must come from a witness, such as the kernel, and have
+    the same class, the same node and a high weight."""
     sees = (hit.row.witness and not is_guess(hit.said.text)) or hit.said.kernel
     near = not (hit.node and root.node) or hit.node == root.node
     return sees and near and hit.klass == root.klass and hit.row.role == "cause" and hit.weight >= _SURE

@@ -76,7 +76,7 @@ def is_guess(text: str) -> bool:
 
 @lru_cache(maxsize=256)
 def find_guesses(text: str) -> int:
-    """Return where in a line the list of possible causes begins; its length if there is none."""
+    """Return where in a line the list of possible causes begins; the line's length if it has no such list."""
     found = _LISTS.search(text)
     return found.end() if found else len(text)
 

@@ -76,7 +76,7 @@ class CatalogHit(msgspec.Struct, kw_only=True):
 
 
 def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[CatalogHit]:
-    """Return the hits of these lines. A chain of exceptions gives only the hits of its most telling exception."""
+    """Return the catalog hits of these lines. Of a chain of exceptions, the exception that says most gives hits."""
     traces = list(parse_tracebacks(lines))
     heard = [*lines, *(trace.last.said for trace in traces if trace.last.cut)]
     known = {id(heard[index]): rows for index, rows in catalog.candidate_rows([said.raw for said in heard]).items()}
@@ -93,7 +93,7 @@ def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[Catalog
 
 
 def _hits_of_trace(trace: ExceptionChain, known: dict[int, list[RowPattern]]) -> Iterator[CatalogHit]:
-    """Yield the hits of a chain's most telling exception: the one with the heaviest hit, the first among equals."""
+    """Yield the hits of the exception in a chain with the heaviest hit; among equals, of the first exception."""
     best: list[CatalogHit] = []
     worth = -1.0
     for place, raised in enumerate(trace.chain):
@@ -135,18 +135,18 @@ def _hits_of_exception(raised: RaisedException, known: dict[int, list[RowPattern
 
 
 def _is_live(raised: RaisedException) -> bool:
-    """Return whether these frames look like the stack of a process that waits, not like the middle of a traceback."""
+    """Return whether these frames look like the stack of a waiting process, and not like the middle of a traceback."""
     return raised.headless and _WAITS.search(raised.frames[-1].function) is not None
 
 
 def _is_type_only(hit: CatalogHit) -> bool:
-    """Return whether the hit's row says no more than the exception's type, or only describes circumstances."""
+    """Return whether the hit's row says no more than the exception's type, or only describes what was going on."""
     bare = f"{hit.raised.type}:" if hit.raised else ""
     return hit.row.role == "context" or (hit.klass in _OF_TYPES and re.search(hit.row.pattern, bare) is not None)
 
 
 def _keep_heaviest(hits: list[CatalogHit]) -> list[CatalogHit]:
-    """Return the heaviest hits of one line, and all hits that give only circumstances or hints."""
+    """Return the heaviest hits of one line, and all hits that only describe circumstances or give a hint."""
     top = max((hit.weight for hit in hits if hit.row.role not in _ASIDE), default=0.0)
     return [hit for hit in hits if hit.row.role in _ASIDE or hit.weight >= top]
 
@@ -166,7 +166,7 @@ def _hits_of_line(said: LogLine, rows: Iterable[RowPattern], raised: RaisedExcep
 
 
 def _is_guessed(row: CatalogRow, found: re.Match[str]) -> bool:
-    """Return whether the row matches only in a list of possible causes, to which its whole match belongs."""
+    """Return whether the row matches only inside a list of possible causes."""
     return row.role in ("cause", "hint") and found.start() >= find_guesses(found.string)
 
 
@@ -194,7 +194,7 @@ def _make_hit(
 
 
 def _fill_hint(hint: str, told: dict[str, str]) -> str:
-    """Return the hint with each `{name}` replaced by what the group of that name matched; other braces stay."""
+    """Return the hint with each `{name}` replaced by what the group of that name matched. Other braces remain."""
     for name, value in told.items():
         hint = hint.replace(f"{{{name}}}", value)
     return hint

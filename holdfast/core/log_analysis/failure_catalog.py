@@ -1,4 +1,4 @@
-"""The catalog of last words: rows that say what log lines mean, and the search for rows that match a line."""
+"""The catalog of failure messages: rows that say what a log line means, and the search for rows that match a line."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -91,8 +91,8 @@ class RowPattern:
 
 
 def find_alternatives(row: CatalogRow) -> tuple[Alternative, ...]:
-    """Split a row into the alternatives of its pattern. A line is then matched only with alternatives whose literals it
-    contains. Raises ValueError if an alternative has no literal and the row gives none."""
+    """Return the alternatives of a row's pattern, so that a line is matched only with alternatives whose literals are
+    in the line. Raise ValueError if an alternative contains no literal and the row names none."""
     given = (row.needle,) if isinstance(row.needle, str) else row.needle
     if given:
         folded = tuple(fold_line(needle).decode() for needle in given)
@@ -106,7 +106,7 @@ def find_alternatives(row: CatalogRow) -> tuple[Alternative, ...]:
 
 
 class FailureCatalog:
-    """Rows and classes. Finding the alternatives of many rows is slow, so a caller may pass them as `found`."""
+    """Rows and classes of the catalog. `found` are the alternatives of rows, if the caller has split them before."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class FailureCatalog:
         return {place: rows[line] for place, line in enumerate(plains) if line in rows}
 
     def rows_of_literals(self, found: Iterable[bytes]) -> list[RowPattern]:
-        """Return the rows that have one of these literals, in catalog order, which decides between equal hits."""
+        """Return the rows that have one of these literals, in catalog order. This order decides between equal hits."""
         wanted = {id(known): known for needle in found for known in self._by_needle.get(needle, ())}
         return sorted(wanted.values(), key=lambda known: self._places[id(known)])
 

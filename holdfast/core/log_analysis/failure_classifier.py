@@ -18,7 +18,7 @@ from holdfast.core.log_analysis.holdfast_console_log import (
 )
 from holdfast.core.log_analysis.launcher_summary import LauncherSummary, normalize_code, summarize_lines
 from holdfast.core.log_analysis.line_prefixes import LogLine, fill_times
-from holdfast.core.log_analysis.loss_series import find_divergence
+from holdfast.core.log_analysis.loss_divergence import find_divergence
 from holdfast.core.log_analysis.lost_peer import find_peer
 from holdfast.core.log_analysis.root_cause import CauseFinding, best_hint, find_root, rival_causes
 from holdfast.model.diagnosis import Diagnosis
@@ -84,8 +84,8 @@ def _narrow_case(case: FailureEvidence, told: ConsoleIncident) -> FailureEvidenc
 
 
 def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: FailureCatalog) -> CatalogHit | None:
-    """Return the first clear bug in the user's code if the root cause accuses a machine without proof; else None. A
-    machine fault does not cause a TypeError."""
+    """Return the first clear bug in the user's code, if the root cause accuses a machine without proof. Otherwise
+    return None. A machine fault does not cause a TypeError, so the bug comes first."""
     if root is None or root.raised or root.weight >= _PROOF:
         return None
     if catalog.action_of(root.row) != EVICT:
@@ -95,8 +95,9 @@ def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: F
 
 
 def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: bool, mute: bool) -> int | None:
-    """Return the exit code that says most about the cause, or None.
-    If log lines name a cause (`words`), only signals like SIGSEGV count, or all but SIGTERM if the rank was `mute`."""
+    """Return the exit code that says most about the cause; None if no code says anything. A signal such as SIGSEGV
+    comes first. If log lines name a cause (`words`), no other code counts. But if the rank that failed first has no
+    such line (`mute`), every code except SIGTERM counts."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     strong = [code for code in codes if code in _LOUD]
     if strong:
@@ -109,7 +110,8 @@ def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: boo
 
 
 def _is_loud_signal(summary: LauncherSummary, case: FailureEvidence) -> bool:
-    """Return whether exit codes outweigh hints: one is a signal that no echo ends with, or all are SIGTERM."""
+    """Return whether exit codes outweigh hints. They do if one of them is a signal such as SIGSEGV, which is never the
+    mere effect of another rank's failure. They also do if all of them are SIGTERM."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     return any(code in _LOUD for code in codes) or (bool(codes) and all(code == -15 for code in codes))
 
@@ -138,13 +140,13 @@ def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
 
 
 def _lost_peer(finding: CauseFinding) -> str:
-    """Return the first peer that an echo names; "" if none does."""
+    """Return the first lost peer named in an echo (a line about another rank's failure); "" if there is none."""
     echoes = (hit for hit in (finding.root, *finding.hits) if hit.row.role == "echo")
     return next((peer for hit in echoes if (peer := find_peer(hit.said.text))), "")
 
 
 def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:
-    """Return the confidence in the class: roughly how often such hits were right on logs not used to write any row."""
+    """Return the confidence in the class: about how often such hits were right on logs that no row was written from."""
     if root.row.role != "cause":
         return 0.5  # a hint or an echo: as often wrong as right
     confidence = min(0.98, 0.35 + 0.07 * root.weight)
@@ -195,7 +197,9 @@ def _diagnose_code(code: int, summary: LauncherSummary, catalog: FailureCatalog)
 
 
 def _diagnose_kill(case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
-    """Diagnose a SIGKILL, which names no sender: out of memory if the kernel says so, else a guess or unknown."""
+    """Return a diagnosis of a SIGKILL, which names no sender. The OOM killer sent it if the kernel counted a kill for
+    want of memory, and probably sent it if memory was short. If the kernel's count is not known, the OOM killer is a
+    guess. If the kernel counted no kill, the sender is unknown."""
     found = _diagnose_code(_KILL, summary, catalog)
     who = f"Rank {found.root_rank}" if found.root_rank is not None else "A process"
     if case.starved:

@@ -37,7 +37,7 @@ class _Xid(msgspec.Struct, frozen=True):
 
 
 def discount_followers(hits: Sequence[CatalogHit]) -> None:
-    """Reduce the weight of hits that follow from a program's fault, a failed link between GPUs or a lost GPU."""
+    """Reduce the weight of GPU messages that follow from a program's fault, a failed GPU link or a lost GPU."""
     xids = sorted(_read_xids(hits), key=lambda xid: (xid.hit.said.source, xid.hit.said.index))
     faults: dict[str, _Xid] = {}  # by GPU: the program's newest
     for xid in xids:
@@ -57,7 +57,7 @@ def discount_followers(hits: Sequence[CatalogHit]) -> None:
 
 
 def _blame_gpu(bus: list[CatalogHit], xids: list[_Xid]) -> None:
-    """Reduce the weight of a bus error if a GPU was lost within seconds of it: the error only reflects that loss."""
+    """Reduce the weight of a bus error if a GPU was lost within seconds of it, because the loss explains the error."""
     for hit in bus:
         at = _read_clock(hit)
         for xid in xids:
@@ -67,7 +67,8 @@ def _blame_gpu(bus: list[CatalogHit], xids: list[_Xid]) -> None:
 
 
 def _blame_link(xids: list[_Xid]) -> None:
-    """If several GPUs report errors in the second in which a link failed, reduce the weight of all but the link's."""
+    """Reduce the weight of all `xids` but link errors, if they come from several GPUs in the second of a link
+    failure."""
     if len({xid.gpu for xid in xids}) < 2:
         return
     for xid in xids:

@@ -42,7 +42,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
-    """The last incident of a console log, and whether holdfast saw a shortage of memory then."""
+    """The last incident of a console log, and whether holdfast saw a shortage of memory at the time."""
 
     lines: list[LogLine]
     starved: bool | None = None
@@ -53,7 +53,7 @@ class ConsoleIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
-    """Drop lines about stalls that ended by themselves, and all lines up to the end of a run that ended well."""
+    """Return the lines without stalls that ended by themselves, and without all lines of runs that ended well."""
     ended: dict[int, int] = {}  # by source: the place up to which stands have ended
     well: dict[int, int] = {}
     for place, said in enumerate(lines):
@@ -72,9 +72,8 @@ def drop_survived_stands(lines: Sequence[LogLine]) -> list[LogLine]:
 
 
 def read_last_incident(lines: Sequence[LogLine]) -> ConsoleIncident | None:
-    """Return the last incident in a console log, with its lines and all lines of other logs; None if there is none. A
-    console shows all incidents of a run, and training goes on after each. So lines before the end of the previous
-    incident, or after the end of this one, are about something else."""
+    """Return the last incident in a console log; None if there is none. Training goes on after each incident of a run.
+    So the last one has the lines between its end and the end of the incident before, and all lines of other logs."""
     told = [p for p, said in enumerate(lines) if _OPENED.search(said.text) or _CLOSED.search(said.text)]
     if not told:
         return None
@@ -100,10 +99,11 @@ def is_own_sentence(said: LogLine) -> bool:
 
 
 def retell_incident(found: Diagnosis, told: ConsoleIncident) -> Diagnosis:
-    """Return the diagnosis with what holdfast knew: which rank hung, earlier incidents, and whether the job went on.
+    """Return the diagnosis, extended by what the console log says: which rank hung, earlier incidents, and whether the
+    job went on.
 
-    When holdfast names a rank that hangs, it has inspected all ranks. Why the rank hangs is not known, except that only
-    code can make a deadlock.
+    Holdfast has inspected all ranks when it names a rank that hangs. Why that rank hangs stays unknown, unless the
+    ranks are in a deadlock: only code can make one.
     """
     hung = _HUNG.search(told.cause) if found.klass == "process_hang" else None
     if hung:
@@ -154,7 +154,8 @@ def _find_cause(said: LogLine) -> str:
 
 
 def _spoken_exception(lines: Sequence[LogLine], said: LogLine) -> list[LogLine]:
-    """Return the exception that holdfast's sentence quotes as if the rank had logged it; [] if there is a traceback."""
+    """Return the exception that holdfast quotes in this line, as a line of the rank's own log. Return [] if the line
+    quotes no exception, or if the log has a traceback."""
     found = _RAISED.search(said.text)
     if found is None or any(_TRACEBACK in line.text for line in lines):
         return []

@@ -62,8 +62,8 @@ class LauncherSummary(msgspec.Struct, kw_only=True):
     lines: dict[int, LogLine] = {}  # by code: who says so
 
     def told_codes(self) -> list[int]:
-        """Return the exit code of the rank that failed first; if that rank is unknown, all exit codes. If the launcher
-        names the rank without a code, the codes of other ranks are left out: it ended those ranks afterwards."""
+        """Return the exit code of the rank that failed first. Return all known exit codes if that rank is unknown. If
+        the rank is known but its code is not, leave out the codes of ranks that the launcher ended afterwards."""
         if self.root_rank in self.codes:
             return [self.codes[self.root_rank]]
         if self.is_listed:
@@ -76,7 +76,7 @@ class LauncherSummary(msgspec.Struct, kw_only=True):
 
 
 def normalize_code(code: int) -> int:
-    """Return an exit code with signals as negative numbers, as Python has them; shells add 128 to the signal."""
+    """Return an exit code as Python has it, with signals as negative numbers. Shells add 128 to a signal."""
     return 128 - code if 128 < code < 128 + 65 else code
 
 

@@ -1,4 +1,4 @@
-"""Strips prefixes from log lines and reads rank, node, time and level from them, even if several tools added one."""
+"""Strips the prefixes of one or several tools from log lines, and reads rank, node, time and level from them."""
 
 import json
 import re
@@ -131,7 +131,7 @@ class LogLine(msgspec.Struct, kw_only=True):
 
 
 class PrefixHabits(msgspec.Struct, frozen=True):
-    """Ambiguous prefixes that can be trusted in this source, because most of its lines have them."""
+    """Prefixes that could be something else but are trusted in this log, because most of its lines have them."""
 
     ranks: bool = False
     nodes: frozenset[str] = frozenset()
@@ -155,7 +155,7 @@ def strip_ansi(line: str) -> str:
 
 
 def strip_prefixes(line: str, habits: PrefixHabits) -> LogLine:
-    """Return a line without its prefixes, together with the rank, node, time and level that they state."""
+    """Return a line without its prefixes, together with the rank, node, time and level that its prefixes state."""
     line = strip_ansi(line)
     said = LogLine(text=line, raw=line.strip())
     if line.startswith("{") and line.endswith("}"):
@@ -209,7 +209,7 @@ def _note_prefix(said: LogLine, found: re.Match[str]) -> None:
 
 
 def _parse_time(told: dict[str, str]) -> float | None:
-    """Return the time in seconds since the year began, since many tools omit the year; None without a date."""
+    """Return the time in seconds since the year began, because many tools omit the year; None without a date."""
     month = int(told["mo"]) if "mo" in told else _MONTHS.get(told.get("mon", "").lower(), 0)
     if not month or "d" not in told:
         return None  # a mere time of day: no two logs agree on the day
@@ -222,8 +222,8 @@ def _parse_time(told: dict[str, str]) -> float | None:
 
 
 def _unwrap_json(said: LogLine) -> None:
-    """Replace a JSON log line, as containers and some loggers write it, with its message. Time, rank, node and level
-    come from its fields. Other lines stay as they are."""
+    """Turn a JSON log line, as containers and some loggers write it, into its message. Time, rank, node and level are
+    taken from the fields of the line. A line that is not JSON stays as it is."""
     try:
         tree = json.loads(said.text)
     except (ValueError, RecursionError):
@@ -246,7 +246,7 @@ def _unwrap_json(said: LogLine) -> None:
 
 
 def _failure_text(key: str, value: object) -> list[str]:
-    """Return the failure texts in a JSON field and in fields nested in it, recognized by a field's name or content."""
+    """Return the failure texts in a JSON field and the fields inside it, known by a field's name or a traceback."""
     if isinstance(value, dict):
         return [told for name, inner in value.items() for told in _failure_text(str(name), inner)][:_ROUNDS]
     if isinstance(value, str) and (_FAILURE.search(key) or "Traceback (most recent" in value):
@@ -255,7 +255,8 @@ def _failure_text(key: str, value: object) -> list[str]:
 
 
 def fill_times(lines: Sequence[LogLine]) -> None:
-    """Give each line without a time the time of an earlier line: the last of its rank, else the last of any rank."""
+    """Give a time to each line that has none: the time of the last line from the same rank in this log. If the rank has
+    none, take the time of the last line in this log."""
     if all(said.at is None for said in lines):
         for said in lines:
             said.at = said.day_s  # nobody tells the day: then it is the same one

@@ -1,4 +1,4 @@
-"""Finds the peer that ranks say they have lost: its address, its host or its rank, as the line has it."""
+"""Finds the peer that ranks say they have lost: its address, its host or its rank, as written in the line."""
 
 import re
 

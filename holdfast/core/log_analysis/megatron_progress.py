@@ -1,6 +1,6 @@
-"""Reads step, loss and gradient norm from the progress lines that Megatron prints. Megatron prints a loss only if it is
-above 0, so a missing loss may be NaN. A line also has no loss if all its iterations were skipped, as loss scaling does
-on purpose; such a line is ignored."""
+"""Reads step, loss and gradient norm from the progress lines that Megatron prints. Megatron prints only losses above 0,
+so a missing loss may be NaN. A line in which loss scaling has skipped all iterations also lacks a loss, and is
+ignored."""
 
 import re
 from math import nan

@@ -23,7 +23,7 @@ _FRAME = ('File "', "File: ")  # stands two columns to the right of what it belo
 
 
 def restore_pasted(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Return these lines as the program wrote them, if possible; a joined line has the index of its first part."""
+    """Return these lines as the program wrote them, as far as possible. Joined lines have the index of the first."""
     lines = _unwrap([(index, _unescape(text)) for index, text in lines])
     texts = _strip_bytes(_dedent(_strip_numbers([text for _, text in lines])))
     return [(index, text) for (index, _), text in zip(lines, texts, strict=True)]
@@ -36,8 +36,8 @@ def _unescape(text: str) -> str:
 
 
 def _unwrap(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Join lines that a terminal broke at its width: no line is wider, and lines of that width end within a word. Lines
-    that end with a border, as in tables, do not count."""
+    """Join lines that a terminal has broken at its width. A text counts as broken if no line is wider than a usual
+    terminal and most lines of full width seem to end within a word."""
     width = max((len(text) for _, text in lines), default=0)
     broken = {place for place, (_, text) in enumerate(lines[:-1]) if len(text) == width}
     inside = [place for place in broken if _is_broken(lines[place][1], lines[place + 1][1])]
@@ -54,7 +54,8 @@ def _unwrap(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _is_broken(text: str, after: str) -> bool:
-    """Return whether a line may be broken within a word; not if both lines begin alike, as a program's own lines do."""
+    """Return whether a terminal may have broken this line within a word. `after` is the next line. If both lines begin
+    alike, they are two lines of the program, and neither is broken."""
     alike = text[:_HEAD].translate(_DIGITS) == after[:_HEAD].translate(_DIGITS)
     ended = text[-1:] in _BORDERS or "%|" in text  # a bar of progress is as wide as the terminal
     return not (alike or ended or after[:1].isspace() or not after or _BEGINS.match(after))
@@ -72,7 +73,8 @@ def _strip_numbers(texts: list[str]) -> list[str]:
 
 
 def _dedent(texts: list[str]) -> list[str]:
-    """Remove the indentation that all lines share, but keep that of frames if the start of the traceback is missing."""
+    """Remove the indentation that all lines share. If a text begins in the middle of a traceback, its frames stay
+    indented by two."""
     filled = [text for text in texts if text.strip()]
     shared = min((len(text) - len(text.lstrip(" ")) for text in filled), default=0)
     if any(text[shared:].startswith(_FRAME) for text in filled):

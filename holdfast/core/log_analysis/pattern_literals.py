@@ -94,7 +94,7 @@ class LiteralIndex:
         self._dull: set[bytes] = set()
 
     def compile_parts(self) -> re.Pattern[bytes]:
-        """Compile the pattern that finds candidates among many words at once; a log with few words does not need it."""
+        """Compile the pattern that finds parts of literals in many words. A log with few words does not need it."""
         self._any_part = re.compile(_any_of(sorted({part[:_TRIE] for part in self._parts})))
         return self._any_part
 
@@ -170,7 +170,8 @@ def _any_of(words: list[bytes]) -> bytes:
 
 
 def _index_word(needle: bytes) -> tuple[bytes, bool]:
-    """Return the word by which to index a literal ("" if it has none), and whether it is a whole word there."""
+    """Return the word by which to index a literal; empty if no word of the literal is long enough. Also return whether
+    a line that contains the literal must have this word as a whole word, not as a part of a longer one."""
     words = needle.translate(_WORDS).split()
     inner = words[needle[:1] in _LETTERS : len(words) - (needle[-1:] in _LETTERS)]  # those between two gaps
     alone = [word for word in inner if len(word) >= _WHOLE and word not in _COMMON]
@@ -211,7 +212,7 @@ def _literals_of_part(op: Any, value: Any) -> set[bytes]:
 
 
 def _literal_worth(offer: set[bytes]) -> tuple[int, int]:
-    """Return how useful literals are: longer words are rarer; if all are long enough, fewer literals are better."""
+    """Return how useful a set of literals is. Long literals are rare, and of long enough ones, fewer are better."""
     worth = min((_literal_rarity(needle) for needle in offer), default=0)
     return (min(worth, 6), -len(offer)) if worth > 0 else (0, 0)
 

@@ -24,7 +24,8 @@ def _search_steps(widths: list[int], chars: int) -> float:
 
 
 def _repeat_widths(tree: Sequence[Part], after: Part | None) -> list[int]:
-    """Return the maximum length of each repeat in `tree` that can end in several places; `after` is the next part."""
+    """Return the maximum lengths of those repeats in `tree` that have more than one possible end. `after` is the part
+    of the pattern that follows `tree`. Of several alternatives, only the slowest counts."""
     found: list[int] = []
     for place, (op, value) in enumerate(tree):
         follows = tree[place + 1] if place + 1 < len(tree) else after
@@ -47,7 +48,7 @@ def _repeat_widths(tree: Sequence[Part], after: Part | None) -> list[int]:
 
 
 def _has_one_end(inner: Any, follows: Part) -> bool:
-    """Return whether the repeat can end in only one place, because the character after it cannot occur inside it."""
+    """Return whether the repeat can end in one place only: the character after it cannot occur inside it."""
     op, value = follows
     while op is parser.SUBPATTERN and len(value[-1]):
         op, value = value[-1][0]

@@ -10,7 +10,7 @@ from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.core.log_analysis.gpu_fault_order import discount_followers
 from holdfast.core.log_analysis.launcher_summary import LauncherSummary
 from holdfast.core.log_analysis.line_prefixes import LogLine
-from holdfast.core.log_analysis.nccl_last_error import discount_wrappers
+from holdfast.core.log_analysis.nccl_closed_peers import discount_wrappers
 from holdfast.core.log_analysis.survived_errors import discount_survived
 
 _NEAR = 1.5  # weights this close say as much: then the first one counts
@@ -27,7 +27,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
 
     @property
     def rank(self) -> int | None:
-        """The rank that failed first, or None. The rank of an echo does not count: it only reported the failure."""
+        """The rank that failed first; None if unknown. A rank that only reports another's failure does not count."""
         root, summary = self.root, self.summary
         if root.named:
             return root.rank
@@ -43,7 +43,8 @@ class CauseFinding(msgspec.Struct, kw_only=True):
         return summary.root_rank if summary.root_rank is not None else self._rank_of_others()
 
     def _rank_of_others(self) -> int | None:
-        """Return a rank for a root hit that has none: from other hits or the local rank; None if that is ambiguous."""
+        """Return the rank to name for a root hit without a rank. It comes from other hits, or from the device or local
+        rank in the log. Return None if nothing names a rank or several ranks are possible."""
         ranked = [hit for hit in self.hits if hit.row.role == "cause" and hit.rank is not None]
         if ranked:
             return _first_hit(ranked, {}).rank
@@ -56,7 +57,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
 
     @property
     def echoes(self) -> int:
-        """Return how many lines other than the root cause's line are echoes."""
+        """Return how many lines only report another failure (echoes). The root cause's own line does not count."""
         lines = {(hit.said.source, hit.said.index) for hit in self.hits if hit.row.role == "echo"}
         return len(lines - {(self.root.said.source, self.root.said.index)})
 
@@ -74,14 +75,15 @@ def find_root(hits: Sequence[CatalogHit], lines: Sequence[LogLine], ended_at: Ma
 
 
 def best_hint(hints: Sequence[CatalogHit], lines: Sequence[LogLine]) -> CatalogHit | None:
-    """Return the heaviest hint, or None if all are too light. Among equals the last wins: late lines say more."""
+    """Return the heaviest hint, or None if all are too light. Errors that the job survived weigh less. Among equally
+    heavy hints the last one wins, because later lines say more."""
     discount_survived(hints, lines)
     told = [hit for hit in hints if hit.weight >= _TOLD]
     return max(told, key=lambda hit: (hit.weight, hit.said.source, hit.said.index), default=None)
 
 
 def rival_causes(finding: CauseFinding) -> list[CatalogHit]:
-    """Return hits of other classes that are about as heavy as the root and so might be the cause too."""
+    """Return hits of other classes that are about as heavy as the root cause, and could be the cause instead."""
     root = finding.root
     return [
         hit
@@ -91,7 +93,7 @@ def rival_causes(finding: CauseFinding) -> list[CatalogHit]:
 
 
 def _first_hit(hits: list[CatalogHit], ended_at: Mapping[int, float]) -> CatalogHit:
-    """Return the earliest of the hits with about the highest weight; if their order is unknown, the heaviest."""
+    """Return the earliest of the hits with nearly the highest weight. If no times are known, return the heaviest."""
     top = max(hit.weight for hit in hits)
     near = [hit for hit in hits if hit.weight >= top - _NEAR]
     if len({hit.rank for hit in near}) > 1 and all(hit.rank in ended_at for hit in near):

@@ -1,4 +1,5 @@
-"""Tells a service that answers and refuses from one that fails or keeps silent: waiting helps only with the latter."""
+"""Tells services that answer and refuse from services that fail or keep silent. Waiting does not help against a
+refusal."""
 
 import re
 

@@ -132,7 +132,7 @@ def _discount_retry(hit: CatalogHit, log: _Source) -> None:
 
 
 def _discount_earlier_lives(hits: Sequence[CatalogHit]) -> None:
-    """Reduce the weight of a deliberate stop if a process raised long after: then the stop ended an earlier run."""
+    """Reduce the weight of a deliberate stop if a process raised long after it: the stop ended an earlier run."""
     raised = (hit.said.at for hit in hits if hit.raised and hit.raised.frames)
     newest = max((at for at in raised if at is not None), default=None)
     for hit in hits:

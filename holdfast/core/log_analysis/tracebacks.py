@@ -56,7 +56,7 @@ class TracebackFrame(msgspec.Struct, frozen=True):
 
     @property
     def is_user_code(self) -> bool:
-        """Whether the frame is in the user's code, as far as its path shows."""
+        """Return whether the frame's path looks like the user's code, not like a library."""
         return not _LIBRARY.search(self.file)
 
 
@@ -81,7 +81,7 @@ class RaisedException(msgspec.Struct, kw_only=True):
 
     @property
     def is_wrapper(self) -> bool:
-        """Whether the message only announces the traceback of another process or thread, which follows it."""
+        """Return whether the message only announces the traceback of another process or thread below it."""
         return self.message.startswith("Caught ") and _WRAPS.search(self.message) is not None
 
     @property
@@ -207,7 +207,7 @@ class _TracebackParser:
                 self._newest.more.append(said)
 
     def _read_quoted(self, text: str) -> str:
-        """Return the cause that Hydra prints as repr() below its own message, written as "Type: text"; "" if none."""
+        """Return a cause that Hydra quotes below its own message, in the form "Type: text"; "" if the line has none."""
         if self._frames is not None or not self._message or self._newest is None:
             return ""
         found = _QUOTED.match(text) if self._newest.name == "InstantiationException" else None

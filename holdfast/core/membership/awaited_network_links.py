@@ -1,4 +1,4 @@
-"""Links that are down, and the wait for those that several machines have lost together, as part of the job's state."""
+"""Nodes whose links are down, as part of the job's state. The job waits for links that several nodes lost together."""
 
 from collections.abc import Iterable, Set
 
@@ -6,7 +6,7 @@ _REST_S = 90.0  # once some links are back the others have so long: machines rea
 
 
 class LostLinks:
-    """The nodes whose links are down; which of them the job waits for because of a switch, and until when."""
+    """The nodes whose links are down. For some the job waits until a given time, because a switch is at fault."""
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()
@@ -14,7 +14,7 @@ class LostLinks:
         self.until = 0.0  # 0: nothing is waited for
 
     def on_lost(self, nodes: Iterable[str]) -> list[str]:
-        """Record that links of these nodes are down. Return the nodes for which that is new."""
+        """Record that links of these nodes are down. Return those of the nodes whose links were not down already."""
         lost = sorted(set(nodes) - self.nodes)
         self.nodes.update(lost)
         return lost
@@ -26,7 +26,7 @@ class LostLinks:
             self.until = self.until or now + wait_s
 
     def on_back(self, now: float, nodes: Iterable[str]) -> list[str]:
-        """Record that links of these nodes are up again. Return the nodes for which that is new."""
+        """Record that links of these nodes are up again. Return those of the nodes whose links were down."""
         back = sorted(self.nodes.intersection(nodes))
         if self._awaited.intersection(back):
             self.until = min(self.until, now + _REST_S)
@@ -38,7 +38,7 @@ class LostLinks:
         return self.nodes - self._awaited if now < self.until else self.nodes
 
     def forget_nodes(self, nodes: Iterable[str], kept: Set[str] = frozenset()) -> None:
-        """Stop waiting for these nodes, which are back or have left; links of those in `kept` still count as down."""
+        """Stop waiting for these nodes, which are back or have left. Links of nodes in `kept` still count as down."""
         gone = set(nodes)
         self._awaited -= gone
         self.nodes -= gone - kept
@@ -50,7 +50,7 @@ class LostLinks:
         return now < self.until and not self._awaited.isdisjoint(active)
 
     def take_late(self, now: float) -> set[str]:
-        """Return the nodes whose links have not come back in time, and wait for them no longer."""
+        """Stop waiting for links once time is up. Return the nodes whose links have not come back."""
         if not self.until or now < self.until:
             return set()
         late, self._awaited, self.until = self._awaited, set(), 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetState
 
 
 class NodeEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,11 +79,12 @@ class FleetStates:
         return next(iter(told)) if len(told) == 1 else "; ".join(f"{count} {words}" for words, count in told.items())
 
     def due_nodes(self, now: float, takes_s: float) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the nodes to replace now, if a new one takes `takes_s` to arrive, and the nodes that must leave now.
+        """Return the nodes to replace now, and the nodes that must leave now. `takes_s` is the time that a new node
+        takes to arrive.
 
-        The answer changes when the next node is due (`wake_at`) or the fleet reports. A node is replaced at once if the
-        fleet announces an earlier end than before. A node whose end was known is replaced before that end, but not in
-        the first half of its time: else short limits would only cause restarts.
+        The answer changes when the next node is due (`wake_at`) or the fleet reports. If the fleet announces an earlier
+        end than before, the node is replaced at once. If the end was known from the start, the node is replaced just in
+        time, but never in the first half of its stay, because short limits would otherwise cause too many restarts.
         """
         if self._known_for != takes_s or (self.wake_at is not None and self.wake_at <= now):
             starts = {node: self._drain_at(end, takes_s) for node, end in self.ends.items()}

@@ -1,4 +1,4 @@
-"""Blocked hosts: which hosts to block because their machines are at fault, and whether a new node is on one."""
+"""Blocks hosts whose machines are at fault, and refuses new nodes on blocked hosts."""
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Set
@@ -37,7 +37,8 @@ class BlockedHost(msgspec.Struct, frozen=True, kw_only=True):
 def matching_entry(
     entries: Iterable[BlockedHost], host: str, identity: HostIdentity, now: float
 ) -> tuple[BlockedHost, str] | None:
-    """Return the entry that blocks this host, and the host or the GPU that it blocks; None if there is none.
+    """Return the entry that blocks this host, and what it blocks: the host's name or the id of one of its GPUs. Return
+    None if no entry blocks the host.
 
     A node that reports no identity is on the same host as the controller, and is never blocked.
     """
@@ -77,12 +78,12 @@ class HostFaults:
         self._refused: set[str] = set()  # of these, those that the console was told of
 
     def on_evicted(self, nodes: Iterable[str], faults: Mapping[str, str], incident: int) -> None:
-        """Note which of these nodes leave for faults of their machines. A fault that was found earlier is kept."""
+        """Record the faults of evicted nodes' machines. A fault that is recorded already is not replaced."""
         known = {node for node, (fault, _) in self._evicted.items() if fault}
         self._evicted |= {node: (faults.get(node, ""), incident) for node in nodes if node not in known}
 
     def on_examined(self, node: str, fault: str) -> None:
-        """Record the examination of an evicted node: the fault found, or that nothing is held against the node."""
+        """Record the result of an evicted node's examination: `fault` is what was found, or "" if nothing was."""
         _, incident = self._evicted.pop(node, ("", 0))
         if fault:
             self._evicted[node] = (fault, incident)
@@ -95,14 +96,15 @@ class HostFaults:
 
     @property
     def has_evicted(self) -> bool:
-        """Whether there are evicted nodes whose hosts may have to be blocked."""
+        """Return whether any evicted nodes have hosts that may have to be blocked."""
         return bool(self._evicted)
 
     def block_gone(self, gone: Container[str], met: Mapping[str, Ready], staying: Iterable[str]) -> list[Block | Say]:
-        """Return the actions that block the hosts of bad nodes which have left; `staying` are the nodes that have not.
+        """Return the actions that block the hosts of evicted nodes found at fault. `gone` has the nodes that have left,
+        `met` the reports of all nodes on their hosts, and `staying` the nodes that remain.
 
-        A host id or GPU that a staying node has too is not blocked, because sound nodes would be refused with the bad
-        one. That happens where nodes share a host, or hosts were made from one image.
+        A host id or GPU that a remaining node has as well is not blocked, because this sound node would be refused,
+        too. Nodes have the same id if they share a host or if their hosts were made from one image.
         """
         left = sorted(node for node in self._evicted if node in gone)
         bad = [(node, *found) for node in left if (found := self._evicted.pop(node))[0]]
@@ -124,7 +126,7 @@ class HostFaults:
             yield Say(text=f"{ready.node} is bad, and {what}: {why}")
 
     def on_block_outcome(self, outcome: Outcome) -> None:
-        """Note that a host is on the list, unless the Block failed: the list may not be writable."""
+        """Record a host as blocked if its Block succeeded. A Block fails if the list of hosts cannot be written."""
         id, host = self.blocking.pop(outcome.action)
         if outcome.ok and id:
             self._blocked[id] = host

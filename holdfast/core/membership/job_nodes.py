@@ -9,7 +9,7 @@ from holdfast.core.membership.seating import growth_unit, next_seats
 from holdfast.core.membership.standbys import Standbys
 from holdfast.core.snapshots.node_eviction_bonds import Bonds, copy_bonds
 from holdfast.model.action import Action
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from holdfast.model.event import Limits, Ready
 from holdfast.model.job_and_seats import Dims, Job, Seat
 
@@ -61,14 +61,15 @@ class JobNodes:
 
     @property
     def waits_in_queue(self) -> bool:
-        """Return whether nodes that the job cannot begin without wait in the fleet's queue."""
+        """Return whether the job has too few nodes to begin, but enough with those in the fleet's queue."""
         queued, coming = len(self.standbys.queued), len(self.standbys.coming)
         have = self.node_count + len(self.standbys.checking) + coming - queued
         return have < self.job.min_nodes <= have + queued
 
     @property
     def waits_for_checks(self) -> bool:
-        """Return whether nodes that the job cannot begin without are being checked, which has an end of its own."""
+        """Return whether the job has too few nodes to begin, and would have enough with those that are being checked
+        now."""
         new = {*self.standbys.checking.values()} - self.standbys.pool.keys()
         return self.node_count < self.job.min_nodes <= self.node_count + len(new)
 
@@ -105,9 +106,10 @@ class JobNodes:
         """Return the seated nodes that run at least one of these ranks."""
         return tuple(seat.node for seat in self.seats if any(seat.has_rank(rank) for rank in ranks))
 
-    def copy_bonds(self) -> Bonds:
-        """Return, for each seated node, the nodes that must not leave together with it."""
-        return copy_bonds(self.seats, self.mesh, parity=self.job.parity)
+    def copy_bonds(self, *, lone: bool) -> Bonds:
+        """Return, for each seated node, the sets of nodes that must not all leave together with it. `lone` tells that
+        some second copies are not there."""
+        return copy_bonds(self.seats, self.mesh, parity=self.job.parity, copies=self.job.copies, lone=lone)
 
     def evict_nodes(
         self,
@@ -118,7 +120,8 @@ class JobNodes:
         examine: bool,
         drained: Collection[str] = (),
     ) -> tuple[list[str], list[Action]]:
-        """Evict the active nodes among `nodes`. Return the evicted nodes and the actions that this requires."""
+        """Evict the active nodes among `nodes`. Return the evicted nodes, and the actions that their eviction requires.
+        With `examine`, evicted nodes that still answer are probed."""
         leaving = sorted(self.active.intersection(nodes))
         actions: list[Action] = []
         self.out.update(leaving)
@@ -166,7 +169,7 @@ class JobNodes:
         return admitted
 
     def may_grow(self) -> bool:
-        """Return whether the job runs on fewer nodes than wanted and enough standbys wait for one more replica."""
+        """Return whether the job has fewer nodes than wanted, and enough standbys for one more replica of the model."""
         missing, usable = self.job.max_nodes - len(self.seats), len(self.usable_pool)
         if missing <= 0 or not usable:
             return False

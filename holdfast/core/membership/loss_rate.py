@@ -1,7 +1,8 @@
 """How often nodes are lost, learned from past runs, with its uncertainty; and how many standbys follow from that.
 
-Before any run, the rate is a mixture of two Gamma distributions: a narrow one, of the published rates of large
-clusters, has most of the weight; a wide one gains weight where a site's own runs contradict these. Runs update both.
+Before any run, the rate is a mixture of two Gamma distributions. A narrow one describes the published rates of large
+clusters and has most of the weight. A wide one gains weight if a site's own runs contradict those rates. Runs update
+both.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,8 @@ class StandbyAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossRate(msgspec.Struct, frozen=True):
-    """The rate of node losses per node-hour: a mixture of Gamma distributions, each as (weight, shape, hours)."""
+    """The rate of node losses per node-hour, as a mixture of Gamma distributions. Each part of the mixture has a
+    weight, a shape, and a number of node-hours (the inverse scale)."""
 
     parts: tuple[tuple[float, float, float], ...] = _PRIOR
 
@@ -46,12 +48,13 @@ class LossRate(msgspec.Struct, frozen=True):
         return LossRate(tuple((w / sum(weights), a + seen.lost, b + hours) for w, (_, a, b) in pairs))
 
     def quantile(self, share: float) -> float:
-        """Return the rate below which the true rate lies with this probability."""
+        """Return a rate of losses such that the true rate lies below it with the probability `share`."""
         top = max((a + 40 * sqrt(a) + 40) / b for _, a, b in self.parts)
         return _bisect(lambda rate: sum(w * _gamma_below(a, b * rate) for w, a, b in self.parts) - share, top)
 
     def most_lost(self, nodes: int, hours: float, confidence: float = 0.99) -> int:
-        """Return the number of losses that these nodes will not exceed in these hours, with this confidence."""
+        """Return the largest number of nodes, out of `nodes`, that will be lost within `hours`, with this
+        confidence."""
         exposed, total = nodes * hours, 0.0
         for count in range(nodes):
             for w, a, b in self.parts:
@@ -63,8 +66,8 @@ class LossRate(msgspec.Struct, frozen=True):
 
 
 def advise_standbys(nodes: int, refill_h: float, seen: NodeLosses) -> StandbyAdvice:
-    """Return how many standbys cover, in 99 of 100 cases, the nodes lost in the time that replacing a standby takes; at
-    least one, because without any, every loss costs that time."""
+    """Return how many standbys to keep, at least one. They cover, in 99 of 100 cases, the nodes lost while one standby
+    is replaced. Without a standby, the job would wait for a new node at every loss."""
     rate = LossRate().after(seen)
     standbys = max(1, rate.most_lost(nodes, refill_h))
     low, high = (100 * rate.quantile(share) for share in (_TAIL, 1 - _TAIL))

@@ -55,7 +55,7 @@ def growth_unit(job: Job, nproc: int) -> int:
 def make_probe_or_replay(
     id: int, generation: int, seats: tuple[Seat, ...], verdict: Verdict, not_after: int | None
 ) -> Probe | Replay:
-    """Return the probe or the replay, as the verdict says, that tests these nodes while no rank runs."""
+    """Return the action that tests these nodes while no rank runs: the replay or the probe of the verdict."""
     if verdict.remedy is Remedy.REPLAY:
         return Replay(id=id, generation=generation, seats=seats, not_after=-1 if not_after is None else not_after)
     nodes = tuple(sorted(seat.node for seat in seats))

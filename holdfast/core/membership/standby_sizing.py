@@ -1,4 +1,5 @@
-"""How many standbys are enough in 99 of 100 replacement periods, if nodes are lost singly, in groups and in blasts."""
+"""How many standbys are enough in 99 of 100 replacement periods, if nodes are lost one by one, in groups, or with a
+switch."""
 
 from collections.abc import Iterator, Sequence
 from math import exp, lgamma, log, log1p, sqrt
@@ -28,7 +29,7 @@ class StandbySizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def binomial_quantile(nodes: int, p: float, confidence: float = 0.99) -> int:
-    """Return the smallest number of lost nodes that is not exceeded with this confidence."""
+    """Return how many of the nodes are lost at most, with this confidence."""
     if not 0 < p < 1:
         return nodes if p >= 1 else 0
     total, mean = 0.0, nodes * p
@@ -43,9 +44,9 @@ def binomial_quantile(nodes: int, p: float, confidence: float = 0.99) -> int:
 
 
 def size_standbys(losses: LossRates, confidence: float = 0.99) -> StandbySizing:
-    """Return how many standbys are enough at this confidence: `plain`, if nodes are lost only one by one; `ours`, if
-    groups and blasts are lost as well. `short` is the chance that `plain` standbys are too few in the second case.
-    Assumes that kinds of losses are independent."""
+    """Return how many standbys are enough at this confidence, under two assumptions. `plain` assumes that nodes are
+    lost only one by one. `ours` assumes that whole groups, and nodes behind one switch, are lost as well. `short` is
+    the chance that `plain` standbys are too few under the second assumption. Kinds of losses count as independent."""
     rate = losses.nodes * losses.p
     kinds = ((rate * (1 - losses.group_share), 1), (rate * losses.group_share, losses.group), *losses.blasts)
     plain, ours = binomial_quantile(losses.nodes, losses.p, confidence), -1
@@ -62,9 +63,9 @@ def size_standbys(losses: LossRates, confidence: float = 0.99) -> StandbySizing:
 
 
 def loss_distribution(kinds: Sequence[tuple[float, int]], most: int) -> Iterator[float]:
-    """Yield the chance of losing exactly 0, 1, 2, ... nodes; the last value is the chance of losing all `most` nodes.
-    Each of `kinds` is a mean number of events and the number of nodes lost in each event. Uses Panjer's recursion,
-    started at 1 and scaled down whenever a value grows too large for a float."""
+    """Yield the chances of losing exactly 0, 1, 2, ... nodes, and last the chance of losing all `most` nodes. Each of
+    `kinds` is a mean number of events and the number of nodes lost in each event. The chances come from Panjer's
+    recursion. Its values start at 1, and are scaled down whenever one grows too large for a float."""
     weights = [(mean * each, each) for mean, each in kinds if mean]
     scale = -sum(weight / each for weight, each in weights)  # logarithm of what the newest are to be multiplied by
     found, smaller_at, older_at, seen = [1.0], 0, 0, exp(scale)

@@ -6,9 +6,9 @@ from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.host_blocking import HostFaults
 from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Acquire, Block, Dismiss, Dismissal, Probe, Say
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
-from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetState
 from holdfast.model.job_and_seats import Job
 
 # Levels of the probes: of a node that the job waits for, of a standby, and of an evicted node that may come back.
@@ -90,7 +90,8 @@ class Standbys:
         return (action,)
 
     def count_missing(self, active: int, without_links: Set[str] = frozenset()) -> int:
-        """Return how many nodes the fleet has yet to be asked for; 0 or less if none, or if it cannot be asked."""
+        """Return how many more nodes to ask the fleet for. Return 0 or less if no node is missing or the fleet cannot
+        acquire nodes."""
         checked = set(self.checking.values()).difference(self.pool)
         linked = len(self.pool) + len(checked) - sum(node in self.pool or node in checked for node in without_links)
         have = active + linked
@@ -118,7 +119,7 @@ class Standbys:
         self.fleet.take_report(now, nodes)
 
     def pause_requests(self, now: float) -> float:
-        """Ask the fleet for no nodes for a while, twice as long each time until a node comes; return how long."""
+        """Request no nodes for a while. Return how long: twice as long each time, until a node comes."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_RETRY_S)
         self._retry_at = now + pause_s
         return pause_s
@@ -193,7 +194,8 @@ class Standbys:
     def evict_node(
         self, node: str, kind: Kind, generation: int, *, examine: bool, drained: bool = False
     ) -> tuple[Dismiss, ...]:
-        """Dismiss a seated node or, at its first eviction, keep it for an examination, from which it may come back."""
+        """Dismiss a seated node. At a node's first eviction, with `examine`, keep the node for an examination instead,
+        after which it may be a standby. A silent node is never kept."""
         again = node in self._evicted
         self._evicted.add(node)
         if kind is Kind.SILENCE or again or not examine or not self.job.probes:
@@ -213,7 +215,7 @@ class Standbys:
         return tuple(actions)
 
     def linkless_suspects(self, now: float, without_links: Set[str]) -> tuple[str, ...]:
-        """Return the evicted nodes that could not be examined for too long, because their links are down."""
+        """Return the evicted nodes whose examination has been impossible for too long, because their links are down."""
         waiting = [node for node in self.suspects if node in without_links]
         self._linkless = {node: self._linkless.get(node, now + self.limits.wait_s) for node in waiting}
         return tuple(sorted(node for node, until in self._linkless.items() if until <= now))
@@ -235,7 +237,8 @@ class Standbys:
         return found, (*actions, Say(text=f"after its eviction: {found}"))
 
     def dismiss_node(self, node: str, kind: Kind | None, reason: str, cause: Dismissal) -> tuple[Dismiss, ...]:
-        """Forget a node and return the action that gives it back; none for a silent node that may come back."""
+        """Forget a node and return the action that gives it back. Return no action for a silent node if the fleet
+        cannot acquire nodes, because this node may come back."""
         beside = node in self.pool or node in self.coming or node in self.checking.values()
         (self.unseated.add if beside or kind is None else self.unseated.discard)(node)
         self.pool.pop(node, None)
@@ -257,7 +260,7 @@ class Standbys:
         return self.faults.block_gone(self.gone, self._met, (*active, *self.pool, *self.under_probe))
 
     def doubt_all(self, now: float) -> None:
-        """Distrust all standbys until they report again, because their state is unknown and one may run ranks."""
+        """Wait for all standbys to report again, because their state is unknown and some may run ranks."""
         self.coming |= dict.fromkeys(sorted({*self.pool, *self.under_probe}), now)
         for known in (self.pool, self._checked, self.suspects, self.examined, self.checking):
             known.clear()
@@ -267,10 +270,11 @@ class Standbys:
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.under_probe)
 
     def tick(self, now: float, *, standing: bool = False) -> tuple[Dismiss, ...]:
-        """Give back requested nodes that are late, unless they are queued, and end a pause in requests that is over.
+        """Give back requested nodes that are late, unless they are queued. Allow requests again if the pause in them is
+        over. `standing` says that the job waits for nodes.
 
-        A late node counts as slow if other nodes came in time. If none came, the fleet gets twice as long: a fleet that
-        needs an hour would never deliver if it were asked anew every few minutes.
+        If other nodes came in time, the late node counts as slow. If none came, the fleet gets twice as long from now
+        on: a fleet that needs an hour would never deliver if it were asked anew every few minutes.
         """
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
@@ -284,13 +288,14 @@ class Standbys:
         return tuple(action for node in late for action in self.dismiss_node(node, None, reason, Dismissal.LATE))
 
     def _arrival_limit_s(self, standing: bool) -> float:
-        """Return how long a node may take to arrive; less while the job waits, to leave time for another node."""
+        """Return how long a node may take to arrive. With `standing`, the job waits for nodes. The limit is then lower,
+        so that another node can be requested in time."""
         longest_s = max(self.limits.ready_s, self.limits.wait_s / 2) if standing else self._patience_s
         return min(self._patience_s, longest_s)
 
     def wake_at(self, *, steady: bool = False, standing: bool = False) -> float | None:
-        """Return when standbys next need attention: at an arrival deadline, at a retry and, while the job is steady, at
-        a new probe. None if never."""
+        """Return when standbys next need attention, or None. Causes are an arrival that is due, another request to the
+        fleet, a node without a link, and, while the job is `steady`, probes."""
         patience_s = self._arrival_limit_s(standing)
         known = self.fleet.nodes  # empty where the fleet tells nothing, as at the start of thousands
         asked = (

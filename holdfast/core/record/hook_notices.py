@@ -9,10 +9,10 @@ import msgspec
 from holdfast.core.incident.incident_text import describe_cause
 from holdfast.core.record.job_ending import describe_end
 from holdfast.model.action import Finish
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.code_release import Fate, Release
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import Entry, Order, Outcome, Phase
 from holdfast.model.incident_record import Record, Remedy
-from holdfast.model.release import Fate, Release
 
 FORMATS = ("json", "slack")
 _CALL = re.compile(r"@(?=(?:all|channel|here)\b)", re.IGNORECASE)  # what calls a whole channel
@@ -31,7 +31,7 @@ class HookLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoticeTopic(StrEnum):
-    """The topic of a notice, the most urgent first."""
+    """What a notice is about. The most urgent topic comes first."""
 
     ENDED = "ended"
     GAVE_UP = "gave up"
@@ -64,7 +64,7 @@ class HookNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that notices need besides decisions: the question to a person, and each release's fate and reason."""
+    """What notices need besides decisions: the question to a person, and the state and reason of each release."""
 
     asking: str = ""
     until: float | None = None
@@ -74,7 +74,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookNotices:
-    """Turns journal entries into notices; must see every entry, old ones too, and the job's standing after each."""
+    """Turns journal entries into notices. Needs every entry, old ones included, and the job's state after each."""
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id
@@ -138,7 +138,7 @@ class HookNotices:
 
 
 class NoticePacer:
-    """Lets one notice pass per interval, or at once if urgent. That notice carries the texts of others that waited."""
+    """Lets one notice pass per interval, and urgent notices at once. Each carries the texts of those that waited."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
@@ -178,9 +178,9 @@ class NoticePacer:
 
 
 def format_slack(notice: HookNotice) -> str:
-    """Return a notice as text for the {"text": ...} that Slack, Mattermost and similar services accept. It is escaped
-    as they ask for: a script's words could call a whole channel (at Mattermost by a plain @all), or show a false
-    link."""
+    """Return a notice as text for the {"text": ...} that Slack, Mattermost and similar services accept. Characters with
+    a meaning to these services are escaped: words of a script could otherwise call a whole channel (in Mattermost by a
+    plain @all) or show a false link."""
     lines = [f"holdfast {notice.run_id}: {notice.text}"]
     lines += [f"also: {text}" for text in notice.others]
     unsaid = notice.more - len(notice.others)

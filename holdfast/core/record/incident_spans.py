@@ -19,7 +19,7 @@ class IncidentSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trace_incident(record: Record) -> tuple[IncidentSpan, ...]:
-    """Return the span of the incident, from its last good step to the next one, and then those of its phases."""
+    """Return an incident's spans: the whole, from the last good step until training resumed, and then its phases."""
     verdict = record.verdict
     judged: dict[str, SpanValue] = {"verdict": verdict.remedy.value, "reason": verdict.reason}
     spans, at = list[IncidentSpan](), record.good_at

@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.incident.first_cause import ECHOES
 from holdfast.core.incident.incident_text import count_ranks, describe_cause, list_some
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
-from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.event import Ended, Entry, Order, Outcome, Phase, Ready
 from holdfast.model.incident_record import Record, Remedy
 from holdfast.model.job_and_seats import Seat
@@ -39,7 +39,7 @@ class IncidentStory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoryFold:
-    """Takes journal entries one by one and keeps the story of each incident, and of the open one."""
+    """Takes journal entries one by one. Keeps the story of every past incident and of one in progress."""
 
     def __init__(self) -> None:
         self.stories: dict[int, IncidentStory] = {}

@@ -5,8 +5,8 @@ from enum import StrEnum
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.record.alarm_notices import AlarmNotice
 from holdfast.core.record.release_pace import ReleasePace
+from holdfast.core.record.report_only_alarms import AlarmNotice
 from holdfast.model.event import Phase, StorageReport
 from holdfast.model.incident_record import Change, Record, Remedy
 
@@ -75,7 +75,7 @@ class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedoneSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of the steps that one incident or one planned restart lost have been made again."""
+    """The steps that one incident or planned restart had lost, as far as they have been made again."""
 
     incident: int = 0  # its number; 0: it was planned
     change: int = 0
@@ -155,8 +155,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at_most(self) -> str:
-        """Return "at most " if the ETTR may be lower, else "". It may be if a resumed step is unknown, because redone
-        work then counts as new, and if nobody said what ranks did while there was no controller."""
+        """Return "at most " if the ETTR may be lower, else "". It may be lower if a resumed step is unknown, because
+        redone work then counts as new. It may also be lower if it is unknown what ranks did while there was no
+        controller."""
         if self.spent_s(TimeUse.UNKNOWN):
             return "at most "
         mended = (r for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP)
@@ -167,7 +168,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mttr_s(self) -> float | None:
-        """Return the mean time of repaired incidents from the last good step to the next one; None without any."""
+        """Return the mean time of repaired incidents, from last good step to next; None if there are none."""
         times = [r.resumed_at - r.good_at for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
         return sum(times) / len(times) if times else None
 

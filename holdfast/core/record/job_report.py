@@ -3,9 +3,9 @@
 import msgspec
 
 from holdfast.core.incident.incident_text import lost_steps, phases_s
-from holdfast.core.record.alarm_notices import AlarmNotice
 from holdfast.core.record.job_account import Account, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.release_pace import ReleasePace
+from holdfast.core.record.report_only_alarms import AlarmNotice
 from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.event import StorageReport
 from holdfast.model.incident_record import Change, Record, Remedy

@@ -6,17 +6,17 @@ from itertools import pairwise
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.record.alarm_notices import AlarmNotices
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_ending import describe_end, read_storage
 from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
+from holdfast.core.record.report_only_alarms import AlarmNotices
 from holdfast.core.record.span_cuts import ALONE, TRAINED, OpenStandstill, book_stall, find_first_cut, split_end
 from holdfast.model.action import Finish, Launch, Say
-from holdfast.model.alarm import LEFT, OPINION, Alarm
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import LEFT, OPINION, Alarm
 from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
 from holdfast.model.incident_record import Change, Record, is_given_up
-from holdfast.model.release import Release
 
 _USES = {
     Phase.WAITING: TimeUse.WAIT,
@@ -118,7 +118,7 @@ class Ledger:
                 self._on_launch(action)
 
     def _watch_takeover(self, entry: Entry) -> None:
-        """Record a time without a controller, and whether a later event says what the ranks did in that time."""
+        """Record a time without a controller, and whether a later event tells of the ranks' work in that time."""
         match entry.event:
             case Successor(alone_since=since):
                 alone_at = min(max(since, self._last_at), entry.at)
@@ -137,7 +137,7 @@ class Ledger:
                 self._told = True
 
     def _divide_unknown(self, at: float) -> None:
-        """Divide time booked as unknown: ranks trained until `at`, the time of the newest step that they now report."""
+        """Divide unknown time without a controller: until `at`, ranks made steps, and then they made none."""
         for index, (trained, alone) in enumerate(pairwise(self._spans)):
             ends_now = alone.use is TimeUse.UNKNOWN and alone.end_at == self._taken_over_at
             if ends_now and trained.use in TRAINED:
@@ -147,8 +147,8 @@ class Ledger:
 
     @property
     def _last_known_at(self) -> float:
-        """Return until when ranks are known to have trained: until their newest step.
-        After a takeover, until steps are reported, the old controller's last sign of life counts if it is later."""
+        """Return until when ranks are known to have trained: until their newest step. After a takeover, before steps
+        are reported, it is at least until the old controller's last sign of life."""
         untold = self._taken_over_at is not None and not self._told
         return max(self._good_at, self._alone_since) if untold else self._good_at
 
@@ -198,17 +198,17 @@ class Ledger:
 
     def list_releases(self, reached: int = -1) -> tuple[ReleaseRun, ...]:
         """Return the generations and steps made under each release that was ever launched. `reached` is the newest
-        step, which may not be in the journal yet; -1: not known."""
+        step, which the journal may lack, or -1 if unknown."""
         (new, redone), now = self._count_unheard(reached), self._release
         made = [run.add_steps(new, redone) if run.release == now else run for run in self._ran.values()]
         return tuple(run for run in made if run.generations)
 
     def count_redone(self, step: int) -> int:
-        """Return how many steps were made again up to `step`, the newest, which may not be in the journal yet."""
+        """Return how many steps were made again up to `step`, which may be newer than the journal's newest report."""
         return sum(ran.redone for ran in self._ran.values()) + self._count_unheard(step)[1]
 
     def _count_unheard(self, reached: int) -> tuple[int, int]:
-        """Return how many new and redone steps were made from the journal's newest step to this one."""
+        """Return how many new and how many redone steps lie between the journal's newest report and step `reached`."""
         made = max(0, reached - self.progress.step) if self.progress else 0
         new = made if self.progress and self.progress.counted else min(made, max(0, reached - self.best))
         return new, made - new
@@ -216,9 +216,9 @@ class Ledger:
     def settle_account(self, now: float) -> Account:
         """Return the account without time that a later entry may change, for counters, which must never fall.
 
-        Training counts up to the newest step, because an alarm would make later time lost. A launch counts once the
-        first step is made, because that step may be older than its report; a pause once it is over, because it may turn
-        into an incident. Until the job makes a step or ends, it is not known whether ranks restored their state or ran.
+        Training counts up to the newest step, because an alarm would make later time lost. A launch counts once its
+        first step is made: the step may be older than its report. A pause counts once it is over: it may turn into an
+        incident. Until the job makes a step or ends, it is unknown whether ranks restored their state or ran.
         """
         account = self.make_account(now)
         if self.phase is Phase.DONE:
@@ -235,7 +235,7 @@ class Ledger:
         return msgspec.structs.replace(account, spans=tuple(spans))
 
     def _counted_since(self) -> str:
-        """Return, in words, whether steps are counted from the last launch or the start of this run; "" if neither."""
+        """Return in words since when steps are counted: the last launch or this run's start; "" for neither."""
         newest = self.newest
         if newest is not None and newest.counted:
             return "the last launch"
@@ -248,7 +248,7 @@ class Ledger:
         return TimeUse.END if self._parted else TimeUse.REDO if self._redo_to is not None else use
 
     def _current_spans(self, until: float) -> list[Span]:
-        """Return the newest spans up to `until`: one, unless there was no controller and ranks reported no step."""
+        """Return the spans since the last closed span: one, or several if the controller was away for some time."""
         use, at, taken_over_at = self._current_use(), self._at, self._taken_over_at
         mending = self.phase is not Phase.TRAINING and (self._incident or self._change)  # then it is their cost
         if taken_over_at is None or taken_over_at <= at or mending:
@@ -269,7 +269,7 @@ class Ledger:
         return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
 
     def _close_span(self, at: float) -> None:
-        """Add spans up to `at` for the current use of time."""
+        """Add the spans of what time is used for now (training, launching, ...), since the last one, up to `at`."""
         at = max(at, self._at)
         if at > self._at and self.phase in _USES:
             self._spans += self._current_spans(at)
@@ -283,7 +283,7 @@ class Ledger:
             self._at = until
 
     def _end_failed_change(self, failed_at: float, at: float) -> None:
-        """Charge time to the incident from when the planned restart failed, not only from when that was reported."""
+        """Charge the incident with the time since the planned restart failed, which was reported later, at `at`."""
         self._close_span(failed_at)
         if at > self._at:
             trouble = Span(use=TimeUse.DETECT, start_at=self._at, end_at=at, incident=len(self.incidents) + 1)
@@ -335,7 +335,7 @@ class Ledger:
         self._ran.setdefault(release.number, ReleaseRun(release=release.number, source=release.source))
 
     def _set_parted(self, parted: bool, at: float) -> None:
-        """Record whether ranks will make no more steps in this generation. If that changes, the span ends at `at`."""
+        """Record whether ranks have made the last step of their generation. A change ends the current span at `at`."""
         if parted is not self._parted:
             self._close_span(at)
             self._parted = parted
@@ -360,7 +360,7 @@ class Ledger:
         self._owed.add_redone(event.step - made + 1, made - new)
 
     def _add_unheard(self, event: Progress) -> None:
-        """Count steps as made that nobody reported: those from the furthest known step to the one resumed from."""
+        """Count steps that nobody reported: those between the furthest known step and a launch's first step."""
         alike = self.newest is not None and not event.counted and self.newest.numbered is event.numbered
         if alike and 0 <= self.best < event.first_step - 1:
             self._add_steps(self._stepped_in, event.first_step - 1 - self.best, 0)
@@ -370,7 +370,7 @@ class Ledger:
         self._ran[release] = self._ran[release].add_steps(new, redone)
 
     def _on_recovery(self, record: Record | Change, whose: RedoneSteps) -> None:
-        """Backdate a finished incident or planned restart to the last good step, and start to count redone steps."""
+        """End the training span of a finished stop at the last good step, and begin to count redone steps."""
         self._backdate_span(record)
         if incident_text.describe_unknown_resume(record) and not is_given_up(record):
             self._ran[self._release] = msgspec.structs.replace(self._ran[self._release], unsure=True)
@@ -380,7 +380,7 @@ class Ledger:
         self._redo_from(self.best if record.resumed_from is None else record.resumed_from)
 
     def _redo_from(self, step: int) -> None:
-        """Charge the work after this step to the incident or planned restart that lost it; if none did, it is new."""
+        """Charge the work after this step to the restart that lost it. If no restart has lost it, the work is new."""
         self._redo_to, whose = self._owed.find_debt(step) or (None, RedoneSteps())
         self._incident, self._change = whose.incident, whose.change
 
@@ -394,7 +394,7 @@ class Ledger:
             self._spans = book_stall(self._spans, record.stepped_at, record.good_at, self._standstill.place)
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
-        """Return the spans with time since the last good step booked as lost; with `ends`, some is the job's end."""
+        """Return the spans with time after `good_at` booked as lost. With `ends`, the job ends at its newest step."""
         if self._cut is None:
             return list(self._spans)
         index, instead = self._cut

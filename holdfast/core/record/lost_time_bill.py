@@ -61,6 +61,7 @@ def draw_bill(report: Report) -> Bill:
 
 
 def _round_row(row: Row) -> Row:
-    """Return the row in tenths, redone work rounded separately: the console's figure does not include it."""
+    """Return the row with its seconds rounded to tenths. Redone work is rounded apart from the other uses, because the
+    console shows an incident's cost without redone work."""
     rounded = share_tenths({use: seconds for use, seconds in row.items() if use is not TimeUse.REDO})
     return rounded | ({TimeUse.REDO: in_tenths(row[TimeUse.REDO])} if TimeUse.REDO in row else {})

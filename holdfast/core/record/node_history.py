@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.model.action import Action, Dismiss, Launch, Probe, Replay
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Entry, Outcome, Ready
 from holdfast.model.job_and_seats import Seat
 

@@ -8,9 +8,9 @@ from holdfast.model.incident_record import Change, Record
 
 
 class OwedSteps:
-    """Lost steps not made again yet, by the restart that lost them. A failure while steps are being redone is charged
-    only with steps since the last restart; the rest stay with the earlier failure. So each restart is charged with as
-    many steps as it reported lost."""
+    """Lost steps that have not been made again yet, each charged to the restart that lost it. If a failure comes while
+    steps are being redone, its restart is charged only with steps made since the restart before. The other steps stay
+    charged to older restarts. So each restart is charged with as many steps as it reported lost."""
 
     def __init__(self) -> None:
         self.redone: list[RedoneSteps] = []
@@ -30,11 +30,12 @@ class OwedSteps:
             self.redone.append(whose)
 
     def find_debt(self, step: int) -> tuple[int, RedoneSteps] | None:
-        """Return the last step charged to the restart that lost step `step` + 1, and that restart; None if none did."""
+        """Return what is known of step `step` + 1 if a restart lost it: the last step charged to that restart, and the
+        restart's record. Return None if no restart lost the step."""
         return next(((last, self.redone[whose]) for last, whose in reversed(self._last) if last > step), None)
 
     def add_redone(self, first: int, count: int) -> None:
-        """Count `count` steps from `first` on as made again."""
+        """Record `count` steps from step `first` on as made again, for the restarts to which they are charged."""
         end = first + count
         for last, whose in reversed(self._last):
             here = max(0, min(end, last + 1) - first)

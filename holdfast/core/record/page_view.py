@@ -18,10 +18,10 @@ from holdfast.core.record.page_lateness import HeldLateness
 from holdfast.core.record.release_pace import ReleasePace, describe_paces
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Launch, Stage
+from holdfast.model.code_release import Release
 from holdfast.model.event import Begin, Entry, Limits, MeshReport, Order, Phase, Progress, StorageReport
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_and_seats import Dims, Job
-from holdfast.model.release import Release
 
 _POINTS = 1200  # of the curve; of twice as many, every second one stays
 _STORAGE = 50  # reports of checkpoints, the newest
@@ -146,7 +146,7 @@ class PageHead(msgspec.Struct, frozen=True, kw_only=True):
     redone: int
     storage: StorageReport | None
     roles: dict[str, int]
-    said: dict[str, Any]  # of a live job: floor, disk, behind, held, asking, asks_until, waiting
+    said: dict[str, Any]  # of a live job: floor, copies, disk, behind, held, asking, asks_until, waiting
 
 
 class PageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,8 +225,8 @@ class PageFold:
             self._points, self._every = self._points[::2], 2 * self._every
 
     def make_view(self, now: float | None, status: dict[str, Any] | None = None, absence: str = "") -> PageView:
-        """Return the view. `now` extends it beyond the last entry of a job that still runs, `status` is what its
-        controller says, and `absence` is why it has no controller."""
+        """Return the view. `now` extends the view beyond the last entry of a job that still runs. `status` is the
+        report of the job's controller, and `absence` the reason why there is no controller."""
         account = self.ledger.make_account(now)
         report = report_of(account)
         bill = draw_bill(report)
@@ -254,7 +254,7 @@ class PageFold:
         )
 
     def tell_story(self, number: int) -> IncidentStory | None:
-        """Return the story of an incident, also of the open one; None if there is no such incident."""
+        """Return the story of an incident, which may still be open; None if there is no such incident."""
         if number == len(self.ledger.incidents) + 1:
             return self.stories.tell_open(number)
         return self.stories.stories.get(number)
@@ -267,7 +267,7 @@ class PageFold:
         return self._releases[before][1], self._releases[number][1]
 
     def _is_shown(self) -> bool:
-        """Whether the newest progress point is already on the page's curve."""
+        """Return whether the newest progress point is already on the page's curve."""
         return not self._newest or (bool(self._points) and self._points[-1] is self._newest[-1])
 
     def _make_head(
@@ -276,7 +276,7 @@ class PageFold:
         over = account.phase is Phase.DONE
         ended = f"ended with code {account.code}: {account.ending}" if over else absence
         opened = self.stories.tell_open(0) is not None
-        told = ("floor", "disk", "behind", "held", "asking", "asks_until", "waiting", "waiting_until", "queued")
+        told = "floor copies disk behind held asking asks_until waiting waiting_until queued".split()
         return PageHead(
             run_id=self._job.run_id if self._job else "",
             phase=account.phase,
@@ -356,7 +356,7 @@ def _show_span(span: Span) -> PageSpan:
 
 
 def _show_node(story: NodeStory, live: dict[str, Any], front: int) -> PageNode:
-    """Return a node as the page shows it; `live` is the controller's status of it, `front` the furthest node's step."""
+    """Return a node as the page shows it. `live` is the controller's report of it, `front` the job's furthest step."""
     return PageNode(
         node=story.node,
         role=str(live.get("role", "")) or story.role,

@@ -6,8 +6,8 @@ import msgspec
 
 from holdfast.core.record.job_account import ReleaseRun
 from holdfast.model.action import Launch, Stage
+from holdfast.model.code_release import Fate, Release
 from holdfast.model.event import Begin, Entry
-from holdfast.model.release import Fate, Release
 
 
 class ReleaseChapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class ReleaseOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseHistory:
-    """Folds the journal into the times of each release. Fates come from the decider, steps from the ledger."""
+    """Reads from the journal when each release was ordered and first launched, and tells its history."""
 
     def __init__(self) -> None:
         self._brought: dict[int, float] = {}

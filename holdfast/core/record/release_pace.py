@@ -1,8 +1,8 @@
-"""The pace of each release: steps and tokens per second and MFU in steady training, folded from the journal.
+"""The pace of each release in steady training, computed from the journal: steps per second, tokens per second and MFU.
 
-A stretch of training lies between two reports of progress in one generation. It counts if the first steps of the
-generation are over before it, the job did not stand still in it, and there was a controller. Pace depends on the number
-of ranks, so it is measured for each number by itself, and releases are compared only on the same number.
+A stretch of training lies between two reports of progress in one generation. It counts if it comes after the
+generation's first steps, if the job had a controller, and if the job did not stand still meanwhile. Pace depends on the
+number of ranks. So each number of ranks is measured by itself, and releases are compared only on the same number.
 """
 
 import msgspec
@@ -34,7 +34,7 @@ class ReleasePace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaceTally(msgspec.Struct):
-    """Sums over the steady stretches of one release on one number of ranks."""
+    """The totals of all steady stretches of one release on one number of ranks."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -47,7 +47,7 @@ class PaceTally(msgspec.Struct):
     estimated: bool = False
 
     def add_stretch(self, before: Progress, after: Progress, *, whole: bool) -> None:
-        """Add the steps between two reports. `whole`: the reported parameters are those of the whole model."""
+        """Add the steps between two reports. `whole` says that the reported parameters are those of the whole model."""
         seconds, tokens = after.at - before.at, after.tokens - before.tokens
         self.steps, self.seconds = self.steps + after.step - before.step, self.seconds + seconds
         if tokens > 0:
@@ -111,7 +111,7 @@ class ReleasePaces:
         self._tallies.clear()
 
     def list_paces(self) -> tuple[ReleasePace, ...]:
-        """Return the pace of every release that has trained steadily, by number."""
+        """Return the pace of every release that has trained steadily, in the order of release numbers."""
         longest: dict[int, ReleasePace] = {}
         for (release, ranks), tally in self._tallies.items():
             if release not in longest or tally.seconds > longest[release].seconds:

@@ -11,7 +11,7 @@ _FEW = 5  # incidents: fewer say little about how often something fails
 
 
 class ComparedJobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of two jobs. Each pair has the value of the first and of the second job; None: it is not known."""
+    """Figures of two jobs. The first value of a pair is the first job's. None means unknown."""
 
     job_s: tuple[float, float]
     ettr: tuple[float | None, float | None]

@@ -10,7 +10,7 @@ from holdfast.model.event import Entry
 
 
 def fold_since(entries: Iterable[Entry], since: float, now: float | None = None) -> Account:
-    """Return the account of the time since an instant. An incident that began earlier counts by its cost since then."""
+    """Return the account of the time since an instant. Of older incidents, only the cost since then counts."""
     ledger = Ledger()
     before: Account | None = None
     for entry in entries:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from holdfast.model.incident_record import HELD, Change, Record, Remedy
 
 
@@ -22,7 +22,7 @@ class Rung(StrEnum):
 
 
 def rung_of(record: Record) -> Rung:
-    """Return the rung that ended an incident: of several in one incident, the last."""
+    """Return the rung (remedy of the ladder) that ended an incident. If several were tried, it is the last one."""
     match record.verdict.remedy:
         case Remedy.GIVE_UP:
             return Rung.PERSON
@@ -38,21 +38,21 @@ def rung_of(record: Record) -> Rung:
 
 
 def rung_of_change(change: Change) -> Rung:
-    """Return whether a planned restart was an update, an order or growth, to count it beside incidents."""
+    """Return the kind of a planned restart, which is counted beside incidents: an update, an order or growth."""
     if change.brought_in or change.why == f"release {change.release}":
         return Rung.UPDATE
     return Rung.ORDER if change.evicted or change.why.startswith(HELD) else Rung.GROWTH
 
 
 def count_rungs(incidents: Iterable[Record], changes: Iterable[Change] = ()) -> dict[str, int]:
-    """Return how many interruptions each rung ended, the most first."""
+    """Return how many interruptions each rung (remedy of the ladder) ended, the highest count first."""
     counts = Counter(rung_of(record) for record in incidents)
     counts.update(map(rung_of_change, changes))
     return {rung.value: count for rung, count in counts.most_common()}
 
 
 def describe_rungs(counts: Mapping[str, int]) -> str:
-    """Return the counts as one line with shares; "" without any."""
+    """Return a line with the number and share of interruptions that each rung (remedy) ended; "" without any."""
     total = sum(counts.values())
     said = ", ".join(f"{rung} {count} ({100 * count / total:.0f} %)" for rung, count in counts.items())
     return f"ended by: {said}" if said else ""

@@ -1,11 +1,11 @@
-"""Where a span of the account is cut: at the last good step before a stop, and where a stall began."""
+"""Cuts the account's spans: at the last good step before a stop, and at the time when a stall began."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from holdfast.core.record.job_account import Span, TimeUse
-from holdfast.model.alarm import NO_STEP, Alarm, Kind
+from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind
 from holdfast.model.event import Event, Progress
 
 TRAINED = (TimeUse.TRAIN, TimeUse.REDO, TimeUse.END)  # uses of the training phase
@@ -13,7 +13,7 @@ ALONE = (TimeUse.UNWATCHED, TimeUse.UNKNOWN)  # uses of time without a controlle
 
 
 class OpenStandstill:
-    """When and where the job stopped making steps; cleared by its next step, in whichever generation."""
+    """When and where the job stopped making steps. The next step of any generation clears both."""
 
     def __init__(self) -> None:
         self.since: float | None = None  # None: it does not, as far as anybody has told
@@ -30,7 +30,7 @@ class OpenStandstill:
                 self.since = None
 
     def split_newest(self, spans: list[Span]) -> list[Span]:
-        """Return the spans with the newest one cut where the stall began, and the rest of it booked as a stall."""
+        """Return the spans with the open stall booked: the end of the last training span becomes a stall."""
         if self.since is None or spans[-1].use not in (TimeUse.TRAIN, TimeUse.REDO):
             return spans
         *before, last = spans
@@ -40,8 +40,8 @@ class OpenStandstill:
 
 
 def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
-    """Return the index of the span with the last good step before the stop that ended span `index`.
-    It may be an earlier span, because a rank may have failed while there was no controller."""
+    """Return the index of the span to cut, which contains the last good step at `good_at`. The search begins at `index`
+    and goes back over times without a controller, because a rank may have failed in such a time."""
     while index and spans[index].start_at > good_at:
         before, use = spans[index - 1].use, spans[index].use
         if before not in ALONE and not (use in ALONE and before in TRAINED):
@@ -51,14 +51,16 @@ def find_first_cut(spans: Sequence[Span], index: int, good_at: float) -> int:
 
 
 def split_end(span: Span, at: float) -> list[Span]:
-    """Split a job's last training span at its newest step; the time after that step is the job's end, not training."""
+    """Split a job's last training span at `at`, the time of its newest step. The time after that counts as the job's
+    end."""
     trained = span.clip_end(at)
     ended = Span(use=TimeUse.END, start_at=trained.end_at, end_at=span.end_at)
     return [part for part in (trained, ended) if part.seconds]
 
 
 def book_stall(spans: Sequence[Span], since: float, until: float, place: str) -> list[Span]:
-    """Return the spans with training time from `since` to `until` booked as a stall; `until` must be a span's end."""
+    """Return the spans after turning the end of one training span into a stall at `place`. The training span ends at
+    `until`. The stall begins at `since`, or with the span if that is later."""
     found: list[Span] = []
     for span in spans:
         if span.end_at == until and span.use in (TimeUse.TRAIN, TimeUse.REDO) and span.start_at < until:

@@ -1,8 +1,8 @@
 """The releases of the user's code in a job: the running one, the waiting one, and those to roll back to.
 
-During a recovery only one thing is changed at a time. So a new release is on trial: until it has made `trial_steps`
-steps it is suspected before any machine, and for a day it is rolled back before a person is asked. A release that was
-rolled back is not taken again.
+During a recovery only one thing is changed at a time, so a new release is on trial. If a failure comes in its first
+`trial_steps` steps, the release is suspected before any machine. On its first day it is rolled back before a person is
+asked. A release that was rolled back is not taken again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from holdfast.model.action import Action, Say, Stage
+from holdfast.model.code_release import Fate, Release
 from holdfast.model.event import Order, Outcome, Progress
-from holdfast.model.release import Fate, Release
 
 _SUSPECT_S = 86400.0  # a release that ran for a day is no longer the newest thing that changed
 
@@ -58,7 +58,8 @@ class JobReleases:
         return f"release {number} is checked and staged", (action,)
 
     def on_staged(self, now: float, event: Outcome, active: set[str]) -> tuple[str, tuple[Action, ...]]:
-        """Mark a staged release as waiting or merged, or as refused because staging failed on an `active` node."""
+        """Record the outcome of staging a release. The release waits, or was refused because staging failed on an
+        `active` node, or is merged: a newer release has come before this one ran."""
         taken = self.staging.pop(event.action)
         number, failed = taken.number, {node: why for node, why in event.failed.items() if node in active}
         if failed or not (event.ok or event.failed):
@@ -79,7 +80,7 @@ class JobReleases:
         return f"release {number} is staged{rides}", ()
 
     def rollback_refusal(self, number: int) -> str:
-        """Return why the job cannot go back to this release (0: the one before); "" if it can."""
+        """Return why the job cannot go back to this release; "" if it can. 0 stands for the previous release."""
         if number == 0:
             return "" if self.previous_release is not None else "there is no release to go back to"
         if number not in self.known:
@@ -114,7 +115,8 @@ class JobReleases:
         return self.waiting is not None and self.due_at is not None and self.due_at <= now
 
     def next_release(self, now: float, *, machines: bool, guess: bool) -> Release:
-        """Return the release of the next generation. No update is started while nodes are replaced without proof."""
+        """Choose the release of the next generation, and return it. If the seated nodes change (`machines`) on a
+        verdict without proof (`guess`), an update waits. A rollback never waits."""
         if not self._since:
             self._since[self.running.number] = now
         if self.waiting is None or (guess and machines and self._left is None):
@@ -148,7 +150,8 @@ class JobReleases:
         return self.previous_release is not None and self._made < self._trial_steps
 
     def is_suspect(self, now: float) -> bool:
-        """Return whether the running release is on trial or less than a day old."""
+        """Return whether a failure may be the running release's fault: it is on trial or less than a day old, and an
+        older release exists to roll back to."""
         since = self._since.get(self.running.number, 0.0)
         return self.previous_release is not None and (self.on_trial or now < since + _SUSPECT_S)
 
@@ -159,7 +162,7 @@ class JobReleases:
         self.fates[number], self.told[number] = fate, why
 
     def rolled_back_as(self, release: Release) -> int:
-        """Return the number of an earlier release with the same code that was rolled back; 0 if there is none."""
+        """Return the number of a rolled-back release with the same code, command and environment; 0 without one."""
         same = (release.digest, release.argv, release.env)
         bad = [n for n, fate in self.fates.items() if fate is Fate.ROLLED_BACK]
         return next((n for n in bad if release.digest and _launch_key(self.known[n]) == same), 0)

@@ -1,4 +1,4 @@
-"""Probabilities of replays: how often to repeat a replay, and what it means if no fault showed."""
+"""Probabilities in replays: how often to repeat a replay, and how likely a fault still is if no replay showed it."""
 
 from math import ceil, inf, log, sqrt
 
@@ -6,7 +6,8 @@ DIGITS = 1e-9  # a chance that misses the wanted one by less is it
 
 
 def dual_phase_odds(q: float, repeats: int) -> float:
-    """Return the chance that a fault shows in both phases, if the chance that it shows in one replay is q."""
+    """Return the chance that a fault shows in both phases. A phase has `repeats` replays; q is the chance in one of
+    them."""
     return shown_odds(q, repeats) ** 2
 
 
@@ -16,7 +17,7 @@ def shown_odds(q: float, repeats: float) -> float:
 
 
 def repeats_needed(q: float, confidence: float, most: int) -> int:
-    """Return how often to repeat each phase so that both show the fault with this confidence; at most `most`."""
+    """Return how often to repeat each phase, `most` times at most, so that both show the fault with this confidence."""
     if not 0.0 < confidence < 1.0 or not 0.0 <= q <= 1.0 or most < 1:
         raise ValueError("a confidence lies between 0 and 1, a chance from 0 to 1, and there is one replay at least")
     if q == 1.0:
@@ -26,11 +27,12 @@ def repeats_needed(q: float, confidence: float, most: int) -> int:
 
 
 def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
-    """Return the repeats of phase two, if q is unknown and the fault first showed in replay `shown_at` of phase one.
+    """Return how often to repeat phase two, `most` times at most. The fault first showed in replay `shown_at` of phase
+    one.
 
-    With every q equally likely beforehand, q then follows Beta(2, shown_at). The chance that the fault stays hidden
-    in r more replays is s(s+1) / ((s+r)(s+r+1)) with s = shown_at. The result makes this chance small enough for both
-    phases together to reach the confidence.
+    The chance q that the fault shows in one replay is unknown. With every q equally likely beforehand, q now follows
+    Beta(2, s) with s = `shown_at`. The chance that the fault stays hidden in r more replays is then s(s+1) /
+    ((s+r)(s+r+1)). With the returned number of repeats, both phases together reach the confidence.
     """
     hidden = 1.0 - sqrt(confidence)
     s = shown_at
@@ -41,12 +43,13 @@ def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
 
 
 def excluded_rate(replays: int, confidence: float) -> float:
-    """Return the highest chance per replay that a fault may have, with this confidence, if it never showed."""
+    """Return the highest chance per replay that a fault can have if no replay showed it, with this confidence."""
     return shown_odds(confidence, 1.0 / replays) if replays else 1.0
 
 
 def remaining_belief(replays: int, prior: float = 0.5) -> float:
-    """Return the chance that a machine is faulty though no replay showed it, if every q was equally likely."""
+    """Return the chance that a machine is faulty although no replay showed a fault. `prior` is the chance before the
+    replays. All chances of a fault to show in one replay count as equally likely."""
     hidden = prior / (replays + 1)
     return hidden / (hidden + 1.0 - prior)
 

@@ -1,7 +1,8 @@
-"""Decides which groups of a replay are faulty: by a crash, a loss that is not finite, or a state unlike most groups'.
+"""Decides which groups of a replay are faulty. A group is faulty if a rank crashes, if a loss is not finite, or if its
+state differs from the state of most groups.
 
-All groups do the same work: the same state, seeds, batches and number of ranks, on any nodes. So rank i of every
-group must compute the same bits at every step of every repeat, and all groups and repeats count as votes.
+All groups do the same work: the same state, seeds, batches and number of ranks. Only their nodes differ. So rank i of
+every group must compute the same bits at every step of every repeat, and all groups and repeats count as votes.
 """
 
 from collections import Counter

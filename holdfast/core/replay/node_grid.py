@@ -4,8 +4,8 @@ Of the m * n nodes of the grid, node x is in horizontal group x // m and in vert
 horizontal and a vertical group share at most one node. So if one group of each phase fails because of one node, that is
 the node that they share. With m > n they may share more, and such a plan is refused.
 
-The fewer than m nodes that do not fit into the grid are tested in further groups of m, filled up with nodes of the
-grid. A group of another size would do other work and could not be compared.
+Fewer than m nodes may be left over, outside the grid. They are tested in further groups of m, filled up with nodes of
+the grid. A group of another size would do other work and could not be compared.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class UnfitError(ValueError):
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The groups of both phases. The groups of a wave run at once; the waves of a phase follow one another."""
+    """The groups of both phases. All groups of a wave run at the same time. The waves of a phase follow one another."""
 
     m: int
     n: int
@@ -70,10 +70,12 @@ def plan_grid(nodes: Sequence[str], m: int, n: int) -> ReplayPlan:
 
 
 def fit_grid(count: int, whole: int = 1) -> tuple[int, int]:
-    """Return the best m and n for `count` nodes. m is a multiple of `whole`, so that groups hold whole replicas.
+    """Return the best number of nodes in a group, and how many such groups `count` nodes form. Groups hold whole
+    replicas of the model, so their size is a multiple of `whole`, the nodes of one replica.
 
-    Prefers the fewest nodes left over, as these cost further waves; then the largest groups, which are most like the
-    job. Groups of one node are the last choice, because they cannot show faults between nodes. Raises UnfitError.
+    The best size leaves the fewest nodes over, because leftover nodes have to be replayed in further waves. Among
+    equally good sizes, the largest is taken, because large groups are most like the job. Groups of one node are the
+    last choice, because they cannot show faults between nodes. Raise UnfitError if no size fits.
     """
     sizes = [m for m in range(whole, count + 1, whole) if m <= count // m]
     wide = [m for m in sizes if m > 1] or sizes

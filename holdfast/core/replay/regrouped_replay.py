@@ -1,8 +1,8 @@
 """Dual-phase replay: finds a faulty node by repeating the job's own work on nodes grouped in two different ways.
 
-A pure step machine. `next_wave` returns the groups to run at once, or the final ruling. `on_group_result` records
-whether the fault showed in a group, None if that is not known. A phase repeats until the fault shows or its repeats
-are used up. If one node is faulty, the groups that failed in both phases have exactly that node in common.
+A pure step machine. `next_wave` returns the groups that run together next, or the final ruling. `on_group_result`
+records whether the fault showed in a group, or None if nobody knows. A phase repeats until the fault shows or its
+repeats are used up. If one node is faulty, the groups that failed in both phases have exactly that node in common.
 """
 
 from enum import StrEnum
@@ -59,7 +59,7 @@ class ReplayRuling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DualPhaseReplay:
-    """One dual-phase replay, from its first groups to its ruling."""
+    """One dual-phase replay, from its first groups to its ruling, which says which nodes are faulty."""
 
     def __init__(self, plan: ReplayPlan, limits: ReplayLimits) -> None:
         self.plan = plan
@@ -85,7 +85,8 @@ class DualPhaseReplay:
         return self._ruling or ReplayWave(groups=tuple(self._open))
 
     def on_group_result(self, group: ReplayGroup, faulty: bool | None) -> None:
-        """Record whether the fault showed in a group, None if unknown. Late and repeated answers change nothing."""
+        """Record whether the fault showed in a group. None means that nobody knows: the group is then tried again, up
+        to a limit. Late and repeated answers change nothing."""
         if group not in self._open:
             return
         if faulty is None:
@@ -120,7 +121,7 @@ class DualPhaseReplay:
         self._begin_wave()
 
     def _all_failed(self) -> bool:
-        """Return whether all groups of the grid failed. One faulty node cannot explain that: they share no node."""
+        """Return whether all groups of the grid failed. They share no node, so one faulty node cannot be the cause."""
         grid = {name for name, _ in self.phase_waves[0]}
         return grid <= self._shown[self.phase - 1].keys()
 

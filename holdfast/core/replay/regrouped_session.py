@@ -71,7 +71,8 @@ class GroupSession:
         return tuple(launch for name, launch in self._waiting.items() if name not in self._told)
 
     def on_group_result(self, name: str, told: GroupResult | None) -> None:
-        """Record the result of the replay with this name; None if it could not run or its result is unknown."""
+        """Record the result of the replay with this name. `told` is None if it could not run or its result is
+        unknown."""
         if name in self._waiting:
             self._told.setdefault(name, told)
 
@@ -86,7 +87,7 @@ class GroupSession:
             self._waiting[name] = msgspec.structs.replace(launch, replay=replay)
 
     def _judge_wave(self) -> None:
-        """Judge each group by comparing it with the others of its wave."""
+        """Judge each group by comparing all groups of the wave, or by failures alone if no state can be compared."""
         known = {name: told for name, told in self._told.items() if told is not None}
         faulty = self._alike.judge_wave(known)
         whole = [faulty[name] for name, told in known.items() if told.ended]
@@ -104,7 +105,7 @@ class GroupSession:
 
 
 def plan_replay(seats: Sequence[Seat], mesh: Dims, suspects: Nodes = ()) -> ReplayPlan:
-    """Return the plan for the suspects alone if they form enough groups, else for all nodes. Raises UnfitError."""
+    """Return a plan for the suspects if they form enough groups, else for all nodes. Raise UnfitError if none fits."""
     if len({seat.nproc for seat in seats}) != 1:
         raise UnfitError("nodes with different numbers of ranks cannot stand in for one another")
     whole = nodes_per_replica(valid_mesh(seats, mesh), seats[0].nproc)
@@ -124,7 +125,7 @@ def plan_replay(seats: Sequence[Seat], mesh: Dims, suspects: Nodes = ()) -> Repl
 def wave_launches(
     wave: ReplayWave, seats: Sequence[Seat], mesh: Dims, steps: int, not_after: int = -1
 ) -> tuple[GroupLaunch, ...]:
-    """Return the launches of all groups of a wave, to be started at once."""
+    """Return one launch for each group of a wave. All groups of a wave run at the same time."""
     nproc = {seat.node: seat.nproc for seat in seats}
     return tuple(group_launch(group, nproc, mesh, steps, not_after) for group in wave.groups)
 

@@ -3,10 +3,10 @@
 Every replica of one half has its twin in the other. Both compute a signature, which is a hash, of the data that crosses
 each boundary between pipeline stages. The fault is in the first stage at which twins differ, since all later stages
 inherit the error. A third replica, the referee, repeats that step to decide which twin is wrong. So the fault has to
-show only once, whereas a dual-phase replay needs it to show in both phases. If a stage spans several nodes, the same
-comparison runs inside it against a healthy replica.
+show only once, while a dual-phase replay finds only faults that show in both phases. If a stage spans several nodes,
+the same comparison runs inside the stage against a healthy replica.
 
-The work must give the same bits wherever it runs; if it does not, nobody is named.
+The work must give the same bits wherever it runs. Otherwise nobody is named.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ class _Doubt(NamedTuple):
 
 
 class TwinComparison:
-    """One comparison of twins, from its first step to the ruling. `nodes[replica][stage]` are that stage's nodes."""
+    """One comparison of twins, from its first step to the ruling. `nodes[replica][stage]` are the nodes of a stage."""
 
     def __init__(self, nodes: tuple[tuple[Nodes, ...], ...], limits: TwinLimits) -> None:
         half = len(nodes) // 2
@@ -114,7 +114,7 @@ class TwinComparison:
             self._set_ruling(RulingKind.SOME, nodes, f"{why} with either")
 
     def rule_nobody(self, steps: int) -> ReplayRuling:
-        """Return the ruling "nobody"; `steps` is the lowest number of steps that were compared on any node."""
+        """Return the ruling "nobody": twins did not differ in the `steps` steps that were compared on every node."""
         self.steps = steps
         how, nodes, reason = self._nobody_ruling()
         return ReplayRuling(how=how, nodes=nodes, reason=reason)
@@ -183,7 +183,7 @@ class TwinComparison:
         return RulingKind.NOBODY, (), told
 
     def _unwatched_nodes(self) -> Nodes:
-        """Return the nodes of the last replica if the number of replicas is odd, since it has no twin; else empty."""
+        """Return the nodes of the replica without a twin. There is one if the number of replicas is odd."""
         return tuple(n for stage in self.nodes[-1] for n in stage) if len(self.nodes) % 2 else ()
 
     def _set_ruling(self, how: RulingKind, nodes: Nodes, reason: str) -> None:
@@ -191,7 +191,7 @@ class TwinComparison:
 
 
 def _differing_places(pair: tuple[int, int], signatures: Signatures) -> Iterator[tuple[int, int, int]]:
-    """Yield, in order, the places at which the signatures of two replicas differ, with both signatures."""
+    """Yield, in order, each place at which the signatures of two replicas differ, and both signatures at this place."""
     one, other = signatures.get(pair[0], ()), signatures.get(pair[1], ())
     if one == other:
         return

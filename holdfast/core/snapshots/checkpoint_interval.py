@@ -1,4 +1,4 @@
-"""The best interval between checkpoints: their cost against the work they save (Young 1974, Daly 2006)."""
+"""The best interval between checkpoints, by their cost and the work that they save (Young 1974, Daly 2006)."""
 
 from math import sqrt
 

@@ -1,4 +1,4 @@
-"""What nodes report about checkpoints on storage: which was written last, and when to tell the journal of it."""
+"""Follows the nodes' reports on checkpoints on storage, and chooses which of them the journal gets."""
 
 import msgspec
 
@@ -21,7 +21,8 @@ class StorageWatch:
         self.newest = self._told = report
 
     def on_told(self, at: float, generation: int, stored: int, missed: MissedCheckpoint | None) -> None:
-        """Record the newest checkpoint of a generation, written at `at`, and a later one that failed (`missed`)."""
+        """Record the newest checkpoint that a generation has stored, and when that was (`at`). Also record a checkpoint
+        that failed (`missed`), if it is of a later step."""
         if stored >= 0 and (generation, stored) > self._written:
             known = self.newest and self._written[0] == 0 and self.newest.step == stored  # to an earlier controller
             self._written = (generation, stored)
@@ -30,7 +31,8 @@ class StorageWatch:
             self.newest = msgspec.structs.replace(self.newest or StorageReport(), missed=missed)
 
     def take_news(self, now: float) -> StorageReport | None:
-        """Return a report worth a journal entry: when trouble begins or ends, else now and then; or None."""
+        """Return a report if it is worth a journal entry, else None. It is worth one when trouble begins or ends, and
+        otherwise now and then."""
         newest, told = self.newest, self._told
         if newest is None or newest == told:
             return None
@@ -41,7 +43,8 @@ class StorageWatch:
         return newest
 
     def cut_short(self, reached: int) -> str:
-        """Record that the job ends at step `reached` without a last checkpoint; return how far storage is behind."""
+        """Record that the job ends at step `reached` without a last checkpoint. Return how far storage is behind; "" if
+        it is not."""
         newest = self.newest or StorageReport()
         if reached <= newest.step:
             return ""
@@ -52,8 +55,8 @@ class StorageWatch:
         return f"the job is at step {reached}, and {last} in this run"
 
     def close(self, promised: int, disk: int = -1, not_after: int | None = None) -> StorageReport | None:
-        """Return the report at the end of the job. `promised` is the step that nodes were to write, `disk` the step on
-        their local disks (-1: none). States after `not_after` are in doubt."""
+        """Return the report at the end of the job. `promised` is the step that nodes were to write. `disk` is the
+        newest step on nodes' local disks, or -1. States after the step `not_after` are in doubt."""
         newest = self.newest
         if newest and not_after is not None and newest.step > not_after:
             newest = msgspec.structs.replace(newest, doubted=True)

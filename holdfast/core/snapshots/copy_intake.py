@@ -1,4 +1,4 @@
-"""The keeper's answer to a node that wants to send it a copy, or one half for a parity."""
+"""The keeper's answer to a node that offers a copy of its states, or one half of a copy for a parity."""
 
 from collections.abc import Iterable
 from enum import Enum
@@ -21,14 +21,16 @@ class Intake(Enum):
 
 
 def judge_copy(sent: CopyName, coming: CopyName | None, sealed: Iterable[CopyName]) -> Intake:
-    """Return whether to begin an offered copy, resume one that is under way (`coming`), or that it is already held."""
+    """Return what to do with a copy that a peer offers. A new copy begins, the copy that is under way (`coming`) is
+    resumed, and a copy that this node has already (`sealed`) is not sent again."""
     if sent == coming:
         return Intake.RESUME
     return Intake.HELD if sent in sealed else Intake.BEGIN
 
 
 def judge_half(step: int, mixing: int, newest: int) -> Intake:
-    """Return whether to begin, resume or refuse an offered half, by the steps of the parities being made and sealed."""
+    """Return whether to begin, resume or refuse a half of step `step`. `mixing` and `newest` are the steps of the
+    parity that is being made and of the newest finished one."""
     if step == newest:
         return Intake.HELD
     if step < max(mixing, newest):

@@ -6,7 +6,7 @@ no restart uses it and no good checkpoint is replaced.
 
 from collections.abc import Collection, Mapping
 
-from holdfast.model.errand import FinalState
+from holdfast.model.node_errands import FinalState
 from holdfast.model.state_copy import Copy
 
 _LEAST = 0.5  # of the time is for storage, however long ranks took to end
@@ -15,7 +15,8 @@ _LEAST = 0.5  # of the time is for storage, however long ranks took to end
 def choose_final(
     copies: Mapping[str, Collection[Copy]], stored: int, not_after: int | None, *, verified: bool = False
 ) -> dict[str, tuple[FinalState, ...]]:
-    """Return the states that each node must write, the good state first. Good steps up to `stored` are on storage."""
+    """Return the states that each node must write: the newest good state first, then a newer state in doubt. Storage
+    has all good steps up to `stored`, so the good state is left out if it is not newer."""
     whole = _find_whole(copies, disk=False)
     good = [one for one in whole if not any(_is_doubted(copy, not_after, verified) for copy in one[1].values())]
     found: dict[str, tuple[FinalState, ...]] = {}
@@ -42,7 +43,8 @@ def _find_whole(copies: Mapping[str, Collection[Copy]], *, disk: bool) -> list[t
 
 
 def describe_doubt(found: Mapping[str, Collection[FinalState]], not_after: int) -> str:
-    """Return in words which states are in doubt, and what becomes of the newest good one and the newest of all."""
+    """Return in words which states are in doubt, and where the newest good state and the newest state in doubt are
+    written."""
     of = f"states after step {not_after}" if not_after >= 0 else "all states since the newest launch"
     states = {state.doubted: state.step for node in found.values() for state in node}
     good = f"step {states[False]}, the newest good one, goes to storage" if False in states else ""
@@ -51,7 +53,8 @@ def describe_doubt(found: Mapping[str, Collection[FinalState]], not_after: int) 
 
 
 def storage_time_s(last_s: float, took_s: float) -> float:
-    """Return how long storage may take: what is left of `last_s` once ranks have ended, but at least half of it."""
+    """Return how long storage may take. Ranks took `took_s` of the `last_s` seconds to end, and storage gets the rest,
+    but at least a fixed part of `last_s`."""
     return max(last_s - took_s, last_s * _LEAST)
 
 

@@ -1,7 +1,7 @@
-"""A node's part in the recovery floor, as a pure state machine: which snapshots to pin, and which to send to the peer.
+"""A node's part in the recovery floor, as a pure state machine: which snapshots to pin, and which to send to peers.
 
-All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Held means
-pinned: the rank goes on in its other slots. The shell lists, pins and sends snapshots, and reports the results.
+All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Holding pins a
+snapshot's slot; the rank uses its other slots. The keeper lists, pins and sends snapshots, and reports the results.
 """
 
 import msgspec
@@ -11,6 +11,7 @@ from holdfast.model.state_copy import Address, Aim
 
 _LATE_S = 1.0  # a next floor that waits as long for a slot, because of checkpoints, or misses its step, is late
 _LENT_S = 60.0  # as long it may then leave the rank one free slot alone: storage that is slow or full stays so
+_ABSENT_S = 10.0  # a second peer that has taken nothing for so long is not waited for; it is asked again as often
 
 
 class OwnSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +80,10 @@ class ParcelArrived(msgspec.Struct, frozen=True):
     parcel: CopyParcel
 
 
+class ParcelFailed(msgspec.Struct, frozen=True):
+    parcel: CopyParcel
+
+
 class SendingEnded(msgspec.Struct, frozen=True): ...
 
 
@@ -91,6 +96,7 @@ FloorNews = (
     | SlotNeeded
     | SendingBegun
     | ParcelArrived
+    | ParcelFailed
     | SendingEnded
 )
 
@@ -118,8 +124,16 @@ FloorDeed = UnpinSnapshot | PinSnapshot | MarkVerified | ReportBacked
 Held = dict[int, OwnSnapshot]  # by rank
 
 
+class _Trouble(msgspec.Struct, kw_only=True):
+    """A peer that could not be given a copy: since when, and when that was last tried."""
+
+    since: float
+    tried_at: float
+
+
 class CopyRun(msgspec.Struct, kw_only=True):
-    """A transfer of one step to peers, which ends when the shell says so; sending threads check `cancelled`."""
+    """A transfer of the snapshots of one step to peers. It lasts until the keeper reports that sending has ended.
+    Sending threads stop once `cancelled` is set."""
 
     step: int
     began_at: float
@@ -127,7 +141,8 @@ class CopyRun(msgspec.Struct, kw_only=True):
 
 
 class NodeFloor:
-    """A node's floor: `step` takes `FloorNews` and returns deeds that pin newly held snapshots and unpin others."""
+    """A node's part in the floor, which is the step that all ranks of all nodes hold. `step` takes news and returns
+    what to do: pin snapshots newly held for the floor, and unpin others."""
 
     def __init__(self, *, to_disk: bool = False) -> None:
         """With `to_disk`, the node has a floor even if no peer keeps copies of it: its own disk keeps the floor."""
@@ -144,6 +159,8 @@ class NodeFloor:
         self._refused_at: float | None = None  # when the next floor was first refused a slot
         self._late_until = 0.0
         self._arrived: set[tuple[OwnSnapshot, str]] = set()  # snapshots, and the nodes that have them
+        self.absent = ""  # of two peers the one that does not have the step in `backed`
+        self._troubles: dict[str, _Trouble] = {}  # by peer
 
     def step(self, now: float, news: FloorNews) -> tuple[FloorDeed, ...]:
         if isinstance(news, PinRefused):
@@ -179,6 +196,10 @@ class NodeFloor:
                 self.sending = CopyRun(step=next(iter(self._next.values())).step, began_at=now)
             case ParcelArrived(parcel):
                 self._arrived.add((parcel.snapshot, parcel.to))
+                if all(parcel.to != other.to for other in self.open_parcels()):
+                    self._troubles.pop(parcel.to, None)
+            case ParcelFailed(parcel):
+                self._troubles.setdefault(parcel.to, _Trouble(since=now, tried_at=now)).tried_at = now
             case SendingEnded():
                 return self._end_sending(now)
             case AimReceived() | SendingBegun():
@@ -192,8 +213,10 @@ class NodeFloor:
         return dict.fromkeys(one for held in (self._floor, self._before, self._next) for one in held.values())
 
     def _begin_generation(self, news: GenerationBegun) -> None:
-        """Reset for a new generation; keep the floor unless it is later than the step the job goes on from."""
+        """Begin a generation. Snapshots held for the floor stay unless they are later than the step to resume from."""
         self.aim, self.backed, self.ranks = Aim(generation=news.generation), -1, news.ranks
+        self.absent = ""
+        self._troubles.clear()
         self._granted.clear()
         self._arrived.clear()
         self._refused_at = None
@@ -205,7 +228,7 @@ class NodeFloor:
     def _set_aim(self, aim: Aim, sealed: Sealed) -> tuple[FloorDeed, ...]:
         """Apply the controller's aim; the same aim again changes nothing."""
         before, self.aim = self.aim, aim
-        if aim.peer != before.peer or aim.halves != before.halves:
+        if (aim.peer, aim.second, aim.halves) != (before.peer, before.second, before.halves):
             self._arrived.clear()
             if aim.halves and self.backed >= aim.next >= 0:
                 self.backed = -1  # whoever keeps our half has started anew, and what is not sealed is lost with it
@@ -221,7 +244,7 @@ class NodeFloor:
         return tuple(map(MarkVerified, good))
 
     def _find_step(self, step: int, sealed: Sealed) -> Held:
-        """Return the newest snapshot of this step of each rank with an arena."""
+        """Return, by rank, the newest snapshot of this step. Ranks without an arena in this generation are left out."""
         found: Held = {}
         for one in sealed:
             if one.step == step and one.rank in self._granted:
@@ -229,7 +252,8 @@ class NodeFloor:
         return found
 
     def is_late(self, now: float) -> bool:
-        """Return whether the next floor may take a spare slot, because it has been without one for too long."""
+        """Return whether the next floor may take a rank's spare slot now. It may for a while after it waited too long
+        for a slot or missed the step that other nodes have copied."""
         return now < self._late_until
 
     def _note_refusal(self, now: float) -> None:
@@ -258,13 +282,14 @@ class NodeFloor:
         return behind and self.sending is None and len(self._granted) >= self.ranks
 
     def is_next_ready(self) -> bool:
-        """Return whether all ranks here hold a snapshot for the next floor, of the same step."""
+        """Return whether all ranks here hold a snapshot of the same step for the next floor."""
         if not self._next or len(self._next) < len(self._granted) or not self.wants_next():
             return False
         return len({one.step for one in self._next.values()}) == 1
 
     def _choose_next(self, sealed: Sealed) -> None:
-        """Hold for each rank its oldest snapshot that is not older than the aim, until all ranks hold the same step."""
+        """Choose for each rank the oldest snapshot that is at least as new as the controller's aim. Repeated choices
+        bring all ranks to the same step."""
         if not self.wants_next():
             return
         least = max([self.aim.next, *(one.step for one in self._next.values())])
@@ -276,18 +301,45 @@ class NodeFloor:
         self._next = chosen
 
     def next_seqs(self) -> dict[int, int]:
-        """Return the sequence numbers of the snapshots that will become the next floor, by rank."""
+        """Return, by rank, the sequence number of the snapshot that is held for the next floor."""
         return {rank: one.seq for rank, one in self._next.items()}
 
     def open_parcels(self) -> list[CopyParcel]:
-        """Return the parcels of the next floor that have not arrived at their peers; empty if there is no peer."""
+        """Return the parts of snapshots that are still to be sent to peers for the next floor (the next step that all
+        nodes will hold). Return an empty list if this node has no peer."""
         parcels = [parcel for one in self._next.values() for parcel in self._make_parcels(one)]
         return [parcel for parcel in parcels if (parcel.snapshot, parcel.to) not in self._arrived]
+
+    def next_parcels(self, now: float) -> list[CopyParcel]:
+        """Return the open parcels to send now. With two peers these are the parcels for one of them: the other one gets
+        its copies afterwards. A peer that took nothing when it was last asked comes last."""
+        parcels = self.awaited_parcels(now)
+        if not parcels or not self.aim.second:
+            return parcels
+        first = min((parcel.to for parcel in parcels), key=lambda to: self._tried_at(to))
+        return [parcel for parcel in parcels if parcel.to == first]
+
+    def awaited_parcels(self, now: float) -> list[CopyParcel]:
+        """Return the open parcels that the next floor waits for: all, but those for a second peer that has long taken
+        none and has just been asked again, once the other peer has its copies."""
+        parcels = self.open_parcels()
+        if self.aim.second and len({parcel.to for parcel in parcels}) == 1 and self._is_absent(now, parcels[0].to):
+            return []
+        return parcels
+
+    def _is_absent(self, now: float, peer: str) -> bool:
+        trouble = self._troubles.get(peer)
+        return trouble is not None and trouble.tried_at >= max(trouble.since + _ABSENT_S, now - _ABSENT_S)
+
+    def _tried_at(self, peer: str) -> float:
+        """Return when a peer was last asked in vain; -1 if it has taken what it was last sent."""
+        return self._troubles[peer].tried_at if peer in self._troubles else -1.0
 
     def _make_parcels(self, one: OwnSnapshot) -> list[CopyParcel]:
         aim = self.aim
         if not aim.halves:
-            return [CopyParcel(snapshot=one, to=aim.peer, at=aim.peer_at, floor=aim.floor)] if aim.peer else []
+            peers = ((aim.peer, aim.peer_at), (aim.second, aim.second_at))
+            return [CopyParcel(snapshot=one, to=peer, at=at, floor=aim.floor) for peer, at in peers if peer]
         parcels = []
         for number, half in enumerate(aim.halves):
             other = half.beside + one.rank - min(self._granted)
@@ -299,26 +351,28 @@ class NodeFloor:
 
     def _end_sending(self, now: float) -> tuple[FloorDeed, ...]:
         sent, self.sending = self.sending, None
-        if sent is None or sent.cancelled or self.open_parcels():
+        if sent is None or sent.cancelled or self.awaited_parcels(now):
             return ()
         if self._refused_at is not None and sent.step > self.aim.next >= 0:
             self._late_until = now + _LENT_S  # the other nodes have copied an earlier step
         self.backed, self.took_s, self._refused_at = sent.step, now - sent.began_at, None
+        self.absent = next((parcel.to for parcel in self.open_parcels()), "")
         return (ReportBacked(),)
 
     # --- what is reported --------------------------------------------------------------------------------------
 
     @property
     def verifies(self) -> bool:
-        """Return whether any rank here wants a snapshot found good to be kept beside newer ones."""
+        """Return whether any rank here wants its newest verified snapshot to be kept beside newer ones."""
         return any(granted.verifies for granted in self._granted.values())
 
     def lacks_slots(self) -> bool:
-        """Return whether this node should have a floor but a rank has too few slots for one."""
+        """Return whether this node takes part in the floor, but a rank has too few slots to hold a snapshot for it."""
         return self._has_floor() and any(granted.slots < FLOOR_SLOTS for granted in self._granted.values())
 
     def shared_step(self, sealed: Sealed) -> int:
-        """Return the newest step that all ranks here have sealed; -1 if there is none or this node lacks a floor."""
+        """Return the newest step that all ranks here have sealed; -1 if there is none or this node takes no part in the
+        floor (the step that all nodes hold)."""
         if not self._has_floor() or self.lacks_slots():
             return -1
         newest = dict.fromkeys(self._granted, -1)

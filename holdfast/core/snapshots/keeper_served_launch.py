@@ -3,13 +3,13 @@
 import msgspec
 
 from holdfast.core.snapshots.lineage import Line, is_of_line
-from holdfast.model.errand import LaunchHere
 from holdfast.model.job_and_seats import marked_run_id
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.state_copy import Restore, Source
 
 
 class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest launch on a node; before the first one, generation 0."""
+    """The newest launch on a node; its generation is 0 before the first launch."""
 
     generation: int = 0
     run: str = ""  # who writes checkpoints
@@ -19,7 +19,8 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
     line: Line = ()  # this launch and those before it; empty: not told
 
     def is_of_line(self, generation: int, step: int) -> bool:
-        """Return whether the state of this step that `generation` had belongs to this launch's lineage."""
+        """Return whether a state belongs to this launch's lineage. The state is named by its step and a generation that
+        had it."""
         return is_of_line(self.line, self.generation, generation, step)
 
     def drops(self, generation: int, step: int) -> bool:
@@ -27,9 +28,9 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
         return step > self.shared_step or not self.is_of_line(generation, step)
 
     def gives_up(self, generation: int, step: int) -> bool:
-        """Return whether to drop a state from disk: in doubt, or made by the last generation past the resumed step.
-        States of older lineages stay until every disk holds a later step, in case the launch fails; the controller says
-        which of them may be used."""
+        """Return whether to drop a state from disk. A state is dropped if it is in doubt, or if the last generation
+        made it after the step from which this launch resumes. States of older lineages stay until every disk holds a
+        later step, because this launch may fail. The controller says which of these states may be used."""
         if any(doubt.bans_state(generation, step) for doubt in self.restore.doubts):
             return True
         return self.restore.is_held and generation == self.generation - 1 and step > self.restore.step
@@ -46,7 +47,7 @@ class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_launch(errand: LaunchHere) -> KeeperLaunch:
-    """Return the part of a launch that a keeper needs. A node that was away keeps no older snapshot."""
+    """Return what a keeper needs of a launch. A node that was away drops all its snapshots in memory."""
     seat, restore = errand.seat, errand.restore
     return KeeperLaunch(
         generation=errand.generation,

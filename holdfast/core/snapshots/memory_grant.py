@@ -34,7 +34,7 @@ class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def part_bytes(self) -> int:
-        """Return one node's part of the available bytes, because several nodes may share the host."""
+        """Return this node's equal part of the host's available bytes. Several nodes of the run may share the host."""
         return self.available_bytes // self.nodes
 
     @property
@@ -55,7 +55,7 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a request: the number of slots, and why if fewer than asked. 0 slots: refused."""
+    """The answer to a request: the number of slots (0: refused), and the reason if they are fewer than asked."""
 
     slots: int
     why: str = ""
@@ -67,7 +67,8 @@ _MOST = 1e18  # of any unit
 
 
 def parse_cap(text: str) -> MemoryCap:
-    """Parse a cap such as 50% or 64G; K to T are powers of 1024, KB to TB of 1000. Raise ValueError if invalid."""
+    """Parse a cap such as 50% or 64G. The units K to T are powers of 1024, and the units KB to TB are powers of 1000.
+    Raise ValueError if the text is no cap."""
     found = _CAP.fullmatch(text.strip())
     number, unit = (float(found[1]), found[2].upper()) if found else (0.0, "")
     if found and unit == "%" and 0 < number <= 100:
@@ -87,8 +88,8 @@ def grant_memory(ask: MemoryRequest, made: Mapping[int, int], room: MemoryRoom) 
     """Return how many slots the asking rank gets, such that every rank of its node can have as many.
 
     `made` gives, by rank, the bytes already granted on this node, including copies for others. The asking rank's bytes
-    do not count, because they are replaced. Ranks that have not asked yet are assumed to need the mean of the others,
-    so that a refusal comes before training starts.
+    do not count, because they are replaced. A rank that has not asked yet is assumed to need as much as the other ranks
+    do on average. So a refusal comes before training starts.
     """
     others = {rank: size for rank, size in made.items() if rank != ask.rank}
     need, room_bytes = 0, room.bytes

@@ -36,7 +36,7 @@ def parallel_groups(dims: tuple[tuple[str, int], ...]) -> Groups:
 
 
 def choose_peers(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the peer that keeps each node's copies, and sentences on the evictions that this does not survive."""
+    """Return the peer that keeps each node's copies, and sentences on evictions that take both a state and its copy."""
     if len(seats) < 2:
         return {}, ()
     world, nproc = world_size(seats), seats[0].nproc
@@ -75,19 +75,21 @@ def place_copies(world: int, nproc: int, groups: Groups) -> PeerPlacement:
             partner=tuple(range(world)), exposed=("there is one node only: its loss loses every snapshot",)
         )
     shared = evicted_together(nodes, nproc, groups)
-    chosen = _regular_shift(nodes, shared) or _match_keepers(nodes, shared)
+    chosen = regular_shift(nodes, shared) or _match_keepers(nodes, shared)
     partner = tuple(chosen[rank // nproc] * nproc + rank % nproc for rank in range(world))
     return PeerPlacement(partner=partner, exposed=find_exposures(nodes, nproc, groups, chosen))
 
 
-def find_exposures(nodes: int, nproc: int, groups: Groups, chosen: tuple[int, ...]) -> tuple[str, ...]:
-    """Return a sentence for every group whose eviction would take a node and the keeper of its copies."""
-    found = []
+def find_exposures(nodes: int, nproc: int, groups: Groups, *chosen: tuple[int, ...]) -> tuple[str, ...]:
+    """Return a sentence for every group whose eviction would take a node and all keepers of its copies. Each of
+    `chosen` has one keeper of every node."""
+    found, copies = [], "copy" if len(chosen) == 1 else "copies"
     for name, members in groups:
         for number, ranks in enumerate(members):
             out = {rank // nproc for rank in ranks}
-            if len(out) < nodes and any(chosen[node] in out for node in out):
-                found.append(f"evicting {name} group {number} (nodes {sorted(out)}) would lose a snapshot and its copy")
+            if len(out) < nodes and any(all(keepers[node] in out for keepers in chosen) for node in out):
+                where = f"{name} group {number} (nodes {sorted(out)})"
+                found.append(f"evicting {where} would lose a snapshot and its {copies}")
     return tuple(found)
 
 
@@ -101,10 +103,11 @@ def evicted_together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[
     return tuple(frozenset(s) for s in shared)
 
 
-def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...] | None:
-    """Return each node's keeper, the node at one fixed distance near half of all nodes; None if none is safe."""
+def regular_shift(nodes: int, barred: Sequence[frozenset[int]]) -> tuple[int, ...] | None:
+    """Return, by node, the keeper of the node's copies. All keepers are at the same distance, as near to half of all
+    nodes as is allowed. Return None if every distance leads some node to a keeper that is barred for it."""
     for shift in sorted(range(1, nodes), key=lambda s: abs(2 * s - nodes)):
-        if all((node + shift) % nodes not in shared[node] for node in range(nodes)):
+        if all((node + shift) % nodes not in barred[node] for node in range(nodes)):
             return tuple((node + shift) % nodes for node in range(nodes))
     return None
 
@@ -112,7 +115,8 @@ def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int,
 def _match_keepers(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...]:
     """Return, for every node, the peer that keeps its copies.
 
-    A node without a match shares a peer outside its own groups with another node, or takes a neighbour.
+    Some nodes may have no peer of their own outside their groups. Such a node shares another node's peer, if that peer
+    is outside its groups. Otherwise it takes a peer that still keeps nothing, or its neighbour.
     """
     chosen = match_owners(nodes, shared)
     free = deque(n for n in range(nodes) if n not in chosen.values())
@@ -130,7 +134,7 @@ def _match_keepers(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int,
 
 
 def match_owners(nodes: int, barred: Sequence[frozenset[int]]) -> dict[int, int]:
-    """Return a largest matching from owners to keepers in which no keeper is barred for its owner or used twice."""
+    """Return a largest matching of owners to keepers. A keeper has one owner, for which it is not barred."""
     keeper_of: dict[int, int] = {}  # keeper -> owner
     for owner in range(nodes):
         _augment_matching(owner, nodes, barred, keeper_of)
@@ -138,7 +142,8 @@ def match_owners(nodes: int, barred: Sequence[frozenset[int]]) -> dict[int, int]
 
 
 def _augment_matching(owner: int, nodes: int, barred: Sequence[frozenset[int]], keeper_of: dict[int, int]) -> None:
-    """Extend the matching by one owner along a shortest alternating path, if there is one."""
+    """Find a keeper for one more owner. If all allowed keepers are taken, move owners to other keepers along a shortest
+    alternating path of the matching. Change nothing if there is no such path."""
     came_from: dict[int, int] = {}  # keeper -> owner who would take it
     queue = deque([owner])
     while queue:

@@ -1,8 +1,8 @@
-"""Choice of the step to restore: the newest one that every rank can get from memory or a local disk of some node.
+"""Chooses the step to restore: the newest one that every rank can get from memory or a local disk of some node.
 
-Memory comes before disk, and the rank's own node before others.
-Storage is not considered: its checkpoints are older, and a rank that gets nothing from memory looks there itself. A
-parity half is usable only together with the state that it was XORed with.
+Memory comes before disk, and the rank's own node before other nodes. A parity half is usable only together with the
+state that it was XORed with. Checkpoints on storage are not considered, because they are older. A rank that gets
+nothing from memory looks for a checkpoint by itself.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,7 +18,8 @@ _NAMED = 4  # steps at which ranks were that a sentence names
 
 
 def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: int | None = None) -> Restore:
-    """Return the restore plan of a generation. With `not_after`, only verified copies up to that step count."""
+    """Return the plan to restore the newest step that every rank can get. With `not_after`, use only verified copies of
+    that step or older ones."""
     world = world_size(seats)
     usable = [c for c in copies if c.world == world and not c.poisoned and 0 <= c.rank < world]
     if not_after is not None:
@@ -39,7 +40,8 @@ def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: i
 
 
 def _describe_apart(world: int, copies: list[Copy]) -> str:
-    """Return in words the newest step held for each rank, highest step first; "" if no step is held for some rank."""
+    """Return in words which ranks have which step as their newest, from the highest step down. Return "" if some rank
+    has no usable copy at all."""
     newest = {c.rank: c.step for c in sorted(copies, key=lambda c: c.step)}
     if len(newest) < world:
         return ""
@@ -55,16 +57,17 @@ def choose_known_restore(
     not_after: int | None = None,
     line: Line = (),
 ) -> Restore:
-    """Return the restore plan from copies on `known` nodes, which have or had seats; if they hold nothing, from all.
-    Any other host that was let in could claim a newer step, and so give the ranks a forged state."""
+    """Return the restore plan from copies on `known` nodes, which have or had seats. Copies on other nodes are used
+    only if the known nodes yield no plan, because any host that was let in could claim a newer step and send a forged
+    state."""
     plan = _choose_of_lines(seats, [copy for copy in copies if copy.node in known], not_after, line)
     return plan if plan.sources else _choose_of_lines(seats, copies, not_after, line)
 
 
 def _choose_of_lines(seats: tuple[Seat, ...], copies: Collection[Copy], not_after: int | None, line: Line) -> Restore:
-    """Return the plan to restore the newest step that all ranks can get within one lineage that the job may go on with.
-    Copies in memory without a generation come from older agents and are accepted: those agents drop abandoned
-    lineages."""
+    """Return the plan to restore the newest step that all ranks can get within one lineage. The job must be able to go
+    on with that lineage. Copies in memory may name no generation: older agents send these, and have dropped other
+    lineages already."""
     plans = []
     for head in list_heads(line, {copy.generation for copy in copies}):
         mine = [
@@ -78,9 +81,12 @@ def _choose_of_lines(seats: tuple[Seat, ...], copies: Collection[Copy], not_afte
 
 
 def choose_replicated(seats: tuple[Seat, ...], copies: Collection[Copy], line: Line, other: Restore) -> Restore:
-    """Return the plan to restore a state that is whole on every rank, in a world of any size, if its step is newer than
-    that of the plan `other`. It is the newest step of one lineage that every seated node holds for as many ranks as it
-    had, if it holds a state at all. A node that holds none gets it from the ranks of another one."""
+    """Return the plan to restore a state that every rank holds whole, in a world of any size. Return `other` if its
+    step is not older.
+
+    Nodes that hold a state have as many whole states of the step as they have ranks. The step is the newest one that
+    all these nodes hold within one lineage. A node without a state gets it from the ranks of another node.
+    """
     plans = [other]
     for head in list_heads(line, {copy.generation for copy in copies}):
         held: dict[str, dict[tuple[int, int], set[int]]] = {seat.node: {} for seat in seats}
@@ -122,7 +128,7 @@ def _find_source(rank: int, node: str, copies: tuple[Copy, ...]) -> Source | Non
 
 
 def _find_in_memory(rank: int, node: str, copies: tuple[Copy, ...], anywhere: set[int]) -> Source | None:
-    """Return a source of the rank's state in memory; `anywhere` are the ranks whose whole state some node holds."""
+    """Return a source of the rank's state in memory. `anywhere` has the ranks whose state is whole on some node."""
     mine = [c for c in copies if c.rank == rank]
     if any(c.node == node and c.whole for c in mine):
         return Source(rank=rank, own=True, nodes=(node,))
@@ -135,7 +141,7 @@ def _find_in_memory(rank: int, node: str, copies: tuple[Copy, ...], anywhere: se
 
 
 def _parity_keepers(mine: list[Copy], whole: set[int]) -> set[str]:
-    """Return the keepers of a share's two halves if both halves can be decoded with other ranks' states; else empty."""
+    """Return the keepers of a share's two halves; empty unless both can be decoded with other ranks' states."""
     usable = [c for c in mine if c.beside in whole]
     return {c.node for c in usable} if {c.half for c in usable} == {0, 1} else set()
 
@@ -156,7 +162,7 @@ def _restore_reason(step: int, sources: tuple[Source, ...]) -> str:
 
 
 def leave_out_disks(copies: Iterable[Copy], left: Collection[Doubt]) -> list[Copy]:
-    """Return the copies without those on disk that are in doubt or from before the oldest launch that is known."""
+    """Return the copies, except copies on disk that the doubts in `left` ban."""
     return [c for c in copies if not (c.disk and any(doubt.bans_state(c.generation, c.step) for doubt in left))]
 
 

@@ -5,6 +5,6 @@ FLOOR_SLOTS = 3  # with fewer, no floor can be held while snapshots go on safely
 
 def can_spare_slot(slots: int, pinned: int, *, late: bool = False) -> bool:
     """Return whether one more slot may be pinned. Of four or more slots, two stay unpinned for the writer, so that the
-    newest snapshot is always whole. Of fewer slots, or if copies on peers are late, one stays unpinned, and the newest
-    whole snapshot may briefly be some steps older."""
+    newest snapshot is always whole. One stays unpinned if there are fewer slots or copies on peers are `late`. With
+    one, the newest whole snapshot may for a moment be some steps older."""
     return slots - pinned > (2 if slots > 3 and not late else 1)

@@ -82,8 +82,8 @@ async function showDifference(before, number) {
 }
 
 function checkpoints(view) {
-  const { floor, disk } = view.head.said, storage = view.head.storage;
-  const tiers = [["Memory of peers", floor ? `step ${count(floor)} is held by every rank and by its peer` : ""], ["Disks of nodes", disk ? `step ${count(disk)} lies on the disks of all nodes` : ""],
+  const { floor, copies, disk } = view.head.said, storage = view.head.storage;
+  const tiers = [["Memory of peers", floor ? `step ${count(floor)} is held by every rank and by ${copies > 1 ? "two peers" : "its peer"}` : ""], ["Disks of nodes", disk ? `step ${count(disk)} lies on the disks of all nodes` : ""],
     ["Storage", storage && storage.step >= 0 ? `step ${count(storage.step)}, written ${clock(storage.at, true)}` : ""]];
   const told = tiers.filter(([, said]) => said).map(([name, said]) => h("div", {}, h("dt", {}, name), h("dd", {}, said)));
   return sheet("Checkpoints by tier", "", told.length ? h("dl", { class: "facts" }, told) : h("p", { class: "soft" }, "No node has told of any."),

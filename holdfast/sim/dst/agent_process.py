@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from holdfast.core.detect.crash import FailureCatalog, alarm_of
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.sim.dst.controller_process import ControllerProcess
 from holdfast.sim.dst.failpoints import FaultChances
@@ -77,8 +77,8 @@ class AgentProcess:
             link.hang_up()
 
     def _check_promise(self, packet: bytes) -> None:
-        """Check that a post which the controller acknowledges, or the action of an errand that it sends, is in its
-        journal."""
+        """Check what a message from the controller promises. The journal must already contain a report that the message
+        acknowledges, and the action of an errand that it brings."""
         match agent_messages.decode_from_controller(packet):
             case Ack(seq=seq):
                 self.office.truth.on_ack(self.agent.life, seq)
@@ -87,7 +87,7 @@ class AgentProcess:
                 self.office.truth.on_errand(errand.id)
 
     async def judge_exit(self, exit: Exit) -> Alarm:
-        """Return the alarm for a rank's last words, after a random delay."""
+        """Return the alarm for a failed rank by what it printed last. This takes a short, random time."""
         told = msgspec.structs.replace(exit, words=self.machine.held[RankKey(exit.generation, exit.rank)].words)
         await asyncio.sleep(self.scene.rng.uniform(0.01, 0.3))
         return alarm_of(told, self._catalog)

@@ -25,7 +25,7 @@ class SimDisk:
             self._launched = launch
 
     def lose_entries(self, kept: int) -> None:
-        """Damage the end of the journal: keep the first `kept` entries, and set `lost` as the real journal would."""
+        """Keep the first `kept` entries of the journal, and describe the loss in `lost` as the real journal would."""
         of, phase, launch = len(self.entries), self.entries[-1].decision.phase, self._launched
         generation, release = (launch.generation, launch.release.number) if launch else (0, 0)
         self.lost = Lost(kept=kept, of=of, generation=generation, release=release, phase=phase)

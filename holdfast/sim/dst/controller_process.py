@@ -36,6 +36,7 @@ class ControllerLife:
                 fleet=SimFleet(office.cloud, self.strike_point),
                 store=SimStore(),
                 notes=DiskNotes(office.disk, self.strike_point),
+                checkpoints=None,
                 archives=_NO_FILES,
                 blocked=EmptyBlockList(),
                 probe_history=None,
@@ -115,7 +116,7 @@ class ControllerProcess:
             self.crash_controller("for good")
 
     def accept_link(self, link: SimLink) -> bool:
-        """Accept an agent's link; False if no controller is ready to serve the agent."""
+        """Accept an agent's link. Return False if no controller is ready to serve the agent."""
         life = self.life
         if life is None or life.brain.view.phase is Phase.NEW:
             return False
@@ -131,7 +132,7 @@ class ControllerProcess:
                 self.scene.report_failure(f"the controller fails at a link: {describe_error(e)}")
 
     def is_fenced(self, node: str) -> bool:
-        """Whether a fence blocks launches because ranks of this node may still live."""
+        """Return whether launches must wait because old ranks may still live on this node."""
         return self.brain is not None and node in self.brain.view.fenced
 
     def give_order(self, order: Order) -> None:

@@ -30,7 +30,7 @@ class FaultChances:
         return self.aside.uniform(0.5, 4.0) if slow else 0.0
 
     def kills_agent_at(self, machine: SimMachine, point: str) -> bool:
-        """Kill the machine's agent if it is due to die at this point; return whether it was killed."""
+        """Kill the machine's agent and return True, if a fault was planned for this point; otherwise return False."""
         if self.armed.get(machine.name) != point:
             return False
         del self.armed[machine.name]
@@ -38,8 +38,8 @@ class FaultChances:
         return True
 
     def on_linked(self, machine: SimMachine, link: SimLink) -> None:
-        """In setups with `stalls_hellos`, sometimes stall a new link and kill its agent: the next agent's hello may
-        come first."""
+        """In setups with `stalls_hellos`, sometimes stall a new link and kill its agent. The next agent's hello may
+        then arrive before the stalled one."""
         if self.on and self.scene.setup.stalls_hellos and self.aside.random() < 0.3:
             self.count_fault("stall_hello")
             link.stall_packets(self.aside.uniform(1.0, 5.0))
@@ -52,8 +52,8 @@ class FaultChances:
             self.scene.call_later(self.aside.uniform(0.0, 1.0), machine.kill_agent)
 
     def on_noted(self, machine: SimMachine, *, busy: bool) -> None:
-        """With chance one half, cut the power of a machine that noted an errand while busy with another; only if the
-        job cannot acquire nodes."""
+        """Perhaps cut the power of a machine that has noted an errand on its disk while `busy` with another errand. The
+        chance is one half, or zero if the job can acquire nodes."""
         if self.on and busy and not self.scene.setup.job.can_acquire and self.aside.random() < 0.5:
             self.count_fault("lose_noted")
             machine.reboot()

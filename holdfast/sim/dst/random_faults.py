@@ -3,8 +3,8 @@
 from random import Random
 
 from holdfast.core.agent_state_machine import fence_s
+from holdfast.model.code_release import Release
 from holdfast.model.event import Order, OrderVerb
-from holdfast.model.release import Release
 from holdfast.sim.dst.controller_process import ControllerProcess
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.seed_parameters import NOTICE_S
@@ -192,7 +192,8 @@ class RandomFaults:
                 machine.clock.jump_wall(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
 
     def _hang_rank(self, held: SimRank) -> None:
-        """Hang this rank if its generation has other ranks and none hangs; if this rank itself hangs, let it go on."""
+        """Hang this rank; if it hangs already, let it go on instead. Only one rank at a time hangs, and none that is
+        alone in its generation."""
         team = self._teams.all[held.generation]
         held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
 

@@ -39,7 +39,7 @@ class SeedSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def machines(self) -> int:
-        """The number of machines, for a fleet that cannot acquire more."""
+        """Return the number of machines of a job that cannot acquire nodes: all that it may use, and its standbys."""
         return self.job.max_nodes + self.job.standbys
 
 

@@ -67,8 +67,8 @@ def play_seed(
 
 
 def _run_until(world: DstWorld, within_s: float, reached: Callable[[DstWorld], str]) -> None:
-    """Let virtual time pass until `reached` returns ""; if that takes too long, report the text it returned as a
-    failure."""
+    """Let virtual time pass until `reached` returns "". If this does not happen within `within_s` seconds, report as a
+    failure what `reached` returned last."""
     until = world.scene.now() + within_s
     while not world.scene.failure and (wrong := reached(world)):
         if world.scene.now() >= until:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
-from holdfast.model.errand import Done, Leave
+from holdfast.model.node_errands import Done, Leave
 from holdfast.model.observation import Beat, Departure
 from holdfast.sim.dst.agent_process import AgentProcess
 

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from holdfast.core.agent_state_machine import ErrandDone
-from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.errand import PairTestHere, ProbeHere, ReplayHere, StageHere
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm, Kind
+from holdfast.model.node_errands import PairTestHere, ProbeHere, ReplayHere, StageHere
 from holdfast.model.observation import Strain, StrainKind
 from holdfast.model.probe import Finding
 from holdfast.model.rank_traces import Frame, Process, Thread, Trace
-from holdfast.model.release import Release
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_machine import SimMachine

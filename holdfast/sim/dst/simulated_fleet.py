@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from random import Random
 
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_report import FleetNode, FleetState
+from holdfast.model.fleet_node_states import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.simulated_machine import MachineAgent, RankListener, SimMachine
@@ -42,7 +42,7 @@ class MachinePool:
         return name
 
     def _draw_queue_s(self, name: str) -> float:
-        """Draw how long a new machine waits in the queue; the cluster ends some machines when their wait is over."""
+        """Draw how long a new machine waits in the queue. Let the cluster end some machines after their wait."""
         if not self.scene.setup.surveys or self.queue.random() < 0.4:
             return 0.0
         queue_s = self.queue.uniform(0.0, 100.0)
@@ -121,8 +121,8 @@ class SimFleet:
         return {node: self._cloud.look_at(node) for node in self._cloud.nodes}
 
     async def _end_out_of_reach(self, machine: SimMachine) -> None:
-        """End an unreachable machine after a delay; with chance one half raise OSError at once, else return when it has
-        ended."""
+        """End a machine that the fleet cannot reach; this takes a while. With chance one half raise OSError at once,
+        otherwise wait until the machine has ended."""
         takes_s = self._scene.rng.uniform(0.0, 30.0)
         self._scene.call_later(takes_s, machine.end_machine, "the fleet has ended it at last")
         if self._scene.rng.random() < 0.5:

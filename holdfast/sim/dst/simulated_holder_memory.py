@@ -32,14 +32,15 @@ class HolderMemory:
         return kept.path
 
     def release_pins(self) -> None:
-        """Release the pins of a dead process, which the kernel does for real processes; the simulation is one
-        process."""
+        """Release the pins of a process that has died. Real pins are released by the kernel, but the simulated
+        processes are all one real process."""
         for arena in self._open_arenas():
             for slot in range(arena.slots):
                 arena.unpin(slot)
 
     def list_states(self) -> Iterator[tuple[int, SealedSnapshot, StateTruth]]:
-        """Yield the arena's rank, the snapshot and one `StateTruth` for each page of every sealed snapshot and copy."""
+        """Yield the contents of all sealed snapshots and copies, page by page: the rank of the arena, the snapshot, and
+        the page's `StateTruth`."""
         for arena, sealed in [(one, sealed) for one in self._open_arenas() for sealed in one.list_sealed()]:
             for truth in read_truths(arena.slot_image(sealed.slot)):
                 yield arena.rank, sealed, truth

@@ -103,8 +103,8 @@ class SimKeeperLinks:
 
 
 def run_at_once(making: Coroutine[Any, Any, str], loop: asyncio.AbstractEventLoop) -> str:
-    """Run a coroutine that never waits, and return its result; simulated threads cannot wait, being in the event
-    loop."""
+    """Run a coroutine that never waits, and return its result. Simulated threads run in the event loop, so they cannot
+    wait."""
     try:
         making.send(None)
     except StopIteration as done:

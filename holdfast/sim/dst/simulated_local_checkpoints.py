@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
-from holdfast.checkpoint.local_disk_state import DiskNote, DiskState
+from holdfast.checkpoint.disk_state_record import DiskNote, DiskState
 from holdfast.checkpoint.manifest import Author
-from holdfast.core.snapshots.disk_floor import DiskLimits, list_stored_ranks
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.model.state_copy import Aim, Copy
 from holdfast.sim.dst.agent_process import AgentProcess
@@ -83,8 +83,8 @@ class SimStateDisk:
                 self.tried, self.written = aim.disk, aim.disk if ok else self.written
 
     async def _write_step(self, step: int, ranks: Sequence[int], *, verified: bool) -> bool:
-        """Write the ranks' snapshots of this step; False if one is missing, the disk is full, or another generation
-        has begun."""
+        """Write the ranks' snapshots of this step. Return False if one is missing, the disk is full, or another
+        generation has begun."""
         author, pins = self._author, [pin for rank in ranks if (pin := self._pin_step(rank, step))]
         try:
             await asyncio.sleep(self._machine.scene.rng.choice((0.1, 1.0, 6.0)))

@@ -5,12 +5,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.checkpoint.local_disk_state import DiskState
+from holdfast.checkpoint.disk_state_record import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.core.agent_state_machine import OWN
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
-from holdfast.model.errand import LaunchHere
+from holdfast.model.node_errands import LaunchHere
 from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_holder_memory import HolderMemory
 from holdfast.sim.dst.simulated_link import SimLink
@@ -117,7 +117,7 @@ class KeeperAccess(Protocol):
 
 
 class PublishedSteps(Protocol):
-    """The part of an agent's checkpoint writer that simulated storage calls, to say which steps are published."""
+    """The part of an agent's checkpoint writer that simulated storage calls when a step is published."""
 
     author: Author
 
@@ -201,7 +201,7 @@ class SimMachine:
 
     @property
     def is_connected(self) -> bool:
-        """Whether this machine can reach other machines of the job."""
+        """Return whether this machine can reach other machines of the job."""
         return self.alive and not self.apart
 
     def running_ranks(self, up_to: int | None = None) -> list[SimRank]:
@@ -271,7 +271,8 @@ class SimMachine:
     # --- the end of it -----------------------------------------------------------------------------------------
 
     def end_holder(self) -> None:
-        """End the holder and all processes below it. Without a fleet, a machine that left by itself is booted again."""
+        """End the holder and all processes below it. If the machine left the job by its own decision and the job cannot
+        acquire nodes, boot the machine again later."""
         self.end_machine("it leaves")
         if self.left_by == OWN and not self.scene.setup.job.can_acquire:  # it found nobody; a person starts it again
             self._lose_power()

@@ -2,7 +2,7 @@
 
 import errno
 
-from holdfast.model.errand import Done, Leave
+from holdfast.model.node_errands import Done, Leave
 
 
 class NodeDisk:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
-from holdfast.model.errand import LaunchHere
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import Mark, StepValues
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
@@ -144,7 +144,7 @@ class SimHolder:
         return f"{left} ranks do not die" if left else ""
 
     def _kill_ranks(self, up_to: int) -> int:
-        """Kill ranks; return how many still live."""
+        """Kill ranks of generations up to `up_to`. Return how many still live, because they cannot be killed."""
         self._check_alive()
         left = [held for held in self._machine.running_ranks(up_to) if not held.parked]
         for held in left:

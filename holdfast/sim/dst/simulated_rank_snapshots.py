@@ -29,8 +29,8 @@ class RankState:
         self._arena: Arena | None = None
 
     async def restore(self) -> StateTruth | None:
-        """Return the state that the rank resumes from; None if its keeper has none. SimStateError if the rank cannot go
-        on."""
+        """Return the state that the rank resumes from; None if its keeper has none. Raise SimStateError if the rank
+        cannot go on."""
         held = self.held
         plan = make_layout(held.rank, held.world)
         want = msgspec.structs.replace(
@@ -59,7 +59,7 @@ class RankState:
         return truths.pop()
 
     async def _ask_keeper(self, question: ToKeeper) -> FromKeeper:
-        """Return the keeper's answer; if the agent dies, ask the next agent's keeper. SimStateError if the keeper
+        """Return the keeper's answer; if the agent dies, ask the next agent's keeper. Raise SimStateError if the keeper
         refuses or the rank ends meanwhile."""
         held, line = self.held, rank_keeper_messages.encode(question)
         while held.code is None:

@@ -149,7 +149,7 @@ class RankTeam:
             self.scene.call_later(self.scene.rng.uniform(0.0, 1.0), held.machine.end_rank, held, 0)
 
     def on_rank_end(self, held: SimRank) -> None:
-        """React to a rank's end: some other ranks may still make one more step, and some fail as an echo."""
+        """React to a rank's end. Some of the other ranks may still make a step, and some fail because of this end."""
         if self.broken or (self.ending and held.code == 0):
             return
         self.broken = True
@@ -164,8 +164,8 @@ class RankTeam:
                 self.scene.call_later(waits_s + rng.uniform(0.05, 2.0), self._end_as_echo, other)
 
     def on_rank_restart(self) -> None:
-        """React to a rank that was started again because its machine lost power during the launch. The other ranks meet
-        it; if they had already met its predecessor, they fail."""
+        """React to a rank that was started again because its machine lost power during the launch. If the ranks have
+        already formed their process group with the old rank, they fail."""
         if not self.is_formed:
             self.broken = any(held.code is not None for held in self.members.values())
             return

@@ -23,7 +23,7 @@ class StateTruth(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 @cache
 def make_layout(rank: int, world: int) -> ImageLayout:
-    """Return a rank's layout: one page of its own, and `world` pages that all ranks hold, each owned by one of them."""
+    """Return a rank's layout: its own page, and `world` pages that all ranks hold, one owned by each rank."""
     everybody = tuple(range(world))
     owners = [("own", (rank,), rank), *((f"shared.{owner}", everybody, owner) for owner in everybody)]
     items = tuple(

@@ -7,7 +7,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Finish, Say
-from holdfast.model.alarm import SWITCH, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.event import Ended, Entry, Progress, Tick
 from holdfast.sim.dst.controller_disk import SimDisk
 from holdfast.sim.dst.seed_scene import SeedScene
@@ -93,7 +93,7 @@ class TruthChecks:
             )
 
     def on_restart(self) -> None:
-        """If the journal has lost entries when a controller restarts, rebuild the checks from the entries on disk."""
+        """If a restarted controller finds journal entries lost, learn anew from the entries that are left."""
         if self._seen != len(self.disk.entries):
             self._watch, self.effort, decider = InvariantWatch(), RecoveryEffort(), Decider()
             self._doubts, self._read = [], min(self._read, len(self.disk.entries))
@@ -102,7 +102,8 @@ class TruthChecks:
                 self._watch_entry(entry, decider.view)
 
     def on_ack(self, life: AgentProtocol, seq: int) -> None:
-        """Check that an acknowledged rank exit, or alarm that calls for action, is in the journal on disk."""
+        """Check a report that the controller has acknowledged. If it is a rank's end or an alarm with the stance to
+        act, it must be in the journal on disk, or an alarm about a switch must cover it."""
         post = life._outbox.get(seq)
         self._read_new_entries()
         body = post.body if post else None
@@ -111,7 +112,7 @@ class TruthChecks:
             self.report_broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
 
     def _is_told_of_a_switch(self, body: object) -> bool:
-        """Return whether a journaled alarm about a switch names all suspects of this alarm, and so stands for it."""
+        """Return whether `body` is an alarm whose suspects are all in an alarm about a switch in the journal."""
         switches = (kept for kept in self._kept if isinstance(kept, Alarm) and kept.signature == SWITCH)
         return isinstance(body, Alarm) and any(set(body.suspects) <= set(kept.suspects) for kept in switches)
 
@@ -122,11 +123,12 @@ class TruthChecks:
             self.report_broken(f"a node is told action {id}, which is not on disk")
 
     def on_stay(self, node: str) -> None:
-        """Report as a failure that a node began to leave and ended its ranks, but stays after its agent restarted."""
+        """Report a failure: a node had begun to leave and ended its ranks, but its restarted agent does not leave."""
         self.report_broken(f"{node} has begun to leave, and its next agent stays")
 
     def check_fence(self, machine: SimMachine, for_s: float) -> None:
-        """Check that a node that was cut off for a fence's whole time has ended its ranks, as launches rely on that."""
+        """Check a node that was cut off, with a full disk, for longer than a fence lasts. The node must have ended its
+        ranks, because a launch no longer waits for them."""
         left = [held for held in machine.running_ranks() if not held.unkillable]
         if left and machine.buried:
             self.report_broken(
@@ -170,7 +172,8 @@ class TruthChecks:
     def on_restore(
         self, generation: int, members: list[SimRank], picks: dict[int, StateTruth | None], memory: bool
     ) -> None:
-        """Check the states that a generation resumes from: one step, one lineage, complete and not in doubt."""
+        """Check the states that a generation resumes from. All must be of one step, made by one generation that
+        completed the step. They must not be in doubt, and must belong to the job's history."""
         releases = sorted({held.release for held in members})
         if len(releases) > 1:
             self.report_broken(f"generation {generation} runs releases {releases} at once")
@@ -194,8 +197,8 @@ class TruthChecks:
         self._check_held(generation, {held.machine.name for held in members})
 
     def _check_lineage(self, generation: int, step: int, made: int, memory: bool) -> None:
-        """Check that a state from memory is in the lineage of the newest generation, or of the newest that the journal
-        has."""
+        """Check the step from memory that a generation resumes from. The generation that made it must be in the job's
+        history: in the line of restores of the newest generation, or of the newest one in the journal."""
         newest, told = self._newest_generation(), self._told
         if memory and told and made not in {self._step_maker(step, told), self._step_maker(step, newest)}:
             self.report_broken(
@@ -221,7 +224,7 @@ class TruthChecks:
         return max((g for g, step in self._complete.items() if step > self._from[g][0]), default=0)
 
     def _step_maker(self, step: int, generation: int) -> int:
-        """Return the generation that made this step in the lineage of `generation`; 0 if none did."""
+        """Return the generation that made this step: `generation` or one that it descends from; 0 if none did."""
         while generation and step <= self._from[generation][0]:
             generation = self._from[generation][1]
         return generation
@@ -229,16 +232,16 @@ class TruthChecks:
     # --- states on disks ---------------------------------------------------------------------------------------
 
     def on_disk_removal(self, machine: SimMachine, kept: list[KeptState]) -> None:
-        """Keep only these states on a machine's disk, and check that no state that the job may need is removed.
-        The newest step that disks hold for every rank must stay there, unless storage has one that is at least as new.
-        """
+        """Remove all states but `kept` from a machine's disk. Report a failure if this loses the newest step that the
+        disks held for every rank, and storage has no step as new."""
         before, stored = self._newest_on_disks(), max(self._stored, default=-1)
         machine.states = kept
         if self._newest_on_disks() < before and stored < before:
             self.report_broken(f"{machine.name} removes step {before} from its disk, and storage has step {stored}")
 
     def on_disk_eviction(self, machine: SimMachine, generation: int) -> None:
-        """Remove all states of an evicted machine. Check that a later generation has made a step without them."""
+        """Remove all states of an evicted machine. Report a failure if the machine held states and no generation newer
+        than `generation` has made a step."""
         if machine.states and self._newest_generation() <= generation:
             self.report_broken(f"{machine.name} removes its states, and nobody has made a step since")
         machine.states = []

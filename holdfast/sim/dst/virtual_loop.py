@@ -64,7 +64,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the error's type and message; for an exception group, those of all its errors."""
+    """Return the error's type and message, or the types and messages of all errors in an exception group."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(describe_error(e) for e in error.exceptions)
     return f"{type(error).__name__}: {error}"

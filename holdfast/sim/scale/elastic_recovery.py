@@ -1,4 +1,5 @@
-"""Elastic recovery at scale: what the policies of core/elastic choose for a pipeline of nodes, at its prices."""
+"""Simulates elastic recovery at scale: the policies of core/elastic choose plans, and the price sheet says how long
+these take."""
 
 from collections.abc import Mapping
 
@@ -6,10 +7,10 @@ import msgspec
 
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.layer_owners import busiest_link, missing_layers
-from holdfast.core.elastic.plan_choice import POLICIES, Propose, choose_plan
-from holdfast.core.elastic.plan_ground import rename_route
+from holdfast.core.elastic.plan_choice import POLICIES, choose_plan
+from holdfast.core.elastic.plan_ground import Propose, rename_route, survey
 from holdfast.core.elastic.proposal import PhaseCosts, Proposal
-from holdfast.core.elastic.route_times import count_routes
+from holdfast.core.elastic.route_times import count_routes, exchange_routes
 from holdfast.model.action import Launch
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, Semantics
 from holdfast.sim.scale.scale_state import ScaleState
@@ -24,7 +25,7 @@ SINGLE = ("replace", "reroute", "retemplate", "drop", "hybrid")
 
 
 class ElasticRecovery:
-    """A pipeline whose workers are nodes; on each launch in kept processes its plan is chosen anew."""
+    """A pipeline whose workers are nodes. At each launch in kept processes, its plan is chosen again."""
 
     resizes = True
 
@@ -52,7 +53,8 @@ class ElasticRecovery:
         return max(self.job.stages, int(self._state.setup.nodes * _LEAST))
 
     def seat_nodes(self, action: Launch) -> bool:
-        """Choose a plan for those that sit now; return whether it goes on from live state."""
+        """Choose a plan for the nodes that have seats now. Return False if all ranks must restore a state, and True if
+        the job resumes from the state in its processes."""
         names = [seat.node for seat in action.seats]
         self._take_slow_steps()
         before, self._members = self._members, names
@@ -71,7 +73,7 @@ class ElasticRecovery:
         return live and not self._plan.rollback
 
     def _choose(self, situation: PipelineSituation) -> Proposal:
-        """Choose a plan; should a layer have no live owner, everything is taken to be on storage."""
+        """Choose a plan. If a layer has no live owner, assume that storage has all layers."""
         if missing_layers(self.job, situation.held):
             situation = msgspec.structs.replace(situation, stored=0)
         policies = policies_of(self.name, lost=bool(situation.lost))
@@ -82,7 +84,7 @@ class ElasticRecovery:
         return chosen
 
     def resume_s(self) -> float:
-        """Return how long the chosen plan takes until its first step, and learn from it what phases take."""
+        """Return how long it takes until the first step of the chosen plan. Use it in later estimates."""
         prices, chosen = self._state.prices, self._chosen
         if chosen is None:
             return prices("groups", "go_on")
@@ -100,7 +102,7 @@ class ElasticRecovery:
         return busiest_link(plan.transfers) * layer_s
 
     def begin_steps(self) -> None:
-        """Begin to make steps, as fast as the plan can."""
+        """Let steps begin, and record how much slower they are under the chosen plan."""
         chosen, now, course = self._chosen, self._state.now, self._state.course
         if chosen is None:
             return
@@ -118,11 +120,12 @@ class ElasticRecovery:
             course.slow_steps(at, float("inf"), 1 - chosen.rate_after)
 
     def _return_to_whole(self, at: float, chosen: Proposal) -> float:
-        """Switch back to whole pipelines after a step, as a node sits idle; return when that is done."""
+        """After one step, leave a plan in which a node has no work, and form the pipelines anew. Return the time at
+        which this is done. If it would gain nothing, keep the plan and return `at`."""
         course, step_s = self._state.course, self._state.setup.step_s
         plan = msgspec.structs.replace(chosen.plan, transfers=())
         situation = situation_of(plan, self._members, self._members, course.newest, forked=False)
-        back = POLICIES["retemplate"](self.job, situation, self.costs)
+        back = POLICIES["retemplate"](survey(self.job, situation, self.costs))
         if not isinstance(back, Proposal) or back.rate_after <= chosen.rate_after:
             course.slow_steps(at, float("inf"), 1 - chosen.rate_after)
             return at
@@ -136,7 +139,7 @@ class ElasticRecovery:
         return until + switch_s
 
     def _take_plan(self, chosen: Proposal, plan: RoutePlan) -> None:
-        """Take what follows the chosen plan, if nothing has come in between."""
+        """Make `plan` the current plan, unless another proposal has replaced `chosen` or training has stalled."""
         if self._chosen is chosen and not self._state.course.stalled:
             self._plan = plan
 
@@ -149,15 +152,18 @@ class ElasticRecovery:
 
 
 def policies_of(name: str, *, lost: bool) -> Mapping[str, Propose]:
-    """Return what may be chosen: everything, or one policy; if nobody is lost, a node has come or a rank is forked
-    again, and every policy brings back whole pipelines."""
+    """Return the policies to choose from. The name "elastic" stands for all but stochastic wiring. Another name stands
+    for its policy and for the rollbacks, which every policy needs. If no node was `lost`, "retemplate", which forms the
+    pipelines anew, takes the place of the named policy."""
     if name == ELASTIC:  # wiring by lot is rerouting where all are alike, and takes seconds to draw for thousands
         return {one: propose for one, propose in POLICIES.items() if one != "stochastic wiring"}
     return {one: POLICIES[one] for one in (name if lost else "retemplate", *_ROLLBACKS)}
 
 
 def situation_of(plan: RoutePlan, before: list[str], names: list[str], step: int, *, forked: bool) -> PipelineSituation:
-    """Return what those that sit now know: the plan before in their numbers, and what the lost ones held."""
+    """Return the situation in which a new plan is chosen, for the nodes in `names`, which have seats now. `plan` was
+    made for the nodes in `before`; the situation has it with the new numbers of the nodes, and with the layers that
+    lost nodes held. With `forked`, a rank was forked again and so one node holds no layers."""
     places = {name: number for number, name in enumerate(names)}
     lost = [number for number, name in enumerate(before) if name not in places]
     renumbered = {number: places[name] for number, name in enumerate(before) if name in places}
@@ -171,7 +177,7 @@ def situation_of(plan: RoutePlan, before: list[str], names: list[str], step: int
     routes = {id(route): rename_route(route, moved) for route, _ in count_routes(plan.routes)}
     if forked:
         held[0] = ()  # one of them, whichever it is, forks a rank and gets its state again
-    earlier = RoutePlan(held=tuple(kept), routes=tuple(routes[id(route)] for route in plan.routes))
+    earlier = RoutePlan(held=tuple(kept), routes=exchange_routes(plan.routes, routes))
     return PipelineSituation(
         committed=step,
         held=tuple(held),
@@ -181,7 +187,7 @@ def situation_of(plan: RoutePlan, before: list[str], names: list[str], step: int
 
 
 def expected_costs(state: ScaleState) -> PhaseCosts:
-    """Return what phases are expected to take before any was seen: the means of their prices."""
+    """Return how long phases are expected to take before any is measured: the means of their prices."""
     prices, setup = state.prices, state.setup
     rate = state.mix.rate if setup.rate is None else setup.rate
     return PhaseCosts(

@@ -113,7 +113,7 @@ class MixError(Exception):
 
 
 def load_mix(name: str) -> FailureMix:
-    """Load a mix by its name, or from the user's TOML file of the same form; MixError if it is invalid."""
+    """Load a mix by its name, or from the user's TOML file of the same form. Raise MixError if it is invalid."""
     if name in KNOWN:
         text = resources.files("holdfast.sim.scale").joinpath("mixes", f"{name}.toml").read_text(encoding="utf-8")
     else:

@@ -1,4 +1,4 @@
-"""The schedule of failures with their causes, from a setup and a seed; every policy faces the same one."""
+"""The schedule of failures and their causes, drawn from a setup and a seed; it is the same for every policy."""
 
 from collections.abc import Iterator
 from random import Random

@@ -8,7 +8,7 @@ from holdfast.core.detect.crash import FailureCatalog, alarm_of
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.slow import EARLY, HABIT, SlowLimits
-from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Exit
 from holdfast.sim.scale.failure_mixes import FailureMode
 from holdfast.sim.scale.node_defects import NodeDefect, draw_wide_lot
@@ -74,9 +74,10 @@ class AlarmModel:
                 raise AssertionError("a slow job goes on: see slow.py")
 
     def slow_sign(self, node: str, runs_s: float) -> AlarmSign | None:
-        """Return the alarm for a slow node, due once it has cost as much as a replacement; None if it seems normal.
+        """Return the alarm that names a slow node once it has cost as much as a replacement of the node.
 
-        A generation learns its normal pace in its first rounds, so no cost counts before these are over.
+        A generation learns its normal pace in its first rounds; cost counts only after them. Return None if the
+        generation is so young that it learns the slow pace as its normal one.
         """
         limits = self._slow
         round_s = max(limits.round_s, limits.round_steps * self._step_s)
@@ -102,8 +103,8 @@ class AlarmModel:
         return AlarmSign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash_alarm(_TIMED_OUT, node))
 
     def _hang_sign(self, places: FailurePlace, lot: float, wide_lot: float) -> AlarmSign:
-        """Draw the alarm for a hang: a stopped or spinning process, a timeout, or, `act_s` later, a hang that names no
-        node."""
+        """Draw the alarm for a hang. It names a process that is stopped or spins, or it is a timeout, or it names no
+        node. An alarm that names none comes later, by `act_s` of the hang detector's settings."""
         node, other = places.node, places.other
         limits, unnamed = self._hang, self._prices.share_value("hang_unnamed")
         spinning, stopped = (unnamed + (1 - unnamed) * self._prices.share_value(name) for name in _KINDS)
@@ -133,8 +134,8 @@ class AlarmModel:
         return AlarmSign(after_s=named_s + (0.0 if is_stopped else limits.act_s), alarm=alarm)
 
     def _hash_sign(self, node: str, rng: Random) -> AlarmSign:
-        """Return the alarm of the next comparison of state hashes; the job loses all steps since the comparison
-        before."""
+        """Return the alarm that the next comparison of state hashes raises. The job loses the steps made since the
+        comparison before that one."""
         wait = rng.randint(1, self._every)
         reason = "has other parameters than its replicas"
         alarm = Alarm(

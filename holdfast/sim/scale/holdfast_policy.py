@@ -7,10 +7,10 @@ from holdfast.core.membership.standby_sizing import binomial_quantile
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.action import Finish, Launch, Stage
-from holdfast.model.alarm import Alarm
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, OrderVerb, Phase, Ready, Tick
 from holdfast.model.job_and_seats import Job
-from holdfast.model.release import Release
 from holdfast.sim.scale import node_defects, node_neighbours
 from holdfast.sim.scale.elastic_recovery import ElasticRecovery
 from holdfast.sim.scale.failure_mixes import BlastFailure, FailureMix, FailureMode
@@ -41,7 +41,7 @@ _SETTLED = 30  # steps after a launch at which progress is told once more: a rel
 
 
 def _make_recovery(name: str, state: ScaleState) -> KeptRecovery | None:
-    """Return what goes on in kept processes; None if every restart begins with new ones."""
+    """Return the recovery that keeps processes; None for the policy that starts new ones at every restart."""
     if name == NAME:
         return None
     return SurvivorRecovery(state) if name == SURVIVORS else ElasticRecovery(state, name)
@@ -160,7 +160,7 @@ class HoldfastPolicy:
             self.step_decider(Tick())
 
     def _book_spans(self, until: float) -> None:
-        """Add the job's spans since it was last queued to the time book, each with the failure that caused it."""
+        """Add the job's spans to the time book, each with the failure or change that caused the span."""
         account = self.ledger.make_account(until)
         self.state.tally.count_rungs(count_rungs(account.incidents, account.changes))
         for span in account.spans:
@@ -221,7 +221,7 @@ class HoldfastPolicy:
         self._show_failure(fault, node)
 
     def _choose_victim(self, strike: ScheduledFailure) -> str:
-        """Return a seated node to strike, a lemon if the failure asks for one; empty if no node is seated."""
+        """Return the seated node to strike; some failures prefer nodes that fail often. Empty if no node is seated."""
         lemons = [seat.node for seat in self.state.view.seats if seat.node in self._lemons] if strike.lemon else []
         return lemons[int(strike.luck * len(lemons))] if lemons else self._seated_node(strike.luck)
 
@@ -294,7 +294,7 @@ class HoldfastPolicy:
         return any(isinstance(action, Stage) for action in self.step_decider(order).actions)
 
     def on_finish(self, action: Finish) -> None:
-        """Book the time after the job gave up: a person finds the cause and queues the job again."""
+        """Book the time after the job gave up, until a person has found the cause and queued the job again."""
         self._book_spans(self.state.now)
         rest_s = self.people.rest_s(self.state.cried)
         for node in self.people.mend_failure(self.state.cried):

@@ -1,4 +1,4 @@
-"""Defects of bad machines, and whether probes and detectors can detect them; drawn once for each machine."""
+"""Defects of bad machines, each with random numbers that decide which probes and detectors find it."""
 
 from random import Random
 
@@ -10,7 +10,7 @@ from holdfast.sim.scale.failure_mixes import FailureMode
 class NodeDefect(msgspec.Struct, frozen=True, kw_only=True):
     """A machine's defect, which shows again after every launch until the machine is gone.
 
-    Lots are from 0 to 1 and never change for a machine: a probe that misses its defect once will always miss it.
+    Its lots are random numbers from 0 to 1 that never change: a probe that misses the defect once will always miss it.
     """
 
     fault: FailureMode
@@ -26,5 +26,5 @@ def draw_defect(fault: FailureMode, rng: Random) -> NodeDefect:
 
 
 def draw_wide_lot(hang_lot: float) -> float:
-    """Derive another lot from `hang_lot`, without a draw that would change the seed's later draws."""
+    """Derive another random number from `hang_lot`, so that the seed's random numbers stay as they are."""
     return Random(hang_lot).random()

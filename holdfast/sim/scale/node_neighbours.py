@@ -17,7 +17,7 @@ class FailurePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seats_around(seats: tuple[Seat, ...], node: str, count: int) -> tuple[Seat, ...]:
-    """Return up to `count` seats side by side, among them this node's; empty if the node has no seat."""
+    """Return the node's block of up to `count` consecutive seats; empty if the node has no seat."""
     place = next((number for number, seat in enumerate(seats) if seat.node == node), None)
     if place is None:
         return ()
@@ -26,7 +26,8 @@ def seats_around(seats: tuple[Seat, ...], node: str, count: int) -> tuple[Seat, 
 
 
 def find_place(seats: tuple[Seat, ...], node: str, other: str) -> FailurePlace:
-    """Return the nodes of the failed node's pipeline, and the ranks that an alarm about a hang there may name."""
+    """Return the place of a node's failure: the nodes of its pipeline, and the ranks that may be named if they hang.
+    `other` is the node that is named if nobody knows better."""
     group = seats_around(seats, node, _PIPELINE)
     own = [number for number, seat in enumerate(group) if seat.node == node]
     near = {group[number % len(group)].first_rank for place in own for number in (place, place + 1)}

@@ -21,7 +21,7 @@ KEPT = (SURVIVORS, ELASTIC, *SINGLE)  # as ours, in processes that are kept
 def play_policy(
     policy: str, setup: ScaleSetup, mix: FailureMix, sheet: PriceSheet | None = None
 ) -> tuple[ScaleResult, TimeBook]:
-    """Simulate one seed of a policy; return its result and its time book."""
+    """Simulate one seed of a policy. Return its result, and the book of how its time was used."""
     sheet = sheet or price_sheet.load_sheet()
     played = (
         HoldfastPolicy(setup, mix, sheet, policy)

@@ -52,7 +52,8 @@ class PriceDraws:
 
 
 def scale_sheet(sheet: PriceSheet, times: Mapping[str, float]) -> PriceSheet:
-    """Return the sheet with named durations and chances multiplied by `times`; ValueError for an unknown name."""
+    """Return the sheet with the durations and chances that `times` names multiplied by its factors. Raise ValueError
+    for an unknown name."""
     price = tuple(_scale_price(p, times.get(p.name, 1.0)) for p in sheet.price)
     shares = [msgspec.structs.replace(s, value=s.value * times.get(s.name, 1.0)) for s in sheet.share]
     unknown = times.keys() - {p.name for p in price} - {s.name for s in shares}
@@ -67,8 +68,8 @@ def _scale_price(price: Price, times: float) -> Price:
 
 
 def read_curve(curve: Curve, gpus: float) -> float:
-    """Return a published curve's value at this size: linear in log2(GPUs), also beyond its ends; at least a quarter of
-    its minimum."""
+    """Return a published curve's value at this number of GPUs. The curve is linear in log2(GPUs), and is extended
+    beyond its ends. The value is never less than a quarter of the curve's minimum."""
     pairs = list(pairwise(curve))
     low, high = next(((a, b) for a, b in pairs if gpus <= b[0]), pairs[-1])
     part = (log2(gpus) - log2(low[0])) / (log2(high[0]) - log2(low[0]))

@@ -20,7 +20,7 @@ _WINDOW_S = 86400.0  # an update that may wait rides on a restart within this
 
 
 class SymptomResponse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a practice detects and handles one symptom."""
+    """How a published practice detects and handles one symptom."""
 
     shows: Shows
     source: str
@@ -113,8 +113,7 @@ class PolicyRun:
     _cause = ""
 
     def _lose_work(self, more_s: float = 0.0) -> None:
-        """Discard the work since the last save, but at least the last `more_s` seconds of training, which were
-        wrong."""
+        """Discard the work since the last save, and at least the last `more_s` seconds of training."""
         every_s = self.practice.save_every_s
         lost_s = self._trained % every_s if every_s else self.setup.step_s * self.rng.random()
         lost_s = min(self._trained, max(lost_s, more_s))
@@ -154,13 +153,12 @@ class PolicyRun:
             self._train_until(self.now + self.prices("corrupts" if shows == "loss" else "relapse"), name)
 
     def _is_down(self, at: float) -> bool:
-        """Whether no rank ran at this instant; a failure at such an instant harms nothing."""
+        """Return whether no rank ran at this instant; a failure at such an instant harms nothing."""
         piece = self.book.piece_at(at)
         return piece is not None and piece.use not in (TRAIN, "redo", "launch", "update")
 
     def _passes_unseen(self, sees: SymptomResponse, name: str) -> bool:
-        """Whether a slow job recovers by itself before anybody notices; if so, record the slow stretch in the time
-        book."""
+        """If a slow job recovers before anybody notices, record the slow stretch in the book. Return whether it did."""
         slow_s = self.prices("passes")
         if slow_s >= sees.detect_s[0]:
             return False
@@ -194,7 +192,7 @@ class PolicyRun:
             self._spend_time("launch", self.prices(self.practice.restart), name)
 
     def _take_standbys(self, gone: int) -> int:
-        """Take up to `gone` available standbys; return how many were taken. Each is replaced after a while."""
+        """Take up to `gone` standbys; return how many were available. Each is replaced after a delay."""
         while self._idle and self._idle[0] <= self.now:
             self._back_at.append(self._idle.popleft() + self.prices("acquire", "boot"))
             self.tally.standbys_lost += 1
@@ -206,7 +204,8 @@ class PolicyRun:
         return taken
 
     def _update_code(self, at: float) -> None:
-        """Update the code: at once by requeueing, or with the next restart but at most a day later."""
+        """Update the code at the time `at`. A practice that requeues restarts the job at once. Otherwise the update
+        waits for the next restart; an update that has waited for a day causes a restart of its own."""
         self.tally.updates += 1
         if self.practice.updates == "requeue":
             self._train_until(at, "")

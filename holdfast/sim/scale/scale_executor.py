@@ -53,7 +53,7 @@ class ScaleExecutor:
                 state.call_later(prices("tell", "stop"), job.on_finish, action)
 
     def _acquire_nodes(self, action: Acquire) -> None:
-        """Acquire nodes: at once when a job begins; nodes asked for later come after a delay, and some never report."""
+        """Acquire nodes. A job's first nodes come at once; later ones take time, and some never report."""
         state, job = self.state, self.job
         names = tuple(f"n{self._made + number}" for number in range(action.count))
         self._made += action.count

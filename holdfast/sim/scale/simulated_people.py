@@ -34,7 +34,7 @@ class SimulatedPeople:
         state.call_later(takes_s, self._answer_job, state.cried)
 
     def _answer_job(self, name: str) -> None:
-        """Act on the job once the cause is found: evict the bad machines, and resume the job if it is held."""
+        """Act once a person knows the cause: evict the bad machines, and resume the job if it is paused."""
         state = self._state
         for node in self.mend_failure(name):
             self._give_order("evict", name, node)
@@ -42,7 +42,7 @@ class SimulatedPeople:
             self._give_order("resume", name, "")
 
     def mend_failure(self, name: str) -> list[str]:
-        """Fix the cause of this failure; return the machines with this defect, which must be evicted."""
+        """Fix the cause of the failure `name`. Return the machines whose defect causes it; they must be evicted."""
         state = self._state
         state.bugs.mend_fault(name)
         if state.away[1] is not None and state.away[1].name == name:
@@ -63,11 +63,11 @@ class SimulatedPeople:
     # --- a bad machine -------------------------------------------------------------------------------------------
 
     def page_person(self, node: str, defect: NodeDefect) -> None:
-        """After a delay, have a person search for a defective machine, if the job still has it by then."""
+        """After a delay, let a person search for a defective machine."""
         self._state.call_later(self._state.prices("page"), self._seek_machine, node, defect)
 
     def _seek_machine(self, node: str, defect: NodeDefect) -> None:
-        """Start a person's search for a bad machine; if the machine computes wrongly, the job is held meanwhile."""
+        """Start a person's search for a bad machine. If it computes wrongly, pause the job during the search."""
         state = self._state
         if node in self._sought or state.defects.get(node) is not defect:
             return
@@ -78,7 +78,7 @@ class SimulatedPeople:
         state.call_later(self._takes_s(defect.fault.name), self.on_found, node, defect, corrupts)
 
     def on_found(self, node: str, defect: NodeDefect, held: bool = False) -> None:
-        """Evict the bad machine that a person found, if it is still in the job; resume the job if it was held."""
+        """Evict the bad machine that a person found, if the job still has it. Resume a job that was paused (`held`)."""
         state = self._state
         self._sought.discard(node)
         if state.defects.get(node) is defect and node not in state.dead:

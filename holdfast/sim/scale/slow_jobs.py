@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.sim.scale.failure_mixes import FailureMode
 from holdfast.sim.scale.node_defects import NodeDefect
 from holdfast.sim.scale.scale_state import ScaleState
@@ -27,7 +27,7 @@ class SlowJobs:
         state.book.add_slow_stretch(state.now, seconds, state.prices.share_value("drag"), fault.name)
 
     def show_slowness(self, fault: FailureMode, node: str, defect: NodeDefect | None) -> None:
-        """Slow the job down until a person acts, or until the alarm that names the slow host, if that comes first."""
+        """Slow the job down. It stays slow until a person acts, or until an earlier alarm names the slow host."""
         state = self._state
         off = "slow" in state.setup.off
         person_s = state.prices("person", "unseen") if off else state.prices("person")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Decision, Event
 from holdfast.sim.scale import node_defects
 from holdfast.sim.scale.failure_schedule import ScheduledFailure

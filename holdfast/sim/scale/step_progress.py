@@ -42,12 +42,12 @@ class ScaleProgress:
         return self._first + int(self._stepped_s(self.good_at(now)) / self._setup.step_s)
 
     def _stepped_s(self, until: float) -> float:
-        """Return for how long this generation would have made steps until then, had none been slow."""
+        """Return for how long this generation had made steps by `until`, without the time lost to slow steps."""
         lost = sum(part * max(0.0, min(end, until) - start) for start, end, part in self._drags)
         return until - (self._first_at or 0.0) - lost
 
     def slow_steps(self, start: float, end: float, part: float) -> None:
-        """Lose this part of the time from `start` to `end`."""
+        """Record that steps were slow from `start` to `end`: `part` of that time is lost."""
         self._drags.append((start, end, part))
 
     def take_slow_steps(self, now: float) -> list[tuple[float, float, float]]:
@@ -100,7 +100,7 @@ class ScaleProgress:
         )
 
     def _step_at(self, step: int, now: float) -> float:
-        """Return when this generation made its newest step."""
+        """Return when this generation made its newest step, which is `step`."""
         if self._drags:
             good_at = self.good_at(now)
             return good_at - self._stepped_s(good_at) % self._setup.step_s
@@ -133,13 +133,13 @@ class ScaleProgress:
         self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
 
     def keep_live(self) -> None:
-        """Go on from what living nodes hold: no step is made again but the one under way."""
+        """Resume from the state in living nodes: only the step under way is made again."""
         self._tier, self._again, self.behind = "live_state", False, 0
         self._first, self._first_at = self._best + 1, None
         self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
 
     def _late_s(self) -> float:
-        """Draw how many seconds the floor lags behind training: sending a copy takes time, and a pause may follow."""
+        """Draw for how many seconds a step is not yet on a peer: sending takes time, and a pause may come first."""
         sent_s = self._prices("peer_state")
         return sent_s + self._rng.uniform(0.0, sent_s / _DUTY + self._setup.step_s)
 

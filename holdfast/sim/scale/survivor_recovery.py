@@ -1,4 +1,4 @@
-"""Recovery at scale in processes that are kept: what it takes, and from where the job goes on."""
+"""Recovery at scale in processes that are kept: how long it takes, and from which state the job resumes."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ SURVIVORS = "survivors"
 
 
 class KeptRecovery(Protocol):
-    """How a job goes on in kept processes."""
+    """How a job recovers when its processes are kept."""
 
     name: str
     resizes: bool  # on fewer nodes, too
@@ -22,7 +22,8 @@ class KeptRecovery(Protocol):
 
 
 class SurvivorRecovery:
-    """As `holdfast.survive` does it: all seats are taken again, and all ranks restore the newest step that all have."""
+    """Recovers as `holdfast.survive` does: all seats are filled again, and all ranks restore the newest step of which
+    every rank's state is left."""
 
     name = SURVIVORS
     resizes = False
@@ -36,13 +37,13 @@ class SurvivorRecovery:
         return self._state.setup.nodes
 
     def seat_nodes(self, action: Launch) -> bool:
-        """Take note of who sits where; return whether live state is enough to go on, so that nobody restores."""
+        """Record which nodes have seats. Return whether the job resumes from live state, so that no rank restores."""
         names = [seat.node for seat in action.seats]
         self._admitted, self._before = names != self._before, names
         return False
 
     def resume_s(self) -> float:
-        """Return how long it takes from the launch to the first step, restoring aside."""
+        """Return how long it takes from the launch to the first step, not counting the restore."""
         return self._state.prices("groups", "go_on", *(("fork",) if self._admitted else ()))
 
     def begin_steps(self) -> None:

@@ -50,7 +50,7 @@ class TimeBook:
         return self.pieces[-1].end_at if self.pieces else 0.0
 
     def add_piece(self, use: str, end_at: float, cause: str = "") -> None:
-        """Add the time from the end of the last piece to `end_at`; nothing if the book already reaches that far."""
+        """Add the time from the end of the last piece to `end_at`. Do nothing if the last piece ends later."""
         if end_at > self.at:
             self.pieces.append(TimePiece(use=use, start_at=self.at, end_at=end_at, cause=cause if use != TRAIN else ""))
 
@@ -106,7 +106,7 @@ class TimeBook:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def productive_until(self, stall: float, instants: Sequence[float]) -> list[float]:
-        """Return productive seconds up to each of these instants, which must be in order."""
+        """Return productive seconds up to each of these ordered instants; `stall` is the share lost to saving."""
         assert all(a.end_at == b.start_at for a, b in pairwise(self.pieces)), "pieces leave a gap or overlap"
         paces = [(piece.start_at, piece.end_at, 1.0) for piece in self.pieces if piece.use == TRAIN]
         paces += [(drag.start_at, drag.end_at, -drag.part) for drag in self.drags]

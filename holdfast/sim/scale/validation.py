@@ -58,8 +58,8 @@ def daly_interval_s(nodes: int, rate: float, write_s: float) -> float:
 
 
 def check_closed_form(seeds: int, grid: tuple[tuple[int, float, float], ...] = _GRID) -> list[ValidationCheck]:
-    """Compare simulated ETTR with `meta_ettr`, within 5 %; a larger difference is expected where failures are
-    frequent."""
+    """Compare simulated ETTR with that of `meta_ettr`. They must agree within 5 %, except where failures are so
+    frequent that the formula is known to be off."""
     found = []
     for nodes, write_s, restart_s in grid:
         every_s = daly_interval_s(nodes, _RSC, write_s)
@@ -101,7 +101,7 @@ def _simple_ettr(nodes: int, every_s: float, write_s: float, restart_s: float, s
 
 
 def check_standbys() -> list[ValidationCheck]:
-    """Compare the P99 number of standbys with ByteRobust's table 5: four job sizes, one failure rate."""
+    """Compare the P99 number of standbys with ByteRobust's table 5, which has four job sizes and one failure rate."""
     published = {128: 2, 256: 2, 512: 3, 1024: 4}
     found = {nodes: binomial_quantile(nodes, 0.0012) for nodes in published}
     return [
@@ -115,8 +115,8 @@ def check_standbys() -> list[ValidationCheck]:
 
 
 def check_restarts() -> list[ValidationCheck]:
-    """Check that each point of our input curves, from ByteRobust's table 7, can be predicted from the curve's other
-    points."""
+    """Check the form of the curves of restart times, which come from ByteRobust's table 7. Each point must be
+    predictable from the other points of its curve."""
     found = []
     for name, published in (("first_step", "hot update"), ("requeue", "requeue")):
         curve = next(p.by_gpus for p in price_sheet.load_sheet().price if p.name == name)
@@ -137,8 +137,7 @@ def check_restarts() -> list[ValidationCheck]:
 
 
 def check_scheduling(trials: int = 20000) -> list[ValidationCheck]:
-    """Compare ByteRobust's figure 12 with values computed from its table 7, with the number of lost machines drawn at
-    random."""
+    """Compare ByteRobust's figure 12 with values from its table 7; the number of lost machines is random."""
     sheet, rng = price_sheet.load_sheet(), Random("figure 12")
     warm_s = next(read_curve(p.by_gpus, 16384) for p in sheet.price if p.name == "first_step")
     requeue_s = next(read_curve(p.by_gpus, 16384) for p in sheet.price if p.name == "requeue")

@@ -14,7 +14,7 @@ class VirtualClock:
         self._pushed = 0
 
     def call_later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
-        """Plan a call; it is dropped if the job ends and is queued again before then."""
+        """Plan a call. The call is dropped if the job ends before that time."""
         self.call_at(self.life, self.now + delay_s, call, *args)
 
     def call_at(self, life: int, at: float, call: Callable[..., object], *args: object) -> None:

@@ -44,7 +44,7 @@ class CertificateAuthority:
         write_secret(signing, key_pem(self._key))  # last: what has it is whole
 
     def sign_node(self, name: str, request: bytes) -> bytes:
-        """Return a node's certificate (PEM) for the key of a signing request; ValueError for a bad request."""
+        """Return a node's certificate (PEM) for the key of a signing request. Raise ValueError for a bad request."""
         asked = x509.load_pem_x509_csr(request)
         if not asked.is_signature_valid:
             raise ValueError("the request is not signed by its own key")

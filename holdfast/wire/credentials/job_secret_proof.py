@@ -1,8 +1,8 @@
 """The job's secret, which every host has: checks of its strength, and how both sides prove that they know it.
 
-The secret itself is never sent. First the controller proves that it knows the secret, with a code over both sides'
-random numbers and the certificate of this very link, which keeps out a man in the middle. Then the node proves the
-same.
+The secret itself is never sent. First the controller proves that it knows the secret, and then the node does. Each
+proof is a code over both sides' random numbers and the certificate of this link. A man in the middle has another
+certificate, so no proof that he passes on is valid.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def secret_fault(token: str) -> str:
 
 
 def make_proof(token: str, who: str, *parts: bytes) -> str:
-    """Return an HMAC of these parts, keyed by the secret; `who` makes the two sides' proofs differ."""
+    """Return an HMAC of these parts, keyed by the secret. `who` names the side: each side's proof differs."""
     said = hashlib.sha256()
     for part in (who.encode(), *parts):
         said.update(len(part).to_bytes(8, "big") + part)

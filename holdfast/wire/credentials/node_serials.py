@@ -1,7 +1,6 @@
 """The certificate serials of a job's nodes, by node name, kept in a file beside the job's keys.
 
-Each node adds one line of JSON, with a seal. To rewrite the whole file each time would take quadratic time in the
-number of nodes.
+Each node adds one line of JSON, with a seal. Rewriting the whole file each time would take quadratic time.
 """
 
 import os
@@ -17,7 +16,7 @@ _NAME = "nodes.json"
 
 
 class RecordedSerials(NamedTuple):
-    """What the file says: serials by node name, and how many of its lines are not as they were written."""
+    """What the file says: serials by node name, and how many of its lines are damaged."""
 
     serials: dict[str, str]
     damaged: int
@@ -39,7 +38,7 @@ def read_serials(folder: Path) -> RecordedSerials:
 
 
 def _read_line(line: bytes) -> dict[str, str]:
-    """Return the names and serials of one line; ValueError if it is not as it was written."""
+    """Return the names and serials of one line. Raise ValueError if the line is damaged."""
     if line.startswith(b"{"):  # as lines were before they had a seal
         return from_json(line, dict[str, str])
     name, serial, seal = from_json(line, tuple[str, str, str])

@@ -24,7 +24,7 @@ class UserCertificateError(Exception):
 
 
 class UserCertificates(NamedTuple):
-    """The certificate files of one host, the node and run they are for, and whether they suit a controller."""
+    """The certificate files of one host, with the node and run that the certificate names."""
 
     keys: KeyFiles
     node: str  # the name that the certificate is for

@@ -49,7 +49,7 @@ class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_flight(buf: Buffer, at: int, node: str, offset_s: float = 0.0) -> FlightReport | None:
-    """Return the newest whole record of a log, or None; `offset_s` is the controller's clock minus ours."""
+    """Return a flight log's newest whole record, or None; `offset_s` is the controller's clock minus the host's."""
     halves = [get_record(buf, at + TOLD_AT + half * HALF_BYTES, HALF_BYTES) for half in (0, 1)]
     for _, body in sorted((half for half in halves if half), reverse=True):
         with contextlib.suppress(msgspec.DecodeError):  # a rank can write anything there

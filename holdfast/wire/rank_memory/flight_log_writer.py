@@ -69,8 +69,9 @@ class FlightLog:
         channels: list[ChannelState] | None = None,
         waits: bool = False,
     ) -> None:
-        """Write the state of every group, the newest arrivals, and whether the rank waits in torch.distributed. Also
-        write the messages of every channel, if they are counted. If space runs short, omit the oldest arrivals."""
+        """Write the state of the groups, the newest arrivals, and whether the rank waits in torch.distributed. Also
+        write the messages of the channels, if these are counted and not too many. If space runs short, omit first the
+        channels, then the oldest arrivals and some groups."""
         channels = channels if channels is None or len(channels) <= CHANNELS else None
         groups = sorted(groups, key=lambda group: -group[5])[:GROUPS]
         arrivals = sorted(arrivals, key=lambda came: -came[2])[:ARRIVALS]

@@ -95,8 +95,8 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
-    """Return the newest whole record; None if the slot is empty or still has no whole record after a few tries. Also
-    None if it has values that no rank can report: a controller would refuse the node's whole message for them."""
+    """Return the newest whole record. Return None if the slot is empty, if a few tries find no whole record, or if a
+    value is impossible. An impossible value would make the controller refuse the node's whole message."""
     for _ in range(_TRIES):
         image = bytes(buf[index * SLOT_BYTES : index * SLOT_BYTES + RING_AT])
         body = newest_record(image)
@@ -111,8 +111,8 @@ def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
 def read_entries(
     buf: mmap.mmap | memoryview, index: int, reading: SlotReading, after: int
 ) -> tuple[int, list[StepValues | Mark]]:
-    """Return the newest number in the slot's ring, and the step values and state hashes numbered above `after`, in
-    order."""
+    """Return the step values and hashes in the slot's ring with numbers above `after`, in order. Also return the number
+    of the newest, or `after` if there is none."""
     start = index * SLOT_BYTES + RING_AT
     image = bytes(buf[start : start + RING * ENTRY_BYTES])
     found: list[tuple[int, StepValues | Mark]] = []

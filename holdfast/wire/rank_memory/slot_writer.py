@@ -1,9 +1,9 @@
 """Writes a rank's progress slot: the few numbers that it reports to its node, in memory that outlives the rank.
 
-A slot is a seqlock over two records that are written in turn, each with a checksum; the newest whole one counts. So a
-rank that was stopped or killed in the middle of a write still shows the step before, and nothing depends on memory
-barriers, which Python does not have. After the records a ring holds the values of the last steps, so that a reader
-that looks now and then misses none. Every training script pays for the imports here, so there are few.
+A slot has two records, written in turn, each with a checksum. A reader takes the newest record that is whole. So a rank
+that dies in the middle of a write still shows its previous record, and no memory barriers are needed, which Python does
+not have. A ring after the records keeps the values of the last steps for readers that look only now and then. Every
+training script imports this module, so it imports little.
 """
 
 import fcntl
@@ -45,8 +45,7 @@ REPLICATED = 131072  # each of several ranks has the whole state
 
 
 class SlotWriter:
-    """Writes one rank's slot in one generation, from one process only: the rank, or the child that makes its
-    steps."""
+    """Writes one rank's slot in one generation, from one process only: the rank, or a child that makes its steps."""
 
     def __init__(
         self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int, heir: bool = False
@@ -102,7 +101,7 @@ class SlotWriter:
             self._write_record()
 
     def step(self, step: int, *, counted: bool = False) -> None:
-        """Record a finished step. The first step that the script reports replaces a first step that we counted."""
+        """Record a finished step. The script's first own report replaces a first step that holdfast `counted`."""
         self._step, self._step_at = step, monotonic()
         if self._first_step < 0 or (self._flags & COUNTED and not counted):
             # What was left out before it came first all the same: the state is that of the step before.
@@ -113,22 +112,22 @@ class SlotWriter:
         self._write_record()
 
     def remember_first_step(self, step: int, *, numbered: bool) -> None:
-        """Record a first step that holdfast counted, but not as the newest: the script may yet report a number for it.
-        With `numbered`, the count is the job's own step number, not one since the launch."""
+        """Record the first step that holdfast counted, but no newest step, because the script may still report its own
+        number. With `numbered`, `step` is the job's step number; without, it counts from the launch."""
         self._first_step, self._first_at = step, monotonic()
         self._flags |= COUNTED | NUMBERED * numbered
         self._pack_cold_part()
         self._write_record()
 
     def resume_from(self, step: int, *, made_up: bool = False) -> None:
-        """Record the number of steps made before the first counted step; the next write shows it. With `made_up`, the
-        optimizer's count includes a step that torch made only to create its state."""
+        """Record the number of steps made before the first counted step; the next write shows it. `made_up` says that
+        this number includes a step that torch made only to create the optimizer's state."""
         self._origin = step
         self._flags |= MADE_UP * made_up
         self._pack_cold_part()
 
     def add_work(self, tokens: float, flops: float) -> None:
-        """Add the tokens and FLOPs of a step; the next write shows the sums."""
+        """Add the tokens and FLOPs of a step to the sums in the next record."""
         self._tokens, self._flops = self._tokens + tokens, self._flops + flops
 
     def note_parameters(self, count: int) -> None:
@@ -144,7 +143,7 @@ class SlotWriter:
         own_norm: float | None = None,
         update: float | None = None,
     ) -> None:
-        """Record a step's values. The next write shows the newest values; the ring keeps those of the last steps."""
+        """Append a step's values to the ring, and keep the loss and the gradient norm for the next record."""
         self._flags &= ~(LOSS | GRAD_NORM)
         self._loss_step, self._loss, self._grad_norm = step, nan, nan
         if loss is not None:
@@ -164,8 +163,8 @@ class SlotWriter:
         )
 
     def _judge_loss(self, step: int, loss: float) -> None:
-        """Latch the first step whose loss is not finite, and the first of two such steps in a row, so that a reader
-        that looks only now and then misses neither."""
+        """Record the first step whose loss is not finite, and the first of two consecutive ones. Both stay in the
+        record, so that a reader that looks only now and then sees them."""
         before, self._bad_step = self._bad_step, -1 if isfinite(loss) else step
         if self._bad_step >= 0 and self._lasting_bad_step < 0:
             self._lasting_bad_step = before if before != step else -1
@@ -187,7 +186,7 @@ class SlotWriter:
 
     @property
     def is_loss_bad(self) -> bool:
-        """Whether the newest loss is not finite."""
+        """Return whether the newest loss is not finite."""
         return bool(self._flags & LOSS) and not isfinite(self._loss)
 
     def enter_phase(self, phase: str) -> None:
@@ -223,14 +222,14 @@ class SlotWriter:
             self._write_record()
 
     def note_set_up(self, imported_at: float, set_up_at: float) -> None:
-        """Record when the script was last seen importing and setting up, for the write of the first step. Imports after
-        the process groups were made count as time of the groups, unless the rank had begun to restore state by then."""
+        """Remember when the script was last seen setting up, for the record of the first step. If it imported modules
+        after its process group was made, date the group to the last import, unless restoring began earlier."""
         if self._grouped_at < imported_at and self._grouped_at and not 0 < self._restoring_at < imported_at:
             self._grouped_at = imported_at
         self._set_up_at = set_up_at
 
     def note_skipped_updates(self, count: int) -> None:
-        """Record how many updates in a row were skipped because gradients were not finite; 0: the last was made."""
+        """Record how many of the newest updates in a row were skipped because gradients were not finite."""
         self._skipped_updates = count
         self._pack_cold_part()
         self._write_record()
@@ -248,11 +247,11 @@ class SlotWriter:
         self._set_flag(RESIZES)
 
     def mark_replicated(self) -> None:
-        """Record that each of the job's several ranks has its whole state."""
+        """Record that the job has several ranks, and that each of them has the whole state of the job."""
         self._set_flag(REPLICATED)
 
     def mark_carries(self) -> None:
-        """Record that this rank keeps its state in its process, and brings it to others: none needs restoring."""
+        """Record that this rank keeps its state in its process and sends it to other ranks, so none needs a restore."""
         self._set_flag(CARRIES)
 
     def mark_returned(self) -> None:
@@ -271,8 +270,8 @@ class SlotWriter:
             self._write_record()
 
     def _is_ours(self, *, whoever: bool = False) -> bool:
-        """Return whether this process may write the slot: not if another live process of the rank has claimed it,
-        unless `whoever` is set. On True, continue from the record that another process left."""
+        """Return whether this process may write the slot. Another live process that has claimed the slot prevents this,
+        unless `whoever` is set. If an earlier process left a record, take it over before returning True."""
         body = newest_record(bytes(self._buf[self._at : self._at + RING_AT]))
         if body is None or COLD.unpack_from(body, HOT.size)[:3] == self._owner:
             return True
@@ -333,17 +332,17 @@ def record_owner(body: bytes) -> tuple[int, int, int]:
 
 
 def is_claimed(body: bytes) -> bool:
-    """Whether the writer of the record makes the rank's steps and is alive."""
+    """Return whether the writer of the record makes the rank's steps and is alive."""
     return was_claimed(body) and is_alive(record_owner(body)[2])
 
 
 def was_claimed(body: bytes) -> bool:
-    """Whether the writer of the record made the rank's steps, even if it has ended since."""
+    """Return whether the writer of the record made the rank's steps, even if it has ended since."""
     return bool(HOT.unpack_from(body)[1] & CLAIMED)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this pid exists and has not ended."""
+    """Return whether a process of this pid exists and has not ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -356,9 +355,9 @@ class SlotBusy(Exception):
 
 
 def claim_slot(path: str, index: int, generation: int, mine: SlotWriter | None) -> SlotWriter | None:
-    """Claim the slot for a process that is about to make its rank's first step; None if another process has it.
+    """Claim the slot for a process that is about to make its rank's first step; return None if another process has it.
 
-    The rank's own process passes its writer as `mine`; a child passes None. SlotBusy if two try at once.
+    `mine` is the writer of the rank's own process; a child passes None. Raise SlotBusy if two processes try at once.
     """
     at = index * SLOT_BYTES
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -34,7 +34,7 @@ class _PersonNote(msgspec.Struct):
 
 
 class _RunNote(msgspec.Struct):
-    """The fields that run.json has had in all versions of holdfast; by them a run directory is recognized."""
+    """The fields of run.json that every version of holdfast writes. A folder with such a file is a run directory."""
 
     job: dict[str, Any]
     entry: dict[str, Any]
@@ -43,7 +43,7 @@ class _RunNote(msgspec.Struct):
 
 
 def read_secrets(run_dir: Path, settings: Settings, token_file: str | None, env: Mapping[str, str]) -> tuple[Word, ...]:
-    """Return a run's secrets: the one with which hosts join, its own token, its door's key, and its hook's address."""
+    """Return a run's secrets: the job's secret, the run's own token, two private keys, and the address of the hook."""
     files = (
         token_file or env.get("HOLDFAST_TOKEN_FILE"),
         f"{run_dir}/door/secret",
@@ -59,9 +59,10 @@ def read_secrets(run_dir: Path, settings: Settings, token_file: str | None, env:
 def find_secrets(
     root: Path, paths: Collection[str], secrets: Collection[Word], digests: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the paths that no release may contain, each with the path to name as the reason: the run directory or home
-    of holdfast that it is in, or the file itself if it holds one of `secrets`, another job's secret, a node's token, or
-    a person's token, of which only `digests` are known."""
+    """Find the files that no release may contain. Return their paths, each with the path that is the reason. If a file
+    lies in a run directory or a home of holdfast, the reason is that folder. If a file contains a secret, the reason is
+    the file itself. Secrets are `secrets`, the secrets of other jobs, node tokens, and people's tokens with one of
+    these `digests`."""
 
     @cache
     def private_folder(folder: str) -> str:
@@ -81,14 +82,14 @@ def find_secrets(
 
 
 def _has_token(content: bytes, digests: Collection[str]) -> bool:
-    """Whether a node's token, or a person's with one of these digests, stands in a file."""
+    """Return whether a file contains a node's token, or a person's token with one of these digests."""
     if _NODE_TOKEN.search(content):
         return True
     return bool(digests) and any(sha256(word).hexdigest() in digests for word in set(_USER_TOKEN.findall(content)))
 
 
 def is_run_folder(folder: str) -> bool:
-    """Whether a folder is a run directory."""
+    """Return whether a folder is a run directory."""
     try:
         from_json(_read_small(os.path.join(folder, "run.json")), _RunNote)
     except msgspec.DecodeError:
@@ -106,7 +107,7 @@ def _is_private(folder: str) -> bool:
 
 
 def _is_home(folder: str) -> bool:
-    """Whether a folder is a home of holdfast, known by its link `newest` or, without that link, by the tokens in it."""
+    """Return whether a folder is a home of holdfast, which has a link `newest`, or else tokens."""
     if os.path.islink(f"{folder}/newest"):
         return is_run_folder(f"{folder}/newest") or any(map(os.path.exists, (f"{folder}/{name}" for name in _HOME)))
     tokens = (f"join/{name}" for name in _list_names(f"{folder}/join"))
@@ -114,7 +115,7 @@ def _is_home(folder: str) -> bool:
 
 
 def _is_home_secret(path: str, content: bytes) -> bool:
-    """Whether a file is, by its place and content, a job's secret or the tokens of people in a home of holdfast."""
+    """Return whether a file in a home of holdfast holds a job's secret or people's tokens. Path and content decide."""
     if not _HOME_SECRET.search(path):
         return False
     if path.endswith(".token"):

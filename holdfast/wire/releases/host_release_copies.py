@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 from holdfast.wire.releases import release_tree_overlay, tree_archive
 from holdfast.wire.releases.tree_archive import MIB, ArchiveError
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class ReleaseFolder:
-    """Stores release copies. The first process that needs a copy makes it: the starting command or a node."""
+    """Stores release copies. The first process that needs a copy makes it, be it a command or a node."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class ReleaseFolder:
         return self.path / f"{name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
 
     def holds_release(self, release: Release) -> bool:
-        """Whether the folder has a complete copy. A copy from before the last boot may lack data and is removed."""
+        """Return whether the folder has a complete copy. Remove a copy made before the last boot: it may lack data."""
         self.path.mkdir(parents=True, exist_ok=True)
         at = self.copy_of(release.digest)
         if not at.is_dir():
@@ -69,7 +69,8 @@ class ReleaseFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Wait, for a limited time, while another process stores a copy here, so that the work is not done twice."""
+        """Run the block while no other process stores a copy in this folder, so that each copy is made only once. If
+        the other process takes too long, run the block all the same."""
         with (self.path / ".putting").open("ab") as file:
             until = time.monotonic() + _ALONE_S
             while not _try_lock(file.fileno()) and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Which files of a folder belong to a release of the user's code, and which are left out."""
+"""Decides which files of a folder belong to a release of the user's code and which are left out."""
 
 import os
 import subprocess
@@ -35,8 +35,8 @@ class ReleaseFilesError(Exception):
 
 
 class ReleaseFiles(msgspec.Struct, frozen=True):
-    """The sorted paths of a folder's files: those in the release, and those left out. Of an ignored folder, `left_out`
-    has only the topmost path."""
+    """The sorted paths of a folder's files: `kept` are in the release, `left_out` are not. A folder that is ignored as
+    a whole is one path in `left_out`."""
 
     kept: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -44,14 +44,13 @@ class ReleaseFiles(msgspec.Struct, frozen=True):
     tracked: frozenset[str] = frozenset()  # of those kept: what git has been told of, and so is somebody's work
 
     def possible_outputs(self) -> frozenset[str]:
-        """Return the release's files that a script may have written: untracked and not source, such as
-        `metrics.json`."""
+        """Return the release's files that a script may have written: those untracked by git that are not source."""
         return frozenset(path for path in self.kept if path not in self.tracked and not path.endswith(_SOURCE))
 
     def new_outputs(self, known: Collection[str]) -> frozenset[str]:
-        """Return the release's files that are untracked, not in `known` (an earlier release), and may be a job's
-        output: all that are not source, and source files below a folder that holds such files or left-out ones but no
-        Python file."""
+        """Return the release's files that may be a job's output. Files tracked by git cannot be, nor those in `known`,
+        an earlier release. Any other file is returned if it is not source. A source file is returned only if it lies in
+        a folder with such files or with files left out of the release, but without Python files."""
         came = {path for path in self.kept if path not in known and path not in self.tracked}
         odd = {path for path in came if not path.endswith(_SOURCE)}
         places = {folder for path in (*odd, *self.left_out) for folder in _parent_folders(path)}
@@ -85,8 +84,9 @@ def find_repository(folder: Path) -> Path | None:
 
 
 def list_release_files(root: Path, apart: Collection[Path] = (), most: int = 1 << 20) -> ReleaseFiles:
-    """List a folder's files: those that git lists or, without git, all except kinds that are never code. Files in
-    `apart` are ignored altogether. ReleaseFilesError if there are more than `most` files."""
+    """List a folder's files: those in the release and those left out. Files are left out if git ignores them or,
+    without git, if they are of kinds that are never code. Traces of training and links out of the folder are left out
+    too. Paths in `apart` are in neither list. Raise ReleaseFilesError if the release has more than `most` files."""
     not_ours = {os.path.relpath(path, root) for path in map(os.path.realpath, apart)}
     git = find_repository(root) is not None
     try:
@@ -119,7 +119,7 @@ def _is_state(root: Path, path: str) -> bool:
 
 
 def _is_link_out(root: Path, path: str) -> bool:
-    """Whether a path is a link that leads out of the tree; such links are left out like ignored files."""
+    """Return whether a path is a link that leads out of the tree; such links are left out like ignored files."""
     whole = os.path.join(root, path)
     if not os.path.islink(whole):
         return False
@@ -127,7 +127,7 @@ def _is_link_out(root: Path, path: str) -> bool:
 
 
 def is_target_outside(path: str, target: str) -> bool:
-    """Whether a link at this path with this target leads out of the root."""
+    """Return whether a link at this path with this target leads out of the root."""
     to = os.path.normpath(os.path.join(os.path.dirname(path), target))
     return os.path.isabs(target) or to == ".." or to.startswith("../")
 

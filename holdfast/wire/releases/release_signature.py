@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.model.release import Release
+from holdfast.model.code_release import Release
 
 _SPACE = "holdfast-release"  # so that a signature for something else is none for this
 _WAIT_S = 10.0
@@ -40,7 +40,7 @@ def sign_release(release: Release, key: Path) -> Release:
 
 
 def signature_fault(release: Release, signers: str) -> str:
-    """Say why a release is not signed by one of these signers; empty if it is."""
+    """Return why a release is not signed by one of these signers; empty if it is."""
     if not release.signature:
         return "this job requires signed releases; sign it with holdfast update --sign KEY"
     with tempfile.TemporaryDirectory(prefix="holdfast-signature-") as folder:

@@ -26,7 +26,8 @@ Stamp = tuple[int, int, int, int]
 
 
 class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """RELEASES/NAME.files: the files of a release copy, and stamps of those user's files that equal their copies."""
+    """The file RELEASES/NAME.files: the files of a release copy, and which files of the user's tree equal them. A stamp
+    tells whether a file has changed since it was compared."""
 
     root: str  # the tree that it was taken from
     home: str  # the job's own tree, in which its work is kept
@@ -51,8 +52,8 @@ def forget_index(at: Path) -> None:
 
 
 def make_index(files: dict[str, str], copy: Path, root: str, home: str) -> TreeIndex:
-    """Index an unpacked release of these files. Deletes from the copy all files that scripts may have written; links to
-    the user's own files replace them later."""
+    """Return the index of a newly unpacked release copy. Files that scripts may have written are deleted from the copy;
+    links to the user's own files will take their place."""
     loose: Collection[str] = ()
     with contextlib.suppress(ReleaseFilesError):
         loose = list_release_files(Path(root)).possible_outputs() if root and os.path.isdir(root) else ()
@@ -74,8 +75,7 @@ def lock_trees(folder: Path) -> Iterator[None]:
 
 
 def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
-    """Return the user's files that differ from the release, and a new index. Files with unchanged stamps are not
-    read."""
+    """Return the user's files that differ from the release, and a new index. A file with its old stamp is not read."""
     equal: dict[str, Stamp] = {}
     differ = []
     for path, word in index.files.items():
@@ -140,8 +140,7 @@ def _link_folder(source: Path, at: Path, folder: str) -> None:
 
 
 class GatheredFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The files that ranks made in a release copy: those moved to the user's tree, and those that could not be
-    moved."""
+    """The files that ranks made in a release copy: those moved to the user's tree, and those that could not be."""
 
     moved: tuple[str, ...] = ()
     both: tuple[str, ...] = ()  # of those moved: something newer has the name, and each is kept
@@ -155,7 +154,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def gather_all(folder: Path) -> Iterator[tuple[TreeIndex, GatheredFiles]]:
-    """Gather files from every release copy that ranks ran from; yield the copies with moved or stuck files."""
+    """Move ranks' files from all release copies to the user's tree. Yield each copy that had such files."""
     for path in sorted(folder.glob("*" + _RAN)):
         at = path.with_name(path.name.removesuffix(_RAN))
         with lock_trees(folder):
@@ -212,7 +211,7 @@ def _parent_folders(path: str) -> Iterator[str]:
 
 
 def leads_home(path: Path, index: TreeIndex) -> bool:
-    """Whether the path is a link into the user's tree; the link's target may be gone."""
+    """Return whether the path is a link into the user's tree; the link's target may be gone."""
     if not path.is_symlink():
         return False
     to = os.readlink(path)
@@ -220,7 +219,7 @@ def leads_home(path: Path, index: TreeIndex) -> bool:
 
 
 def same(ours: Path, theirs: Path) -> bool:
-    """Whether the user's tree already has the file: the same inode, or a file of equal size and time."""
+    """Return whether the user's tree already has the file: the same inode, or a file of equal size and time."""
     try:
         here, there = os.lstat(ours), os.lstat(theirs)
     except OSError:
@@ -233,8 +232,8 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
-    """Replace a folder of the copy with a link to the user's folder if that has all its content; ranks then delete
-    files there."""
+    """Replace a folder of the copy by one link to the user's folder, if it holds nothing but links into the user's
+    tree. A rank that then deletes a file in this folder deletes the user's file."""
     with os.scandir(ours) as entries:
         paths = [Path(entry.path) for entry in entries]
     if not theirs.is_dir() or not all(leads_home(path, index) for path in paths):
@@ -247,7 +246,8 @@ def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
 
 
 def destination(ours: Path, theirs: Path, name: str) -> Path:
-    """Return the target path for a file of the copy; another name if the user's tree has a newer file there."""
+    """Return the path in the user's tree for a file of the copy. If the tree has a newer file or a folder at that path,
+    return a path with another name beside it."""
     try:
         there = os.lstat(theirs).st_mtime_ns
     except FileNotFoundError:
@@ -261,8 +261,9 @@ def destination(ours: Path, theirs: Path, name: str) -> Path:
 
 
 def _move_file(ours: Path, theirs: Path, name: str) -> Path | None:
-    """Move a file: by rename, so that a rank can go on writing it, or by copy to another disk. None if a folder needs a
-    copy."""
+    """Move a file or folder from `ours` to `theirs`, leave a link in its place, and return the new path. On one disk
+    this is a rename, so a rank that writes the file keeps it open. To another disk a file is copied; of a folder, an
+    empty one is made there and None is returned."""
     if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
         raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)
@@ -287,7 +288,7 @@ def _leave_link(ours: Path, theirs: Path) -> None:
 
 
 def copy(ours: Path, to: Path) -> None:
-    """Copy a file to another disk, whole or not at all; OSError if the file changes meanwhile."""
+    """Copy a file to another disk, whole or not at all. Raise OSError if the file changes during the copy."""
     draft = to.with_name(f".{to.name}.{os.getpid()}")
     before = _file_stamp(str(ours))
     try:

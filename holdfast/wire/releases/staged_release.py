@@ -5,7 +5,8 @@ import sys
 
 import msgspec
 
-from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.code_release import Release
+from holdfast.model.loss_response import Ease, Skip
 from holdfast.wire.rank_environment_defaults import with_whole_paths
 from holdfast.wire.run_and_node_specs import EntryPoint
 from holdfast.wire.skip_ease_environment import EASE, SKIP
@@ -30,7 +31,7 @@ def is_within(path: str, root: str) -> bool:
 
 
 def staged_entry(entry: EntryPoint, release: Release, staged: StagedRelease) -> EntryPoint:
-    """Return the entry point of a release's ranks; if the release has no arguments, the host's own are used."""
+    """Return the entry point of a release's ranks. A release without arguments uses the host's own."""
     if not release.digest:
         return entry
     argv = release.argv or entry.argv

@@ -99,7 +99,7 @@ def _check_bounds(root: Path, paths: list[str], bounds: ArchiveLimits) -> int:
 
 
 def _add_file(archive: tarfile.TarFile, sum: _TreeDigest, root: Path, path: str) -> bool:
-    """Add a file to the archive and the digest; False if the file is gone."""
+    """Add a file to the archive and to the digest. Return False if the file is gone."""
     whole = root / path
     member = tarfile.TarInfo(path)
     member.mtime = _MADE_AT
@@ -144,8 +144,8 @@ def unpacked_bytes(archive: Path) -> int:
 
 
 def unpack_archive(archive: Path, to: Path, digest: str) -> dict[str, str]:
-    """Unpack into a new folder, and return the content digest of every file by path. ArchiveError if the digest does
-    not match or a file would land outside the folder."""
+    """Unpack into a new folder, and return the content digest of every file by path. Raise ArchiveError if the content
+    does not match `digest`, or if a file would land outside the folder."""
     to.mkdir()
     sum = _TreeDigest()
     links: set[str] = set()
@@ -172,7 +172,7 @@ def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _checked_headers(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an archive; ArchiveError for a member whose size exceeds the archive."""
+    """Yield an archive's members. Raise ArchiveError at a member that is cut off, or neither file nor link."""
     assert tar.name is not None
     size_bytes = os.stat(tar.name).st_size
     for member in tar:

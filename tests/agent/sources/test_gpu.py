@@ -7,10 +7,10 @@ import pytest
 
 from holdfast.agent.sources import SourceAbsent
 from holdfast.agent.sources.gpu import GpuSource, read_gpus
-from holdfast.core.detect.catalog_lines import LineDetector, LineLimits, MachineUse
 from holdfast.core.detect.health import HealthDetector, HealthLimits
+from holdfast.core.detect.lines import LineDetector, LineLimits, MachineUse
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Gauge, Line
 from tests.agent.fake_nvml import FakeNvml, NVMLError
 

@@ -9,7 +9,7 @@ from holdfast.agent.sources import SourceAbsent
 from holdfast.agent.sources.network import NetworkSource
 from holdfast.core.detect.health import HealthDetector, HealthLimits
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.observation import Gauge
 
 

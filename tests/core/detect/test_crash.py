@@ -7,7 +7,7 @@ from holdfast.core.detect.crash import alarm_of
 from holdfast.core.incident.incident_case import TOLD
 from holdfast.core.incident.ladder import find_verdict
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy
 from holdfast.model.observation import Exit
 from tests.core.diagnose.test_ladder import case, past

@@ -8,7 +8,7 @@ import pytest
 from holdfast.core.detect.hang import HangDetector, HangLimits
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import describe_cause
-from holdfast.model.alarm import GPU_HANG, Alarm, Stance
+from holdfast.model.detector_alarm import GPU_HANG, Alarm, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 

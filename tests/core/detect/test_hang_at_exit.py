@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.hang_at_exit import ExitHangDetector
-from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.event import Ended
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.rank_traces import Process, Trace

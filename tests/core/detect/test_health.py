@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.detect import health
 from holdfast.core.detect.health import GaugeRow, HealthDetector, HealthLimits
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Gauge, StrainKind
 
 ROWS = catalog_files.load_health()

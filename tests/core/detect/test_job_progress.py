@@ -70,6 +70,14 @@ def test_the_end_of_the_first_steps_is_told_once() -> None:
     assert said == [(1, False), (11, True)]
 
 
+def test_it_is_told_that_some_states_have_fewer_copies_than_they_should() -> None:
+    for absent in ("", "c"):
+        job = pace("a", "b")
+        job.on_beat(1.0, replace(beat("a", 3, 1.0), backed=2))
+        found = job.on_beat(1.0, replace(beat("b", 2, 1.0), backed=2, absent=absent))
+        assert found and found.backed and found.lone == bool(absent)
+
+
 def test_work_is_what_all_tell() -> None:
     job = pace("a", "b")
     worked = {"tokens": 300.0, "flops": 6e9, "parameters": 54, "peak_flops": 1e12}

@@ -17,10 +17,9 @@ from holdfast.core.detect.loss_spikes import (
     score_reason,
     times_reason,
 )
-from holdfast.model.alarm import Alarm, Stance
-from holdfast.model.loss_response import LossPolicy
+from holdfast.model.detector_alarm import Alarm, Stance
+from holdfast.model.loss_response import Ease, LossPolicy
 from holdfast.model.observation import StepValues
-from holdfast.model.release import Ease
 
 LIMITS = LossLimits(window=32)
 

@@ -1,7 +1,7 @@
 """Who reaches whom: a network that is down is not one node's fault."""
 
 from holdfast.core.detect.reachability import ReachDetector, choose_peers
-from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.observation import Reach
 
 NODES = tuple(f"n{number}" for number in range(8))

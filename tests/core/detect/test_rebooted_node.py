@@ -1,7 +1,7 @@
 """A node that knows nothing of what was launched on it is named once, and nobody else is."""
 
 from holdfast.core.detect.rebooted_node import RebootDetector
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from holdfast.model.observation import Beat
 
 

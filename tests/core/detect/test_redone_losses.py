@@ -8,11 +8,12 @@ import pytest
 
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.core.detect.redone_losses import SIGNATURE, RedoneLosses
-from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.errand import LaunchHere
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.loss_response import Ease
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import StepValues
-from holdfast.model.release import Ease, Release
 from holdfast.model.state_copy import Doubt, Restore
 
 FIRST = LaunchHere(

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.core.detect.replica import ReplicaDetector, ReplicaLimits, hash_stride
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Mark
 
 

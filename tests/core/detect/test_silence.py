@@ -1,7 +1,7 @@
 """Silence is noticed in time, once, and never because we ourselves were not looking."""
 
 from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 
 
 def silence() -> SilenceDetector:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.core.detect.slow import SlowDetector, SlowLimits, SlownessCost
-from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Arrival
 

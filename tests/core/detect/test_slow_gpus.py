@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.core.detect.slow import SlowDetector, SlowLimits
-from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Arrival
 

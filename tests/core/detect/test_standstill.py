@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.detect.standstill import StandstillDetector
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
-from holdfast.model.alarm import NO_STEP, Alarm, Stance
+from holdfast.model.detector_alarm import NO_STEP, Alarm, Stance
 from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 from tests.core.detect.test_hang import NAMED, beat, trained
 

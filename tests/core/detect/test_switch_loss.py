@@ -1,7 +1,7 @@
 """Links that several machines lose together are a switch's, and one that a machine loses alone is its own."""
 
 from holdfast.core.detect.switch_loss import SwitchDetector
-from holdfast.model.alarm import SWITCH, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.observation import Beat, Strain, StrainKind
 
 DOWN = "net.down eth0"

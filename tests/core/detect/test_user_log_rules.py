@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.core.detect.user_log_rules import Rule, RuleDetector, RuleLimits, find_rule_fault
-from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Line
 
 STEP = Rule(name="pace", kind="hang", pattern=r"step (\d+)", every_s=30.0)

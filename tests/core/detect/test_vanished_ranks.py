@@ -1,7 +1,7 @@
 """A node without the ranks that it should have is named once, when nobody can have told of their end any more."""
 
 from holdfast.core.detect.vanished_ranks import MissingRanksDetector
-from holdfast.model.alarm import Kind
+from holdfast.model.detector_alarm import Kind
 from holdfast.model.observation import Beat
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.incident.incident_case import PastFailure
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict
-from holdfast.model.alarm import GPU_HANG, Alarm, Kind
+from holdfast.model.detector_alarm import GPU_HANG, Alarm, Kind
 from holdfast.model.incident_record import Remedy
 from tests.core.diagnose.test_ladder import CRASH, SCRIPT, case, past
 

@@ -6,7 +6,7 @@ import pytest
 from holdfast.core.incident.first_cause import NOT_STARTED
 from holdfast.core.incident.incident_case import IncidentCase, PastFailure
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy
 
 CRASH = Alarm(

@@ -4,12 +4,14 @@ import msgspec
 
 from holdfast.core.incident.incident_case import PastFailure
 from holdfast.core.incident.ladder import find_verdict
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy
 from tests.core.diagnose.test_ladder import case
 
 GROUP = Alarm(kind=Kind.HANG, at=100.0, suspects=("n0", "n2"), ranks=(4,), reason="keeps the others waiting")
-PAIRED = {"n0": {"n2"}, "n2": {"n0"}, "n1": {"n3"}, "n3": {"n1"}}
+PAIRED = {
+    one: {frozenset({other})} for one, other in ("n0 n2".split(), "n2 n0".split(), "n1 n3".split(), "n3 n1".split())
+}
 
 
 def test_without_proof_nobody_goes_together_with_its_last_copy() -> None:
@@ -24,7 +26,9 @@ def test_without_proof_nobody_goes_together_with_its_last_copy() -> None:
 def test_the_one_that_stayed_goes_the_next_time() -> None:
     past = PastFailure(signature=GROUP.signature, nodes=("n0", "n2"), at=50.0, step=3, counted=False)
     again = msgspec.structs.replace(GROUP, suspects=("n0", "n4"))  # n4 has come for n2
-    verdict = find_verdict(case(again, standbys=4, bonds={"n0": {"n4"}, "n4": {"n0"}}, past=(past,)))
+    verdict = find_verdict(
+        case(again, standbys=4, bonds={"n0": {frozenset({"n4"})}, "n4": {frozenset({"n0"})}}, past=(past,))
+    )
     assert verdict.nodes == ("n0",)
 
 

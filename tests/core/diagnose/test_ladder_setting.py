@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict
-from holdfast.model.alarm import Alarm
+from holdfast.model.detector_alarm import Alarm
 from holdfast.model.incident_record import Remedy, Verdict
 from tests.core.diagnose.test_ladder import OOM, case, past
 

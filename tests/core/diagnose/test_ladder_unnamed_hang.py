@@ -1,7 +1,7 @@
 """A hang for which nobody is named: nodes are tried, and none leaves for a guess."""
 
 from holdfast.core.incident.ladder import find_verdict, verdict_after_probe
-from holdfast.model.alarm import UNNAMED, Alarm, Kind
+from holdfast.model.detector_alarm import UNNAMED, Alarm, Kind
 from holdfast.model.incident_record import Remedy
 from tests.core.diagnose.test_ladder import case, past
 

@@ -4,8 +4,7 @@ import pytest
 
 from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.core.incident.loss_remedy import apply_response, describe_remedy
-from holdfast.model.loss_response import LossPolicy, LossResponse, parse_response
-from holdfast.model.release import Ease, Skip
+from holdfast.model.loss_response import Ease, LossPolicy, LossResponse, Skip, parse_response
 
 NEWEST, NOT_AFTER = 44, 39  # step 40 stood out
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.detect.hang import HangDetector, HangLimits
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.diagnose.suspect_hang_timeout import NamedStandstill, find_outside_waits, hang_terms
-from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 from tests.core.detect.test_hang import LIMITS, beat, trained

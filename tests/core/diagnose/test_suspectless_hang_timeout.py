@@ -8,7 +8,7 @@ import pytest
 from holdfast.core.detect.hang import HangDetector, HangLimits
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.diagnose.suspectless_hang_timeout import Standstill, find_reason
-from holdfast.model.alarm import UNNAMED, Alarm, Kind, Stance
+from holdfast.model.detector_alarm import UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
 from tests.core.detect.test_hang import LIMITS, beat, trained

@@ -69,6 +69,40 @@ def draw_situation(rng: Random, job: PipelineJob, plan: RoutePlan, shadows: bool
     )
 
 
+def draw_large_job(rng: Random) -> tuple[PipelineJob, int]:
+    """A job of many pipelines, and the number of workers that it begins with."""
+    stages, pipelines = rng.randint(1, 6), rng.randint(15, 40)
+    job = PipelineJob(
+        layers=stages * rng.randint(1, 3) + rng.randint(0, 2),
+        microbatches=pipelines * rng.randint(1, 8) + rng.randint(0, 5),
+        stages=stages,
+        pipelines=rng.choice([0, pipelines]),
+        floor=Semantics.FP_ORDER,
+    )
+    return job, stages * pipelines + rng.choice([0, 1, 20])
+
+
+def draw_large_situation(rng: Random, plan: RoutePlan) -> PipelineSituation:
+    """What is left after one loss, some, or many: more than are assigned optimally."""
+    workers = len(plan.held)
+    gone = rng.sample(range(workers), rng.choice([1, 2, workers // 20, workers // 5]))
+    stay = [number for number in range(workers) if number not in gone]
+    rng.shuffle(stay)
+    fresh = rng.choice([0, 0, 1, len(gone)])
+    held = [plan.held[number] for number in stay]
+    held[rng.randrange(len(held))] = ()
+    count = len(stay) + fresh
+    return PipelineSituation(
+        committed=plan.resume_step,
+        held=(*held, *[()] * fresh),
+        earlier=renumber(plan, stay, gone, fresh),
+        lost=tuple(plan.held[number] for number in gone),
+        stored=0,
+        speeds=tuple(rng.choice([1.0, 0.9, 1.1]) for _ in range(count)) if rng.random() < 0.25 else (),
+        leaving=tuple(sorted(rng.sample(range(count), rng.choice([0, 0, 1, 2])))),
+    )
+
+
 def _draw_snapshots(rng: Random, job: PipelineJob, step: int) -> tuple[tuple[int, int], ...]:
     layers = range(job.layers) if rng.random() < 0.5 else rng.sample(range(job.layers), job.layers // 2)
     return tuple((layer, max(0, step - back)) for layer in layers for back in (0, 2))

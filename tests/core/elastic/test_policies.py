@@ -9,6 +9,7 @@ import pytest
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.pipeline_templates import choose_sizes, make_templates, share_microbatches
 from holdfast.core.elastic.plan_choice import POLICIES, choose_plan
+from holdfast.core.elastic.plan_ground import survey
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.shadow_policy import shadows_of
 from holdfast.core.elastic.slot_assignment import assign_slots
@@ -37,7 +38,7 @@ def losing(
 
 
 def proposed(name: str, job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts = COSTS) -> Proposal:
-    found = POLICIES[name](job, situation, costs)
+    found = POLICIES[name](survey(job, situation, costs))
     assert isinstance(found, Proposal), found
     return found
 
@@ -66,7 +67,7 @@ def test_a_standby_takes_the_place_and_the_bits_stay() -> None:
 
 def test_without_a_standby_there_is_no_replacement() -> None:
     job = grid(3)
-    assert isinstance(POLICIES["replace"](job, losing(job, 12, [5]), COSTS), Infeasible)
+    assert isinstance(POLICIES["replace"](survey(job, losing(job, 12, [5]), COSTS)), Infeasible)
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0])
@@ -113,7 +114,7 @@ def test_the_predecessor_takes_over_what_it_shadows() -> None:
     job = grid(2)
     plan = first_plan(job, 8)
     situation = msgspec.structs.replace(losing(job, 8, [1, 5]), shadows=())
-    assert isinstance(POLICIES["redundant layers"](job, situation, COSTS), Infeasible)
+    assert isinstance(POLICIES["redundant layers"](survey(job, situation, COSTS)), Infeasible)
     shadows = tuple(shadows_of(plan)[number] for number in (0, 2, 3, 4, 6, 7))
     found = proposed("redundant layers", job, msgspec.structs.replace(situation, shadows=shadows))
     assert found.plan.held[0] == found.plan.held[3] == (0, 1, 2, 3) and found.plan.transfers == ()
@@ -210,9 +211,9 @@ def test_sizes_are_those_that_compute_most() -> None:
     job = PipelineJob(layers=8, microbatches=1, stages=4, capacity=3)
     templates = make_templates(job, tuple(float(layer) for layer in range(9)), 8)
     assert min(templates) == 3
-    assert choose_sizes(templates, 2, 4) == () and choose_sizes(templates, 7, 4) == (4, 3)
-    assert choose_sizes(templates, 8, 4) == (4, 4)
-    assert choose_sizes(templates, 5, 4) == (4,), "five stages are no faster than four"
+    assert choose_sizes(templates, [2, 7], 4) == [(), (4, 3)]
+    assert choose_sizes(templates, [8], 4) == [(4, 4)]
+    assert choose_sizes(templates, [5], 4) == [(4,)], "five stages are no faster than four"
 
 
 def test_the_last_pipeline_is_done_as_early_as_can_be() -> None:

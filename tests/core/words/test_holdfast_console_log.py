@@ -6,7 +6,7 @@ from holdfast.core.detect.crash import alarm_of
 from holdfast.core.incident.incident_text import describe_cause
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import parse_lines
-from holdfast.core.log_analysis.telling_lines import WHOLE, sift_log
+from holdfast.core.log_analysis.log_sieve import WHOLE, sift_log
 from holdfast.logs import catalog_files
 from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.observation import Exit

@@ -1,7 +1,7 @@
 """What only a series of lines shows: ranks in different collectives, scales that fall, losses that jump."""
 
 from holdfast.core.log_analysis.collective_mismatch import find_mismatch
-from holdfast.core.log_analysis.loss_series import find_divergence
+from holdfast.core.log_analysis.loss_divergence import find_divergence
 from tests.core.words.knowing import judged, said
 
 

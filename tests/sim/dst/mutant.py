@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from holdfast.core.snapshots import lineage
-from holdfast.core.snapshots.disk_floor import DiskLimits
+from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.sim.dst.seed_parameters import SeedSetup, draw_setup
 
 Patch = pytest.MonkeyPatch

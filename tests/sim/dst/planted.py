@@ -19,8 +19,8 @@ from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
-from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
+from holdfast.model.node_errands import Leave, StopHere
 from holdfast.model.state_copy import Copy, Restore, Source
 from holdfast.sim.dst.controller_disk import DiskJournal
 from holdfast.sim.dst.real_program_protocols import AgentCrashed

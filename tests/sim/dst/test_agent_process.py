@@ -9,7 +9,7 @@ import pytest
 from holdfast.cli.commands.sim_dst import REAL_PARTS
 from holdfast.core.agent_state_machine import RememberDone
 from holdfast.logs import catalog_files
-from holdfast.model.errand import Done
+from holdfast.model.node_errands import Done
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.dst_world import DstWorld
 from holdfast.sim.dst.real_program_protocols import AgentCrashed

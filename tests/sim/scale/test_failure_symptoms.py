@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from holdfast.logs import catalog_files
-from holdfast.model.alarm import UNNAMED, Kind
+from holdfast.model.detector_alarm import UNNAMED, Kind
 from holdfast.sim.scale import node_defects, price_sheet
 from holdfast.sim.scale.failure_mixes import FailureMode, Shows
 from holdfast.sim.scale.failure_symptoms import AlarmModel, AlarmSign

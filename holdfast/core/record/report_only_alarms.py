@@ -1,0 +1,44 @@
+"""Alarms about slow ranks and bad losses that interrupted nothing: they were reported, and the job went on."""
+
+import msgspec
+
+from holdfast.core.detect.nonfinite_loss import BAD_LOSS
+from holdfast.model.action import Say
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
+from holdfast.model.event import Entry, Phase
+
+KEPT_NOTICES = 100  # about losses: a script may have a bad one at every step
+
+
+class AlarmNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """A report that some or all ranks are slow or have bad losses. Training went on while the report was made."""
+
+    at: float  # when it was told
+    generation: int
+    ranks: tuple[int, ...]  # empty: nobody is named
+    nodes: tuple[str, ...]
+    text: str  # what is known, and what was done
+
+
+class AlarmNotices:
+    """Collects what was reported about slow ranks and bad losses."""
+
+    def __init__(self) -> None:
+        self.slow: list[AlarmNotice] = []
+        self.losses: list[AlarmNotice] = []
+
+    def add(self, entry: Entry) -> None:
+        """Record the messages about an alarm on slow ranks or a bad loss, if the alarm did not stop the job."""
+        event, decision = entry.event, entry.decision
+        if not isinstance(event, Alarm) or decision.phase is not Phase.TRAINING:
+            return
+        told = [said.text for said in decision.actions if isinstance(said, Say)]
+        if event.kind is Kind.SLOW:
+            more = "" if event.stance is Stance.ACT else "; nothing was done but to say so"
+            self.slow += [_make_notice(entry.at, event, text + more) for text in told]
+        elif (event.kind is Kind.LOSS or event.klass == BAD_LOSS) and len(self.losses) < KEPT_NOTICES:
+            self.losses += [_make_notice(entry.at, event, text) for text in told]
+
+
+def _make_notice(at: float, alarm: Alarm, text: str) -> AlarmNotice:
+    return AlarmNotice(at=at, generation=alarm.generation, ranks=alarm.ranks, nodes=alarm.suspects, text=text)

@@ -1,0 +1,50 @@
+"""Finds the newest whole checkpoint that a trainer has written itself, since a killed trainer may leave half of one."""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.core.terminal_sanitizer import plain_line
+
+
+class OwnCheckpoint(NamedTuple):
+    """A checkpoint that a trainer has written by itself."""
+
+    step: int
+    path: str
+
+
+def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], str]) -> OwnCheckpoint | None:
+    """Return the newest whole checkpoint that every node sees, or None. All ranks must call this.
+
+    `name` is a pattern for checkpoints' names; its first group is the checkpoint's number. `find_fault` returns why a
+    checkpoint is not whole, or "". It reads every byte, so checkpoints are tested in turn, newest first, until one is
+    whole.
+    """
+    world = RankWorld()
+    looks = os.environ.get("LOCAL_RANK", "0") == "0"  # the other ranks of a node would see the same
+    listed = world.gather_all(list_newest_first(folder, name) if looks else None)
+    seen = [set(all_of_node) for all_of_node in listed if all_of_node is not None]
+    for one in sorted(set.union(*seen), reverse=True):
+        faults = ["not every node sees it"]
+        if all(one in all_of_node for all_of_node in seen):
+            faults = [fault for fault in world.gather_all(find_fault(Path(one.path)) if looks else "") if fault]
+        if not faults:
+            return one
+        if world.rank == 0:
+            say_left_out(one.path, faults[0])
+    return None
+
+
+def list_newest_first(folder: Path, name: str) -> list[OwnCheckpoint]:
+    """Return all checkpoints in the folder, whole or not, ordered from the highest number down."""
+    named = [(re.fullmatch(name, path.name), path) for path in (folder.iterdir() if folder.is_dir() else ())]
+    return sorted((OwnCheckpoint(int(found[1]), str(path)) for found, path in named if found), reverse=True)
+
+
+def say_left_out(path: str, fault: str) -> None:
+    print(f"holdfast: {plain_line(path)} is left out: {plain_line(fault)}", file=sys.stderr, flush=True)
