@@ -92,7 +92,7 @@ DEPTH = 3
 ONE_WORD_SHARE = 0.15  # of functions: those that everybody knows, such as run, close, read; the rest say what to what
 
 NOT_NAMES = frozenset("manager handler helper util common base info data context worker master scheduler".split())
-TERMS = re.compile("data_(parallel|loader)|(read|write)_data")  # PyTorch's own words for these things
+TERMS = re.compile("data_(parallel|loader)|(read|write|resolve)_data")  # PyTorch's own words for these things
 
 # "file::function": the process's top loop, and the client's outermost call; nobody else catches everything.
 # The client never harms training: its outermost calls swallow everything. A rank's own exceptions, of whatever kind,

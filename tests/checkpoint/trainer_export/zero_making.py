@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -158,63 +158,80 @@ def gaps_behind(order: list[str], alignment: int) -> list[int]:
     return found
 
 
-def files_of(ranks: int, zero: Zero) -> dict[str, Any]:
+class Group(NamedTuple):
+    """A group of parameters, as ZeRO 1 and 2 lay it out: one flat tensor of each kind, divided among the ranks."""
+
+    names: list[str]
+    gaps: list[int]  # behind each parameter
+    length: int  # without what fills the last rank's share
+    shares: dict[str, tuple[torch.Tensor, ...]]
+
+
+def lay_out(names: list[str], ranks: int, zero: Zero) -> tuple[list[str], Group]:
+    """The order of the group's parameters, and the group."""
     whole = whole_tensors()
-    orders = [
-        [name for rank in range(ranks) for name in names[rank::ranks]] if zero.in_turns else names for names in GROUPS
-    ]
-    gaps = [gaps_behind(order, zero.alignment) for order in orders]
-    flat = [
-        {
-            kind: torch.cat([pad(whole[kind][name].flatten(), (0, n)) for name, n in zip(order, behind, strict=True)])
-            for kind in KINDS
-        }
-        for order, behind in zip(orders, gaps, strict=True)
-    ]
-    padded = [
-        {kind: pad(one, (0, -len(one) % (2 * ranks))).chunk(ranks) for kind, one in group.items()} for group in flat
-    ]
-    files: dict[str, Any] = {}
-    for rank in range(ranks):
-        filling = []
-        addresses = []
-        for n, group in enumerate(padded):
-            share = len(group["fp32"][0])
-            if zero.is_bf16_optimizer:
-                filling.append(share * ranks - len(flat[n]["fp32"]) if rank == ranks - 1 else 0)
-            else:
-                filling.append(max(0, min(share, (rank + 1) * share - len(flat[n]["fp32"]))))
-            places = OrderedDict()
-            at = 0
-            for name, behind in zip(GROUPS[n], gaps[n], strict=True):
-                size = whole["fp32"][name].numel()
-                first, end = max(at, rank * share), min(at + size, (rank + 1) * share)
-                if first < end:
-                    places[name] = fragment_address(numel=end - first, start=first - rank * share)
-                at += size + behind
-            addresses.append(places)
-        shares = [{kind: one[rank].clone() for kind, one in group.items()} for group in padded]
-        lean = [one["fp32"][: len(one["fp32"]) - n].clone() for one, n in zip(shares, filling, strict=True)]
-        states = {n: entry(one) for n, one in enumerate(shares)} if zero.has_steps else {}
-        told = {
-            "loss_scaler": LossScaler(1.0),
-            "clip_grad": 1.0,
-            "base_optimizer_state": {"state": states, "param_groups": param_groups([[0], [1]])},
-            "single_partition_of_fp32_groups": [one["fp32"] for one in shares] if zero.is_bf16_optimizer else lean,
-            "zero_stage": ZeroStageEnum(zero.stage),
-            "group_paddings": filling,
-            "partition_count": [ranks, ranks],
-            "ds_version": "0.19.6",
-            "param_slice_mappings": addresses,
-        }
-        if zero.alignment:
-            told["param_alignment_paddings"] = gaps
-        if zero.is_bf16_optimizer:
-            del told["zero_stage"], told["loss_scaler"]
-        name = f"{zero.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-        files[name] = {"optimizer_state_dict": told, "ds_config": config_of(zero), "ds_version": "0.19.6"}
-    shapes = [OrderedDict((name, torch.Size(SHAPES[name])) for name in order) for order in orders]
-    module: dict[str, Any] = {name: value.bfloat16() for name, value in whole["fp32"].items()}
+    order = [name for rank in range(ranks) for name in names[rank::ranks]] if zero.in_turns else names
+    gaps = gaps_behind(order, zero.alignment)
+    flat = {
+        kind: torch.cat([pad(whole[kind][name].flatten(), (0, n)) for name, n in zip(order, gaps, strict=True)])
+        for kind in KINDS
+    }
+    shares = {kind: pad(one, (0, -len(one) % (2 * ranks))).chunk(ranks) for kind, one in flat.items()}
+    return order, Group(names, gaps, len(flat["fp32"]), shares)
+
+
+def filling_of(group: Group, rank: int, ranks: int, zero: Zero) -> int:
+    share = len(group.shares["fp32"][0])
+    if zero.is_bf16_optimizer:
+        return share * ranks - group.length if rank == ranks - 1 else 0
+    return max(0, min(share, (rank + 1) * share - group.length))
+
+
+def addresses_of(group: Group, rank: int) -> OrderedDict[str, Any]:
+    """Where the parameters' parts are in the rank's share."""
+    whole, share, at = whole_tensors()["fp32"], len(group.shares["fp32"][0]), 0
+    found: OrderedDict[str, Any] = OrderedDict()
+    for name, behind in zip(group.names, group.gaps, strict=True):
+        size = whole[name].numel()
+        first, end = max(at, rank * share), min(at + size, (rank + 1) * share)
+        if first < end:
+            found[name] = fragment_address(numel=end - first, start=first - rank * share)
+        at += size + behind
+    return found
+
+
+def optimizer_file(groups: list[Group], rank: int, ranks: int, zero: Zero) -> dict[str, Any]:
+    filling = [filling_of(group, rank, ranks, zero) for group in groups]
+    shares = [{kind: one[rank].clone() for kind, one in group.shares.items()} for group in groups]
+    lean = [one["fp32"][: len(one["fp32"]) - n].clone() for one, n in zip(shares, filling, strict=True)]
+    states = {n: entry(one) for n, one in enumerate(shares)} if zero.has_steps else {}
+    told = {
+        "loss_scaler": LossScaler(1.0),
+        "clip_grad": 1.0,
+        "base_optimizer_state": {"state": states, "param_groups": param_groups([[0], [1]])},
+        "single_partition_of_fp32_groups": [one["fp32"] for one in shares] if zero.is_bf16_optimizer else lean,
+        "zero_stage": ZeroStageEnum(zero.stage),
+        "group_paddings": filling,
+        "partition_count": [ranks, ranks],
+        "ds_version": "0.19.6",
+        "param_slice_mappings": [addresses_of(group, rank) for group in groups],
+    }
+    if zero.alignment:
+        told["param_alignment_paddings"] = [group.gaps for group in groups]
+    if zero.is_bf16_optimizer:
+        del told["zero_stage"], told["loss_scaler"]
+    return {"optimizer_state_dict": told, "ds_config": config_of(zero), "ds_version": "0.19.6"}
+
+
+def files_of(ranks: int, zero: Zero) -> dict[str, Any]:
+    laid = [lay_out(names, ranks, zero) for names in GROUPS]
+    groups = [group for _, group in laid]
+    files = {
+        f"{zero.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt": optimizer_file(groups, rank, ranks, zero)
+        for rank in range(ranks)
+    }
+    shapes = [OrderedDict((name, torch.Size(SHAPES[name])) for name in order) for order, _ in laid]
+    module: dict[str, Any] = {name: value.bfloat16() for name, value in whole_tensors()["fp32"].items()}
     module |= {"tied.weight": module["embed.weight"], "norm.mean": torch.tensor([0.5, 1.5]), "extra": LossScaler(2.0)}
     return files | {"mp_rank_00_model_states.pt": model_file(ranks, zero, shapes, module)}
 
@@ -266,6 +283,14 @@ def files_of_3(ranks: int, zero: Zero) -> dict[str, Any]:
     return files
 
 
+def write_parameters(to: Path, zero: Zero, kind: str, named: dict[str, torch.Tensor]) -> None:
+    for name, tensor in named.items():
+        (to / name).mkdir(parents=True, exist_ok=True)
+        torch.save(tensor.flatten() if zero.stage == 3 else {"param": tensor, "cat_dim": 0}, to / name / f"{kind}.pt")
+        if zero.stage != 3:
+            torch.save(torch.tensor(7.0), to / name / "step.pt")
+
+
 def write_universal(folder: Path, zero: Zero) -> Path:
     """Write it as ds_to_universal makes it of the checkpoint of two ranks."""
     to = folder / f"{TAG}_universal"
@@ -276,12 +301,7 @@ def write_universal(folder: Path, zero: Zero) -> Path:
     kept = first["optimizer_state_dict" if zero.stage == 3 else "base_optimizer_state"]
     with played_deepspeed():
         for kind, named in whole_tensors().items():
-            for name, tensor in named.items():
-                (to / "zero" / name).mkdir(parents=True, exist_ok=True)
-                content = tensor.flatten() if zero.stage == 3 else {"param": tensor, "cat_dim": 0}
-                torch.save(content, to / "zero" / name / f"{kind}.pt")
-                if zero.stage != 3:
-                    torch.save(torch.tensor(7.0), to / "zero" / name / "step.pt")
+            write_parameters(to / "zero", zero, kind, named)
         torch.save(told | {"param_groups": kept["param_groups"]}, to / "zero" / "optimizer_state.pt")
         for name, content in made.items():
             if name.endswith("model_states.pt"):

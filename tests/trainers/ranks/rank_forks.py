@@ -15,16 +15,20 @@ def serve(run_rank: Callable[[list[str]], None]) -> None:
     """For each line of JSON, run as many ranks as it says, and answer with a line when all of them have ended."""
     for line in sys.stdin:
         told = json.loads(line)
-        pids = [_start(run_rank, rank, told) for rank in range(told["world"])]
-        left, codes = set(pids), []
-        while left:
-            pid, status = os.waitpid(-1, 0)
-            left.discard(pid)
-            codes.append(os.waitstatus_to_exitcode(status))
-            if codes[-1]:
-                for other in left:  # they would wait for it
-                    os.kill(other, signal.SIGKILL)
+        codes = _await_all({_start(run_rank, rank, told) for rank in range(told["world"])})
         print(f"{ENDED}{json.dumps(codes)}", flush=True)
+
+
+def _await_all(left: set[int]) -> list[int]:
+    """Return how the processes ended; if one fails, the others are killed, since they would wait for it."""
+    codes: list[int] = []
+    while left:
+        pid, status = os.waitpid(-1, 0)
+        left.discard(pid)
+        codes.append(os.waitstatus_to_exitcode(status))
+        for other in left if codes[-1] else ():
+            os.kill(other, signal.SIGKILL)
+    return codes
 
 
 def _start(run_rank: Callable[[list[str]], None], rank: int, told: dict[str, object]) -> int:
