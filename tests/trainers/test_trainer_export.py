@@ -20,7 +20,12 @@ from holdfast.cli import main
 from tests.conftest import job_environment
 from tests.trainers.ranks.rank_forks import ENDED
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
 RANKS = Path(__file__).parent / "ranks"
 needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="deepspeed is not installed")
 needs_megatron = pytest.mark.skipif(not importlib.util.find_spec("megatron"), reason="megatron-core is not installed")
