@@ -83,8 +83,8 @@ PACKAGE = ROOT / "holdfast"
 # copies of every state, 120; losses with their own steps, writers of trackers that are flushed, and names that are
 # suggested, 80; states that are not doubted for a step that was sound before, and starts from step 0 that a person
 # must want, 120; jobs that stand, and what for: open incidents in reports, who ordered what, and waits by their names,
-# 340.
-TOTAL_LINES = 94_040
+# 340; trainers' checkpoints as whole tensors or for other numbers of ranks, 2,200.
+TOTAL_LINES = 96_320
 SETTINGS = 120  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 86  # structs in holdfast/model/; the last ones are routes through pipelines and what they are chosen from
 
@@ -95,7 +95,7 @@ DEPTH = 3
 ONE_WORD_SHARE = 0.15  # of functions: those that everybody knows, such as run, close, read; the rest say what to what
 
 NOT_NAMES = frozenset("manager handler helper util common base info data context worker master scheduler".split())
-TERMS = re.compile("data_(parallel|loader)|(read|write)_data")  # PyTorch's own words for these things
+TERMS = re.compile("data_(parallel|loader)|(read|write|resolve)_data")  # PyTorch's own words for these things
 
 # "file::function": the process's top loop, and the client's outermost call; nobody else catches everything.
 # The client never harms training: its outermost calls swallow everything. A rank's own exceptions, of whatever kind,

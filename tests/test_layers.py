@@ -25,6 +25,7 @@ TORCH = (
     "client/",
     "checkpoint/state_image.py",
     "checkpoint/dcp/",
+    "checkpoint/trainer_export/",
     "agent/probes/",
     "chaos/inrank/",
     "trainers/",

@@ -209,13 +209,29 @@ def _missing_deepspeed(folder: Path) -> tuple[str, bool]:
     return missing, bool(replicas and slices)
 
 
+def _missing_universal(folder: Path) -> str:
+    """Return which parameter's file is missing in a Universal Checkpoint, whose parameters have files of their own."""
+    if not (folder / "zero").is_dir():
+        return ""
+    groups = next(_outlines(folder.glob(f"*{_STATES}")), {}).get("param_shapes")
+    found = [group.state for group in groups if isinstance(group, Blank)] if isinstance(groups, list) else []
+    files = ["optimizer_state.pt", *(f"{name}/fp32.pt" for group in found for name in group)]
+    return next((f"zero/{name} is missing" for name in files if not (folder / "zero" / name).is_file()), "")
+
+
+def _deepspeed_files(folder: Path) -> list[Path]:
+    return [*sorted(folder.glob("*.pt")), *sorted(folder.glob("zero/**/*.pt"))]
+
+
 def _look_at_deepspeed(folder: Path) -> str:
-    return _first_end_fault(sorted(folder.glob("*.pt"))) or _missing_deepspeed(folder)[0]
+    missing = _missing_deepspeed(folder)[0] or _missing_universal(folder)
+    return _first_end_fault(_deepspeed_files(folder)) or missing
 
 
 def _read_deepspeed(folder: Path) -> Verified:
-    files = sorted(folder.glob("*.pt"))
+    files = _deepspeed_files(folder)
     missing, is_known = _missing_deepspeed(folder)
+    missing = missing or _missing_universal(folder)
     unknown = [] if is_known else ["whether parts with higher numbers are missing, as it does not tell how many it has"]
     checked = f"{len(files)} files, the CRC-32 of every record"
     if is_known:

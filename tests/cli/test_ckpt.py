@@ -1,5 +1,6 @@
 """`holdfast ckpt`: what it lists, what it finds broken, what it refuses to remove, and what others can load of it."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,6 +24,7 @@ from holdfast.model.state_copy import Doubt
 from tests.agent.peers import layout
 from tests.checkpoint.making import save
 from tests.checkpoint.test_trainer_checkpoints import write_deepspeed
+from tests.checkpoint.trainer_export.zero_making import Zero, write_zero
 from tests.cli.console_transcript import assert_screens
 
 
@@ -302,6 +304,27 @@ def test_checkpoints_of_trainers_are_listed_and_verified(tmp_path: Path, capsys:
     assert ": mp_rank_00_model_states.pt " in capsys.readouterr().out
     assert ckpt.main(["verify", str(tmp_path)]) == 1
     assert capsys.readouterr().out == f"{folder}: broken, by DeepSpeed\n  mp_rank_00_model_states.pt is missing\n"
+
+
+def test_checkpoints_of_trainers_are_exported(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = tmp_path / "trained"
+    folder = write_zero(trained, 2, Zero())
+    (write_zero(trained / "newer", 2, Zero()) / "mp_rank_00_model_states.pt").unlink()
+    (trained / "newer" / folder.name).rename(trained / "global_step9")
+    for form, files in ((["--ranks", "3"], [folder.name]), (["--dcp"], ["__0_0.distcp", ".metadata"])):
+        to = tmp_path / form[0]
+        assert ckpt.main(["export", str(trained), str(to), *form]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[0] == f"{folder} -> {', '.join(str(to / name) for name in files)}"
+        assert said[1:] == ([] if form[0] == "--ranks" else ["left out: 1 object, such as model.extra"])
+    assert ckpt.main(["export", str(folder), str(tmp_path / "weights")]) == 0
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["model.safetensors"]
+    for words in (["--ranks", "0"], ["--ranks", "3", "--dcp"], ["--step", "8"], ["--step", "9"], ["--prefix", "no."]):
+        with contextlib.suppress(SystemExit):  # of the parser
+            assert ckpt.main(["export", str(trained), str(tmp_path / "refused"), *words]) == 2
+        assert capsys.readouterr().err.count("\n") >= 1
+    assert ckpt.main(["export", str(base), str(tmp_path / "refused"), "--ranks", "3"]) == 2, "ours needs no other ranks"
+    assert not [*(tmp_path / "refused").glob("*")]
 
 
 HOSTILE = os.fsdecode(b"x\xff\x1b]0;title\x07\nholdfast: all is well-7")

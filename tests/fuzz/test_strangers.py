@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint import trainer_checkpoints
 from holdfast.checkpoint.foreign_file_faults import end_fault, first_fault
+from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.trainer_checkpoints import find_trainer_checkpoints, verify_trainer_checkpoint
+from holdfast.checkpoint.trainer_export.checkpoint_export import ExportForm, export_trainer_checkpoint
 from holdfast.core.diagnose.ras_status import TOLD_CHARS, describe_ras, parse_ras, telling_lines
 from holdfast.model.rank_traces import Process
 from holdfast.wire import survivor_messages
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
+from tests.checkpoint.trainer_export.zero_making import Zero, write_zero
 from tests.core.diagnose.test_ras_status import BEHIND, SILENT
 from tests.fuzz.making import JSON, hostile, mutated, narrow, values
 
@@ -68,6 +71,36 @@ def test_checkpoints_of_trainers(file: tuple[str, bytes]) -> None:
     finally:
         trainer_checkpoints._MOST_MEMORY_BYTES = before
     assert {f"{begin}whoever read it ended with code 1" for begin in ("", "it cannot be read: ")}.isdisjoint(told)
+
+
+def _pickle_of(path: Path) -> bytes:
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(f"{path.stem}/data.pkl")
+
+
+def _with_pickle(path: Path, content: bytes) -> None:
+    """Give a file of torch.save another pickle; the checksums are right again."""
+    with zipfile.ZipFile(path) as archive:
+        records = {one.filename: archive.read(one) for one in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, record in (records | {f"{path.stem}/data.pkl": content}).items():
+            archive.writestr(name, record)
+
+
+@given(st.data(), st.sampled_from((1, 3)), st.booleans())
+def test_checkpoints_of_trainers_that_are_exported(data: st.DataObject, stage: int, is_dcp: bool) -> None:
+    """Each is exported, or refused in a sentence, without a word from torch."""
+    with TemporaryDirectory() as folder:
+        source = write_zero(Path(folder) / "from", 2, Zero(stage=stage))
+        path = data.draw(st.sampled_from(sorted(source.glob("*.pt"))))
+        _with_pickle(path, data.draw(mutated(st.just(_pickle_of(path)))))
+        form = ExportForm(is_dcp=True) if is_dcp else ExportForm(ranks=3)
+        fault = ""
+        try:
+            export_trainer_checkpoint(str(source), Path(folder) / "to", form)
+        except StorageError as e:
+            fault = str(e)
+        assert not fault.endswith("ended with code 1"), fault
 
 
 @given(hostile(st.sampled_from((BEHIND, SILENT)).map(str.encode)))

@@ -4,12 +4,9 @@ import io
 import json
 import math
 import mmap
-import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -18,6 +15,7 @@ from holdfast.checkpoint import dcp
 from holdfast.checkpoint.checkpoint_load import read_manifest, read_metadata, read_ranges
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.private_folder import move_out, private_folder
 from holdfast.checkpoint.verified_block_reads import PartPiece
 
 _INDEX = "model.safetensors.index.json"  # as loaders of safetensors expect it
@@ -33,70 +31,70 @@ def export_safetensors(
 
     Every byte is verified as it is read, and only one file's tensors are in memory at a time.
     """
+    metadata = dcp.decode_metadata(read_metadata(url))
+    tensors = {
+        key: known for key, known in metadata.state_dict_metadata.items() if isinstance(known, TensorStorageMetadata)
+    }
+    LocalStorage(str(folder)).make_folder()
+    with private_folder(folder) as private:
+        names = write_safetensors(
+            private,
+            {key: _tensor_bytes(known) for key, known in tensors.items()},
+            lambda keys: _read_tensors(url, metadata, {key: tensors[key] for key in keys}),
+            step=read_manifest(url).step,
+            prefix=prefix,
+            most_bytes=most_bytes,
+        )
+        return move_out(private, folder, names)
+
+
+def write_safetensors(
+    folder: str,
+    sizes: Mapping[str, int],
+    read: Callable[[Sequence[str]], dict[str, torch.Tensor]],
+    *,
+    step: int,
+    prefix: str,
+    most_bytes: int,
+) -> tuple[str, ...]:
+    """Write tensors with these sizes in bytes to files of about `most_bytes` at most, as `read` returns them by their
+    names; return the names of the files."""
     from safetensors import SafetensorError  # an extra: nobody needs it to train
     from safetensors.torch import save_file
 
-    metadata = dcp.decode_metadata(read_metadata(url))
-    tensors = _find_tensors(metadata, prefix)
-    LocalStorage(str(folder)).make_folder()
-    groups = list(_group_by_size(tensors, most_bytes))
-    names = _file_names(len(groups))
-    if taken := [name for name in names if (folder / name).exists()]:
-        raise StorageError(f"{folder / taken[0]} exists already")
-    step = str(read_manifest(url).step)
-    for name, group in zip(names, groups, strict=True):
-        whole = _read_tensors(url, metadata, {key: tensors[key] for key in group})
-        short = {key.removeprefix(prefix): tensor for key, tensor in whole.items()}
-        try:
-            with _private_folder(folder) as private:
-                save_file(short, f"{private}/{name}", metadata={"format": "pt", "step": step})
-                os.replace(f"{private}/{name}", folder / name)
-        except (OSError, SafetensorError) as e:
-            raise StorageError(f"{folder / name} cannot be written: {e}") from None
-    files = [folder / name for name in names]
-    if len(groups) > 1:
-        files.append(_write_index(folder, dict(zip(names, groups, strict=True)), tensors, prefix))
-    return tuple(files)
-
-
-@contextmanager
-def _private_folder(folder: Path) -> Iterator[str]:
-    """Make a folder that only we can write to, and yield a path to it that nobody else can redirect."""
-    with TemporaryDirectory(dir=folder, prefix=".export-") as path:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            if os.fstat(fd).st_uid != os.geteuid():
-                raise PermissionError(f"somebody replaced {path}")
-            yield f"/proc/self/fd/{fd}"
-        finally:
-            os.close(fd)
-
-
-def _find_tensors(metadata: Metadata, prefix: str) -> dict[str, TensorStorageMetadata]:
-    found = {
-        key: known
-        for key, known in sorted(metadata.state_dict_metadata.items())
-        if key.startswith(prefix) and isinstance(known, TensorStorageMetadata)
-    }
-    if not found:
-        heads = sorted({key.split(".")[0] for key in metadata.state_dict_metadata})
+    chosen = {key: size for key, size in sorted(sizes.items()) if key.startswith(prefix)}
+    if not chosen:
+        heads = sorted({key.split(".")[0] for key in sizes})
         raise StorageError(f"no tensor's name begins with '{prefix}'; names begin with {', '.join(heads)}")
-    return found
+    groups = list(_group_by_size(chosen, most_bytes))
+    names = _file_names(len(groups))
+    try:
+        for name, group in zip(names, groups, strict=True):
+            short = {key.removeprefix(prefix): tensor for key, tensor in read(group).items()}
+            save_file(short, f"{folder}/{name}", metadata={"format": "pt", "step": str(step)})
+        if len(groups) > 1:
+            places = {key.removeprefix(prefix): name for name, keys in zip(names, groups, strict=True) for key in keys}
+            index = {"metadata": {"total_size": sum(chosen.values())}, "weight_map": places}
+            Path(folder, _INDEX).write_text(json.dumps(index, indent=1) + "\n")
+            names.append(_INDEX)
+    except (OSError, SafetensorError) as e:
+        raise StorageError(f"safetensors cannot be written: {e}") from None
+    return tuple(names)
 
 
 def _tensor_bytes(known: TensorStorageMetadata) -> int:
     return math.prod(known.size) * known.properties.dtype.itemsize
 
 
-def _group_by_size(tensors: dict[str, TensorStorageMetadata], most_bytes: int) -> Iterator[list[str]]:
+def _group_by_size(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:
     group: list[str] = []
-    size = 0
-    for key, known in tensors.items():
-        if group and size + _tensor_bytes(known) > most_bytes:
+    total = 0
+    for key, size in sizes.items():
+        if group and total + size > most_bytes:
             yield group
-            group, size = [], 0
+            group, total = [], 0
         group.append(key)
-        size += _tensor_bytes(known)
+        total += size
     yield group
 
 
@@ -133,14 +131,3 @@ def _find_pieces(metadata: Metadata, indices: Sequence[MetadataIndex]) -> list[P
         pieces.append(PartPiece(rank=int(rank[1]), start=place.offset, bytes=place.length, to=to))
         to += -(-place.length // _PAGE_BYTES) * _PAGE_BYTES
     return pieces
-
-
-def _write_index(
-    folder: Path, groups: dict[str, list[str]], tensors: dict[str, TensorStorageMetadata], prefix: str
-) -> Path:
-    """Write the index that maps tensors to files; return its path."""
-    places = {key.removeprefix(prefix): name for name, keys in groups.items() for key in keys}
-    total = sum(map(_tensor_bytes, tensors.values()))
-    index = json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n"
-    LocalStorage(str(folder)).put_file(_INDEX, index.encode())
-    return folder / _INDEX

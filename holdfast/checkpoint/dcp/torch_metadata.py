@@ -42,6 +42,8 @@ _KINDS: tuple[Any, ...] = (
     *(SavePlan, WriteItem, WriteItemType, TensorWriteData),  # Megatron keeps the plans of all ranks beside the rest
 )
 _SAFE = {(kind.__module__, kind.__qualname__): kind for kind in _KINDS}
+_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
+_SAFE |= {(_MEGATRON, "MCoreMetadata"): Metadata, (_MEGATRON, "MCoreSavePlan"): SavePlan}  # which it had before 0.16
 _PATHS = ("Path", "PosixPath", "PurePosixPath")  # a checkpoint id
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.checkpoint.checkpoint_load import verify_checkpoint
-from holdfast.checkpoint.manifest import MANIFEST, StorageError
+from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.retention import clean_unpublished
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_checkpoints
@@ -18,6 +18,7 @@ from holdfast.checkpoint.trainer_checkpoints import (
     verify_trainer_checkpoint,
 )
 from holdfast.cli.commands.ckpt_database import local_time, read_table, stored_of
+from holdfast.cli.commands.ckpt_export import choose_urls, export_checkpoint
 from holdfast.cli.commands.ckpt_gather import find_states, gather_states
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     verbs = {
         "ls": _list_checkpoints,
         "verify": _verify_checkpoints,
-        "export": _export_weights,
+        "export": export_checkpoint,
         "gather": gather_states,
         "rm": _remove_checkpoints,
     }
@@ -58,13 +59,19 @@ def _make_parser() -> argparse.ArgumentParser:
     check = verbs.add_parser("verify", help="check every byte of checkpoints", description=what)
     check.add_argument("place", help="a checkpoint, or the folder or URL of several")
     check.add_argument("--step", type=int, help="only this one of several")
-    what = "Write the weights of a checkpoint as safetensors, checked as they are read."
-    export = verbs.add_parser("export", help="write weights as safetensors", description=what)
+    what = (
+        "Write the weights of a checkpoint as safetensors, checked as they are read. Of a checkpoint that DeepSpeed, "
+        "Megatron or TorchTitan has written, --dcp and --ranks write the optimizer's state as well."
+    )
+    export = verbs.add_parser("export", help="write weights as safetensors, or for other ranks", description=what)
     export.add_argument("place", help="a checkpoint, or the folder or URL of several (the newest sound one)")
     export.add_argument("to", type=Path, help="folder for the files")
     export.add_argument("--step", type=int, help="this one of several")
     export.add_argument("--prefix", default="model.", help="of tensors to export; it is stripped (default model.)")
     export.add_argument("--file-gb", type=float, default=5.0, help="largest size of a file (default 5; 0: one file)")
+    form = export.add_mutually_exclusive_group()
+    form.add_argument("--dcp", action="store_true", help="for torch.distributed.checkpoint, with the optimizer's state")
+    form.add_argument("--ranks", type=int, help="DeepSpeed's own, for so many data parallel ranks")
     what = "Make a checkpoint of the states that a run has left on the disks of its nodes (disk.path)."
     gather = verbs.add_parser("gather", help="make a checkpoint of states on disks", description=what)
     gather.add_argument("folders", nargs="+", metavar="folder", help="of the run on a disk, as the console named it")
@@ -165,24 +172,12 @@ def _size_text(size: float) -> str:
     return f"{size:.3g} TB"
 
 
-def _chosen_urls(place: str, step: int | None, *, states: bool = False) -> list[str]:
-    """Return the URLs of the chosen checkpoints, newest first, doubted ones last. Raise UsageError if none is found."""
-    if open_storage(place).read(MANIFEST) is not None:
-        return [place]
-    stored = find_checkpoints(place) or (find_states(place) if states else ())
-    found = [one for one in stored if step in (None, one.step)]
-    if not found:
-        which = "checkpoint" if step is None else f"checkpoint of step {step}"
-        raise UsageError(f"there is no {which} in {place}")
-    return [one.url for one in sorted(found, key=lambda one: one.doubted)]
-
-
 def _verify_checkpoints(args: argparse.Namespace) -> int:
     broken = 0
     doubted = {one.url: one.why for one in find_checkpoints(args.place) if one.doubted}
     others = [one for one in find_trainer_checkpoints(args.place) if args.step in (None, one.step)]
     try:
-        urls = _chosen_urls(args.place, args.step, states=True)
+        urls = choose_urls(args.place, args.step, states=True)
     except UsageError:
         if not others:
             raise
@@ -208,24 +203,6 @@ def _verify_trainer(one: TrainerCheckpoint) -> bool:
         _print_line(f"  checked: {found.checked}")
         _print_line(f"  its format does not tell: {found.unchecked}")
     return not found.fault
-
-
-def _export_weights(args: argparse.Namespace) -> int:
-    try:
-        import safetensors  # noqa: F401
-    except ImportError:
-        raise UsageError("this needs safetensors: pip install safetensors") from None
-    from holdfast.checkpoint.dcp.safetensors_export import export_safetensors  # torch, which takes seconds
-
-    if args.file_gb < 0:
-        raise UsageError("--file-gb must not be negative")
-    url = next((url for url in _chosen_urls(args.place, args.step) if not verify_checkpoint(url)), None)
-    if url is None:
-        raise UsageError(f"no checkpoint in {args.place} is sound; holdfast ckpt verify says more")
-    most = int(args.file_gb * 1e9) if args.file_gb else sys.maxsize
-    files = export_safetensors(url, args.to, prefix=args.prefix, most_bytes=most)
-    _print_line(f"{url} -> {', '.join(map(str, files))}")
-    return 0
 
 
 def _remove_checkpoints(args: argparse.Namespace) -> int:
