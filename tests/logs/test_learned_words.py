@@ -92,7 +92,8 @@ def test_trust_follows_who_was_right() -> None:
 def test_the_file_of_the_package() -> None:
     learned = load_learned()
     assert PATH.stat().st_size < 300_000
-    assert set(learned.classes) == {NOTHING, *(klass.klass for klass in catalog_files.load_classes())}
+    known = {klass.klass for klass in catalog_files.load_classes()}
+    assert set(learned.classes) == {NOTHING, *known} - {"states_in_doubt"}, "no log from outside has our own word"
     assert set(learned.actions) == {NOTHING, *(klass.action for klass in catalog_files.load_classes())}
     assert format_learned(learned) == PATH.read_bytes(), "nobody has edited it by hand"
     odds = learned.class_odds(words_of("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"))

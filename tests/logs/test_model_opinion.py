@@ -87,7 +87,7 @@ def test_a_good_answer() -> None:
     assert sorted(model.asked(n)["temperature"] for n in range(3)) == [0.0, 0.7, 0.7]
     assert question["model"] == "zorb-7b"
     assert question["response_format"]["type"] == "json_schema"
-    assert len(question["response_format"]["json_schema"]["schema"]["properties"]["class"]["enum"]) == 46
+    assert len(question["response_format"]["json_schema"]["schema"]["properties"]["class"]["enum"]) == 47
     assert "gpu_ecc_memory: infrastructure, evict_and_restart" in question["messages"][0]["content"]
     assert CAUSE in question["messages"][1]["content"]
 

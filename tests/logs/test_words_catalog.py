@@ -30,7 +30,7 @@ FRAMEWORK = {
     "rollback_or_fix_code": "torch_compile_error framework_runtime_error",
 }
 SCRIPT = {
-    "rollback_or_fix_code": "cuda_device_assert shape_dtype_device python_exception nan_divergence",
+    "rollback_or_fix_code": "cuda_device_assert shape_dtype_device python_exception nan_divergence states_in_doubt",
     "fix_config": "import_dependency config_argument file_not_found permission_denied checkpoint_mismatch",
 }
 DATA = {"fix_config": "data_corrupt checkpoint_corrupt disk_full", "retry": "storage_io_error object_store_error"}
@@ -60,7 +60,7 @@ def test_every_class_is_there_with_its_group_and_action() -> None:
         for action, klasses in actions.items()
         for klass in klasses.split()
     }
-    assert len(wanted) == 46
+    assert len(wanted) == 47
     assert {k.klass: (k.group, k.action) for k in CATALOG.classes.values()} == wanted
     assert all(klass.title and klass.hint for klass in CATALOG.classes.values())
 

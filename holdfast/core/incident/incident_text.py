@@ -27,6 +27,7 @@ FAILED_START = "ended by an incident before its first step"  # of a planned rest
 _BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "ask", "hold", "wait", "launch")
 _SET_UP_AGAIN = "set-up after the restore"  # booked as set-up
 _OPTIONAL = ("silence", "probe", "ask", "hold", "wait", "last step", _SET_UP_AGAIN)  # told of only if they took time
+_BRIEF = ("silence", "probe", "ask", "wait", _SET_UP_AGAIN)  # worth a word only above SHOWN_S
 UNORDERED = "which first is not known"  # of ranks that were killed
 _NOTICED_S = 0.1  # exits of one host that were noticed within this may have been in another order
 SHOWN_S = 0.05  # which is more than nothing in tenths
@@ -35,7 +36,6 @@ _UNSURE = re.compile(r" \((\d+)% sure\)$")
 
 
 def describe_exit(code: int) -> str:
-    """Return in words how a process ended."""
     if code < 0:
         return f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
     return f"exited with code {code}"
@@ -200,7 +200,6 @@ def recovery_s(record: Record) -> float:
 
 
 def describe_again(record: Record) -> str:
-    """Return a clause on how often the job failed again before a step and why the last time; "" if it never did."""
     return describe_failures(record.failures, record.last_cause)
 
 
@@ -234,7 +233,7 @@ def why_from_zero(record: Record | Change) -> str:
 
 
 def _describe_apart(record: Record | Change) -> str:
-    """Return a clause that says that the ranks' snapshots have no step in common; "" if they have one."""
+    """Return a clause that the ranks' snapshots have no step in common; "" if they have one."""
     return f", as no step was held for every rank ({record.apart})" if record.apart else ""
 
 
@@ -346,7 +345,7 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     for name, end_at in ends.items():
         untold = name in ("imports and groups", set_up, restored, _SET_UP_AGAIN) and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
-        brief = name in ("silence", "probe", "ask", "hold", "wait", _SET_UP_AGAIN)
+        brief = name in (*_BRIEF, *(["hold"] if isinstance(record, Record) else []))
         least_s = SHOWN_S if brief else 0.0  # such as a replay that is refused
         if not untold and (end_at > at + least_s or name not in _OPTIONAL):
             booked = set_up if name == _SET_UP_AGAIN else name

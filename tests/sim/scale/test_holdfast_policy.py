@@ -152,9 +152,9 @@ def test_a_job_that_gives_up_is_queued_again_by_a_person() -> None:
     assert ended.state.tally.people > 0
     assert {"person", "requeue"} <= set(ended.state.book.by_use(0.0))
     asked = played(full, SOON)
-    assert "hold" in asked.state.book.by_use(0.0) and "requeue" not in asked.state.book.by_use(0.0)
+    assert "ask" in asked.state.book.by_use(0.0) and "requeue" not in asked.state.book.by_use(0.0)
     goes_on = played(full)
-    assert not {"hold", "person", "requeue"} & set(goes_on.state.book.by_use(0.0)), "better than to stand"
+    assert not {"ask", "hold", "person", "requeue"} & set(goes_on.state.book.by_use(0.0)), "better than to stand"
 
 
 def test_code_that_changes_while_the_job_is_queued_comes_with_it() -> None:
