@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -87,6 +88,7 @@ def _with_pickle(path: Path, content: bytes) -> None:
             archive.writestr(name, record)
 
 
+@pytest.mark.slow  # it makes a folder of two ranks for each example, and may take minutes
 @given(st.data(), st.sampled_from((1, 3)), st.booleans())
 def test_checkpoints_of_trainers_that_are_exported(data: st.DataObject, stage: int, is_dcp: bool) -> None:
     """Each is exported, or refused in a sentence, without a word from torch."""
