@@ -75,7 +75,7 @@ def torchrun(argv: Sequence[str], env: Mapping[str, str]) -> Theirs:
         return lambda *args: kept.update(config=config, entry=[entrypoint, *args])
 
     def logs(_name: str | None) -> Any:
-        return lambda **chosen: kept.update(logs=dict(chosen))
+        return lambda **chosen: kept.setdefault("logs", dict(chosen))  # with None, torch makes a folder of its own
 
     with (
         mock.patch.dict(os.environ, env, clear=True),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 ROUND = 80  # examples, between two looks at the clock
 MOST_BYTES = 768 << 20  # of new memory that one example may ask for
@@ -23,8 +23,14 @@ TRIED = "fuzz examples"
 _CALM = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 _CALM += [HealthCheck.large_base_example, HealthCheck.filter_too_much]
 
-settings.register_profile("quick", max_examples=5, deadline=None, suppress_health_check=_CALM, database=None)
-settings.register_profile("long", max_examples=ROUND, deadline=None, suppress_health_check=_CALM, database=None)
+_UNSHRUNK = [
+    Phase.explicit,
+    Phase.generate,
+]  # shrinking lasts as long as a test may, and tells nothing before
+
+settings.register_profile("fuzz", deadline=None, suppress_health_check=_CALM, database=None, print_blob=True)
+settings.register_profile("quick", settings.get_profile("fuzz"), max_examples=5, phases=_UNSHRUNK)
+settings.register_profile("long", settings.get_profile("fuzz"), max_examples=ROUND)
 
 
 def budget_s() -> float:

@@ -21,7 +21,7 @@ from holdfast.core.diagnose.ras_status import TOLD_CHARS, describe_ras, parse_ra
 from holdfast.model.rank_traces import Process
 from holdfast.wire import survivor_messages
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
-from tests.checkpoint.trainer_export.zero_making import Zero, write_zero
+from tests.checkpoint.trainer_export.zero_making import Zero, pickle_of, put_pickle, write_zero
 from tests.core.diagnose.test_ras_status import BEHIND, SILENT
 from tests.fuzz.making import JSON, hostile, mutated, narrow, values
 
@@ -74,20 +74,6 @@ def test_checkpoints_of_trainers(file: tuple[str, bytes]) -> None:
     assert {f"{begin}whoever read it ended with code 1" for begin in ("", "it cannot be read: ")}.isdisjoint(told)
 
 
-def _pickle_of(path: Path) -> bytes:
-    with zipfile.ZipFile(path) as archive:
-        return archive.read(f"{path.stem}/data.pkl")
-
-
-def _with_pickle(path: Path, content: bytes) -> None:
-    """Give a file of torch.save another pickle; the checksums are right again."""
-    with zipfile.ZipFile(path) as archive:
-        records = {one.filename: archive.read(one) for one in archive.infolist()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, record in (records | {f"{path.stem}/data.pkl": content}).items():
-            archive.writestr(name, record)
-
-
 @pytest.mark.slow  # it makes a folder of two ranks for each example, and may take minutes
 @given(st.data(), st.sampled_from((1, 3)), st.booleans())
 def test_checkpoints_of_trainers_that_are_exported(data: st.DataObject, stage: int, is_dcp: bool) -> None:
@@ -95,7 +81,7 @@ def test_checkpoints_of_trainers_that_are_exported(data: st.DataObject, stage: i
     with TemporaryDirectory() as folder:
         source = write_zero(Path(folder) / "from", 2, Zero(stage=stage))
         path = data.draw(st.sampled_from(sorted(source.glob("*.pt"))))
-        _with_pickle(path, data.draw(mutated(st.just(_pickle_of(path)))))
+        put_pickle(path, data.draw(mutated(st.just(pickle_of(path)))))
         form = ExportForm(is_dcp=True) if is_dcp else ExportForm(ranks=3)
         fault = ""
         try:

@@ -3,6 +3,7 @@
 Its files are read in a process of its own with limited memory, since strangers may have written them.
 """
 
+import pickle  # noqa: TID251 for what it raises
 import warnings
 from pathlib import Path
 
@@ -25,7 +26,17 @@ from holdfast.core.terminal_sanitizer import plain_line
 from holdfast.linux.limited_child import ChildEndedError, call_in_child
 
 _MEMORY_BYTES, _COPIES = 8 << 30, 3  # a reader may take: files are mapped, and what is written is made from them
-_DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError)  # values of any kind
+# What values of any kind may raise, in our hands or in torch's, when they are cut, compared and written.
+_DAMAGE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    AssertionError,
+    pickle.PickleError,
+)
 _LATEST = "latest"  # names the checkpoint that DeepSpeed loads if it is told of none
 
 

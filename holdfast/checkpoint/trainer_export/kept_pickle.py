@@ -141,7 +141,7 @@ def load_kept(path: Path) -> Any:
             return torch.load(place, "cpu", _KeepingModule, weights_only=False, mmap=True)
     except MemoryError:
         raise
-    except (*PICKLE_DAMAGE, OSError, RuntimeError, zipfile.BadZipFile) as e:
+    except (*PICKLE_DAMAGE, OSError, RuntimeError, AssertionError, zipfile.BadZipFile) as e:  # torch asserts, too
         raise NotUnderstoodError(
             f"{path.name} cannot be read ({type(e).__name__}: {str(e).partition(chr(10))[0]})"
         ) from None

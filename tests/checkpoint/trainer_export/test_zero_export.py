@@ -18,7 +18,9 @@ from tests.checkpoint.trainer_export.zero_making import (
     TAG,
     LossScaler,
     Zero,
+    pickle_of,
     played_deepspeed,
+    put_pickle,
     read_files,
     whole_tensors,
     write_universal,
@@ -256,6 +258,10 @@ def no_archive(folder: Path) -> None:
     (folder / PART).write_bytes(b"\x80\x02}q\x00.")
 
 
+def no_storage(folder: Path) -> None:
+    put_pickle(folder / PART, pickle_of(folder / PART).replace(b"storage", b"strange", 1))
+
+
 def no_shapes(folder: Path) -> None:
     change(folder, lambda told: told.update(param_shapes=None), "mp_rank*")
 
@@ -286,6 +292,7 @@ REFUSED: dict[Callable[[Path], None], str] = {
     no_part: "2 parts",
     no_zero: TAG,
     no_archive: PART,
+    no_storage: PART,
     no_shapes: "mp_rank_00_model_states.pt",
     shape_of_text: "scale",
     huge_shape: "fp32",

@@ -6,6 +6,7 @@ Its classes are played: their names are DeepSpeed's while files are written and 
 import dataclasses
 import enum
 import sys
+import zipfile
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -307,3 +308,17 @@ def write_universal(folder: Path, zero: Zero) -> Path:
             if name.endswith("model_states.pt"):
                 torch.save(content, to / name)
     return to
+
+
+def pickle_of(path: Path) -> bytes:
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(f"{path.stem}/data.pkl")
+
+
+def put_pickle(path: Path, content: bytes) -> None:
+    """Give a file of torch.save another pickle; the checksums are right again."""
+    with zipfile.ZipFile(path) as archive:
+        records = {one.filename: archive.read(one) for one in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, record in (records | {f"{path.stem}/data.pkl": content}).items():
+            archive.writestr(name, record)
