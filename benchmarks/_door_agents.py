@@ -36,7 +36,7 @@ from holdfast.core.agent_state_machine import Post
 from holdfast.core.decide.job_view import JobView
 from holdfast.linux import process_attributes
 from holdfast.model.code_release import Release
-from holdfast.model.event import Entry, Phase
+from holdfast.model.decider_events import Entry, Phase
 from holdfast.model.job_and_seats import Job
 from holdfast.model.node_errands import Done
 from holdfast.model.observation import Beat

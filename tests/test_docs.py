@@ -126,7 +126,7 @@ def test_settings_are_written_up(setting_names: list[str]) -> None:
 
 def test_events_and_actions_are_written_up() -> None:
     from holdfast.model.action import Action
-    from holdfast.model.event import Event
+    from holdfast.model.decider_events import Event
 
     names = [struct.__name__ for struct in (*get_args(Action), *get_args(Event))]
     assert names

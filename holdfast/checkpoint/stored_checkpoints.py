@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.checkpoint.checkpoint_save import SMALL_AT_ONCE
+from holdfast.checkpoint.checkpoint_publication import SMALL_AT_ONCE
 from holdfast.checkpoint.direct_io import run_in_threads
 from holdfast.checkpoint.doubt_notes import DOUBTS, DoubtedRun, UnknownDoubtsError, read_doubts, write_doubts
 from holdfast.checkpoint.manifest import (

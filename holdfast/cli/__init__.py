@@ -40,18 +40,9 @@ COMMANDS = {
     "chaos": "inject known faults into a job",
     "sim": "simulate jobs and their faults in virtual time",
 }
-_MODULES = {
-    "catalog": "last_words_catalog",
-    "diagnose": "log_diagnosis",
-    "journal": "journal_database",
-    "plan": "standby_plan",
-    "rollback": "rollback_order",
-    "token": "access_tokens",
-    "trace": "live_stacks",
-}
-_SHARED = {  # modules that are told which command they are
-    **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "job_orders"),
-    **dict.fromkeys(("logs", "attach"), "logs"),
+_SHARED = {  # modules that are told which command they are; any other command NAME has a NAME_command
+    **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "order_commands"),
+    **dict.fromkeys(("logs", "attach"), "logs_command"),
 }
 _HELP = frozenset(("-h", "--help"))
 _FOLLOWING = (["status"], ["logs"], ["attach"], ["dash"])  # may go on for ever; the others end, even if nobody reads on
@@ -97,7 +88,7 @@ def _obey(args: list[str]) -> int:
 def import_command(name: str) -> Callable[[list[str]], int]:
     """Import the module of a command, and return a function that runs the command with its arguments."""
     shared = _SHARED.get(name)
-    module = importlib.import_module(f"holdfast.cli.commands.{shared or _MODULES.get(name, name)}")
+    module = importlib.import_module(f"holdfast.cli.commands.{shared or f'{name}_command'}")
     return lambda words: int(module.main([name, *words] if shared else words))
 
 

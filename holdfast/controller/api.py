@@ -36,7 +36,7 @@ from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
-from holdfast.model.event import Entry, Order, Phase, StorageReport
+from holdfast.model.decider_events import Entry, Order, Phase, StorageReport
 from holdfast.model.job_and_seats import world_size
 from holdfast.model.rank_traces import Trace
 from holdfast.wire.agent_messages import TOKEN_HEADER

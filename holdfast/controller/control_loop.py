@@ -28,8 +28,7 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory
 from holdfast.model.action import Action, Launch, Say, Stop
 from holdfast.model.code_release import Release
-from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import (
+from holdfast.model.decider_events import (
     Begin,
     Decision,
     Ended,
@@ -43,6 +42,7 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_and_seats import Job
 from holdfast.wire.agent_messages import Hello
 

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.record.incident_spans import IncidentSpan, trace_incident
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.model.event import Entry
+from holdfast.model.decider_events import Entry
 from holdfast.model.incident_record import Record
 
 _WAITING = 64  # incidents; the rest are counted and not sent

@@ -5,12 +5,12 @@ from collections import OrderedDict, deque
 import msgspec
 
 from holdfast.core.detect import nonfinite_loss
+from holdfast.model.decider_events import Ended
 from holdfast.model.detector_alarm import Alarm, Stance
-from holdfast.model.event import Ended
 from holdfast.model.message_bounds import Number
 from holdfast.model.node_errands import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Exit, Loss
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from holdfast.model.replay_task import ReplayResult
 from holdfast.model.state_copy import Copy, MissedCheckpoint
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.model.event import Entry
+from holdfast.model.decider_events import Entry
 
 
 class SourceError(Exception):

@@ -6,7 +6,7 @@ from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import Ease, Skip
 from holdfast.model.message_bounds import Instant, Number
-from holdfast.model.probe import Finding, PairMeeting
+from holdfast.model.probe_findings import Finding, PairMeeting
 from holdfast.model.replay_task import ReplayResult, ReplayTask
 from holdfast.model.state_copy import Aim, Copy, Doubt, LaunchOrigin, MissedCheckpoint, Restore
 

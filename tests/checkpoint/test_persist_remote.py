@@ -13,8 +13,8 @@ import fsspec  # type: ignore[import-untyped]
 import fsspec.implementations.memory  # type: ignore[import-untyped]
 import pytest
 
-from holdfast.checkpoint.checkpoint_load import read_part, read_ranges, verify_checkpoint
-from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.checkpoint_publication import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.checkpoint_reader import read_part, read_ranges, verify_checkpoint
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, StorageError, TakenOverError
 from holdfast.checkpoint.remote_storage import RemoteStorage
 from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints

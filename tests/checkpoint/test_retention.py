@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import storage_owner
-from holdfast.checkpoint.checkpoint_load import verify_checkpoint
-from holdfast.checkpoint.checkpoint_save import staging_folder, write_part
+from holdfast.checkpoint.checkpoint_publication import staging_folder, write_part
+from holdfast.checkpoint.checkpoint_reader import verify_checkpoint
 from holdfast.checkpoint.doubt_notes import UnknownDoubtsError
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import MANIFEST, Author, StorageError, TakenOverError, WriterProcess, encode_part

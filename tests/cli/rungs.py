@@ -16,7 +16,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_view import JobView
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Launch, Replay
-from holdfast.model.event import Entry, Phase
+from holdfast.model.decider_events import Entry, Phase
 from holdfast.model.incident_record import Remedy
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, run_command

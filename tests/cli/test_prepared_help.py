@@ -69,5 +69,5 @@ def test_help_and_completion_import_nothing_slow() -> None:
     loaded = done.stdout.split()
     assert [name for name in loaded if name.partition(".")[0] in SLOW] == []
     commands = [name for name in loaded if name.startswith("holdfast.cli.commands.")]
-    assert commands == ["holdfast.cli.commands.completion"]
+    assert commands == ["holdfast.cli.commands.completion_command"]
     assert "COLUMNS" not in os.environ

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from holdfast.cli import main
-from holdfast.cli.commands.report import load_report
+from holdfast.cli.commands.report_command import load_report
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP
 from tests.cli.console_transcript import assert_screens
-from tests.cli.test_report import END, LINES, NO_STEPS, shown_report, write
-from tests.cli.test_report import run_dir as run_dir
+from tests.cli.test_report_command import END, LINES, NO_STEPS, shown_report, write
+from tests.cli.test_report_command import run_dir as run_dir
 from tests.core.test_open_trouble import ASKS, TWO
 
 

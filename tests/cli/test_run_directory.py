@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.commands import ls
+from holdfast.cli.commands import ls_command
 from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
@@ -88,7 +88,7 @@ def test_a_home_that_is_no_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOLDFAST_HOME", "/etc/passwd")
     with pytest.raises(UsageError, match="/etc/passwd"):
         run_directory.find_newest()
-    assert ls.main([]) == 2
+    assert ls_command.main([]) == 2
 
 
 def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:

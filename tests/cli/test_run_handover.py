@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.config import Settings
-from holdfast.model.event import Begin, Decision, Entry, Limits
+from holdfast.model.decider_events import Begin, Decision, Entry, Limits
 from holdfast.model.job_and_seats import Job
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 

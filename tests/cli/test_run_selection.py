@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.cli import COMMANDS, main
-from holdfast.cli.commands import logs
+from holdfast.cli.commands import logs_command
 from holdfast.cli.commands.ls_elsewhere import RunRow
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
@@ -237,7 +237,7 @@ def test_what_was_rotated_away_is_shown(home: Path, capfd: pytest.CaptureFixture
     run_dir = published(None, "r")
     _printed(run_dir, b"two\n")
     (run_dir / "logs" / "gen-1" / "rank-0" / "stdout.log.1").write_bytes(b"one\n")
-    logs.main(["logs"])
+    logs_command.main(["logs"])
     assert capfd.readouterr().out == "[rank 0] one\n[rank 0] two\n"
 
 

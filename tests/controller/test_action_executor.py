@@ -26,7 +26,7 @@ from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimit
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.action import Acquire, Action, Dismiss, Launch, Say, Stop
 from holdfast.model.code_release import Release
-from holdfast.model.event import Begin, Limits, Outcome, Ready
+from holdfast.model.decider_events import Begin, Limits, Outcome, Ready
 from holdfast.model.job_and_seats import Job, Seat
 from holdfast.model.node_errands import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat

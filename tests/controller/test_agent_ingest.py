@@ -13,8 +13,8 @@ from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.decider_events import Ended, Limits, Phase, Progress, Ready
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
 from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat, Mark

@@ -13,8 +13,8 @@ from holdfast.controller.api import describe_api
 from holdfast.controller.order_admission import NO_SUCH_ORDER
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.record.job_account import TimeUse
+from holdfast.model.decider_events import Phase, Progress
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Phase, Progress
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import MissedCheckpoint
 from holdfast.wire import agent_messages

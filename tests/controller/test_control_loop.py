@@ -14,7 +14,7 @@ from holdfast.controller.job_clock import SteadyClock
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Acquire, Action, Finish, Launch, Say
-from holdfast.model.event import (
+from holdfast.model.decider_events import (
     Decision,
     Ended,
     Entry,

@@ -9,7 +9,7 @@ from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Acquire, Action, Finish, Say
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order
+from holdfast.model.decider_events import Begin, Decision, Entry, Event, Limits, Order
 from holdfast.model.job_and_seats import Job
 
 EVENTS: tuple[Event, ...] = (

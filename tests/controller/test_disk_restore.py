@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.model.action import Acquire, Dismiss, Dismissal, Finish, Launch
-from holdfast.model.event import Limits, Ready
+from holdfast.model.decider_events import Limits, Ready
 from holdfast.model.node_errands import LaunchHere, Leave
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Copy, Doubt, Restore

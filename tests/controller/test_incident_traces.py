@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.controller.incident_traces import IncidentTraces, is_collector_named
 from holdfast.core.record.incident_spans import trace_incident
-from holdfast.model.event import Entry
+from holdfast.model.decider_events import Entry
 from holdfast.model.incident_record import Record, Remedy
 from tests.core.test_page_view import simulated
 from tests.otlp_collector import Collector, collecting, decoded, words

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.cli.terminal.quantity_text import storage_said
 from holdfast.controller.actions.action_executor import WITHOUT_GRACE, LaunchPlan
 from holdfast.model.action import Finish
-from holdfast.model.event import Limits, Outcome, StorageReport
+from holdfast.model.decider_events import Limits, Outcome, StorageReport
 from holdfast.model.node_errands import Done, FinalState, Leave, StopHere
 from holdfast.model.state_copy import Copy, Doubt, Restore
 from tests.controller.test_action_executor import Bench, settle

@@ -7,7 +7,7 @@ from holdfast.core.record.job_ending import UNSTORED
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.snapshots.checkpoint_reports import StorageWatch
 from holdfast.model.action import Finish
-from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Limits, Outcome, Phase, StorageReport
+from holdfast.model.decider_events import Begin, Decision, Ended, Entry, Event, Limits, Outcome, Phase, StorageReport
 from holdfast.model.job_and_seats import Job
 from holdfast.model.state_copy import MissedCheckpoint
 

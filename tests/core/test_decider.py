@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Acquire, Action, Launch, Say, Stop
-from holdfast.model.detector_alarm import SWITCH, Alarm, Kind
-from holdfast.model.event import (
+from holdfast.model.decider_events import (
     Begin,
     Ended,
     Entry,
@@ -29,7 +28,8 @@ from holdfast.model.event import (
     Ready,
     Tick,
 )
-from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
+from holdfast.model.detector_alarm import SWITCH, Alarm, Kind
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import Job
 from holdfast.sim.invariants import InvariantWatch
 

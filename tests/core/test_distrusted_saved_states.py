@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.decide.distrusted_saved_states import DoubtfulStates
-from holdfast.model.event import Progress
+from holdfast.model.decider_events import Progress
 from holdfast.model.state_copy import Doubt
 
 

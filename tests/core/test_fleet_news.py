@@ -10,8 +10,8 @@ from holdfast.core.detect.silence import gone_alarm
 from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.standbys import LONGEST_RETRY_S, RETRY_S
 from holdfast.model.action import Action, Block, Dismiss, Finish, Launch, Probe, Say, Stop
-from holdfast.model.event import Begin, Event, Limits, Outcome, Phase, Progress, Ready, Tick
-from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
+from holdfast.model.decider_events import Begin, Event, Limits, Outcome, Phase, Progress, Ready, Tick
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import HostIdentity, Job
 
 GONE = FleetNode(state=FleetState.GONE, reason="NODE_FAIL", failed=True)

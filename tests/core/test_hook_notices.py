@@ -13,8 +13,8 @@ from holdfast.core.record.hook_notices import (
 )
 from holdfast.model.action import Finish
 from holdfast.model.code_release import Fate, Release
+from holdfast.model.decider_events import Decision, Entry, Event, Order, Outcome, Phase, StorageReport, Tick
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Decision, Entry, Event, Order, Outcome, Phase, StorageReport, Tick
 from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.state_copy import MissedCheckpoint
 

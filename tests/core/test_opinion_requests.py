@@ -1,8 +1,8 @@
 """Which incidents are worth a question: those with last words that the rules are unsure of, and not too many."""
 
 from holdfast.core.record.opinion_requests import MOST, WITHIN_S, FailureOutcome, FailureQuestions, JudgedIncident
+from holdfast.model.decider_events import Decision, Entry, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Decision, Entry, Tick
 from holdfast.model.incident_record import Record, Remedy, Verdict
 
 RESTART = Verdict(remedy=Remedy.RESTART, reason="once")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Finish, Launch, Stop
+from holdfast.model.decider_events import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
-from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.job_and_seats import Job
 
 

@@ -11,8 +11,8 @@ from holdfast.core.record.incident_story import describe_action
 from holdfast.core.record.page_view import PageFold
 from holdfast.model.action import Launch, Probe, Say, Stage, Stop
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Begin, Decision, Entry, Event, Limits, Order, Outcome, Phase, Progress, Ready
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Outcome, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
 
 CRASH = Alarm(kind=Kind.CRASH, at=9.0, suspects=("a",), ranks=(1,), reason="was killed", code=-9, signature="killed")

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
-from holdfast.model.event import Decision, Entry, Tick
+from holdfast.model.decider_events import Decision, Entry, Tick
 from tests.fuzz.making import hostile, narrow
 
 

@@ -13,7 +13,7 @@ from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.journal.entry_chain import make_row
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Progress
+from holdfast.model.decider_events import Begin, Decision, Entry, Event, Limits, Progress
 from holdfast.model.job_and_seats import Job
 from tests.model.test_model import EVENTS
 

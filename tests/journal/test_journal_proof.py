@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.model.code_release import Release
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Tick
+from holdfast.model.decider_events import Begin, Decision, Entry, Event, Limits, Order, Tick
 from holdfast.model.job_and_seats import Job
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.model.event import Decision, Entry, Phase, Tick
+from holdfast.model.decider_events import Decision, Entry, Phase, Tick
 from tests.postgres_server import PostgresServer
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.journal import entry_chain
 from holdfast.journal.sqlite_journal import FORMAT, JournalError, JournalFullError, SqliteJournal
-from holdfast.model.event import Decision, Entry, Tick
+from holdfast.model.decider_events import Decision, Entry, Tick
 
 ENTRY = Entry(seq=1, at=1.0, event=Tick(), decision=Decision())
 

@@ -7,8 +7,7 @@ import pytest
 
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.code_release import Release
-from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import (
+from holdfast.model.decider_events import (
     Begin,
     Decision,
     Ended,
@@ -28,7 +27,8 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
-from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
+from holdfast.model.detector_alarm import Alarm, Kind
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import HostIdentity, Job, Seat, world_size
 from holdfast.model.node_errands import (
     Errand,
@@ -40,7 +40,7 @@ from holdfast.model.node_errands import (
     StageHere,
     StopHere,
 )
-from holdfast.model.probe import PairMeeting
+from holdfast.model.probe_findings import PairMeeting
 from holdfast.model.replay_task import ReplayTask
 from holdfast.model.state_copy import MissedCheckpoint
 

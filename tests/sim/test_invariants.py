@@ -16,8 +16,8 @@ from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
 from holdfast.model.action import Action, Dismiss, Finish, Launch, Stop
+from holdfast.model.decider_events import Begin, Decision, Entry, Limits, Phase, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Begin, Decision, Entry, Limits, Phase, Tick
 from holdfast.model.job_and_seats import Job, Seat
 from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss

@@ -16,8 +16,8 @@ import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.copies_for_peers import PeerCopies
 from holdfast.agent.snapshots.departure_writer import FinalWriter
+from holdfast.agent.snapshots.held_peer_copies import HeldPeerCopies
 from holdfast.agent.snapshots.keeper_interfaces import (
     KeeperLinks,
     KeeperNotes,
@@ -25,7 +25,7 @@ from holdfast.agent.snapshots.keeper_interfaces import (
     StateDisk,
     WaitForLoop,
 )
-from holdfast.agent.snapshots.other_size_arenas import ArenasAside
+from holdfast.agent.snapshots.other_size_arenas import OtherSizeArenas
 from holdfast.agent.snapshots.parcel_transport import ParcelTransport
 from holdfast.agent.snapshots.peer_arenas import PREFIX, PeerMemory
 from holdfast.agent.snapshots.peer_sender import PeerSender
@@ -114,10 +114,10 @@ class Keeper:
             self._arenas, self._notes, place.replica, ports.report_marks, self.backing.next_seqs
         )
         for_peers = PeerMemory(ports.make_arena, parts.wait_for_loop)
-        self._shelf = PeerCopies(self._notes, self._arenas, for_peers, self.disk, ports)
+        self._shelf = HeldPeerCopies(self._notes, self._arenas, for_peers, self.disk, ports)
         self._launch = KeeperLaunch()
         self._requests = RequestNotes(self._notes, ports)
-        self._aside = ArenasAside(self._arenas, ports)
+        self._aside = OtherSizeArenas(self._arenas, ports)
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:

@@ -19,7 +19,7 @@ from holdfast.controller import composition, order_admission
 from holdfast.controller_interfaces import ControllerPorts, Socket
 from holdfast.logs import catalog_files
 from holdfast.model.code_release import Release
-from holdfast.model.event import Order
+from holdfast.model.decider_events import Order
 from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.dst_world import RealParts

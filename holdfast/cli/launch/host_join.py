@@ -24,7 +24,7 @@ from holdfast.cli.launch.enrolment_client import (
     introduce_host,
 )
 from holdfast.cli.launch.job_request import make_job
-from holdfast.cli.launch.standby_choice import choose_standbys
+from holdfast.cli.launch.standby_count import choose_standbys
 from holdfast.cli.launch.supervisor import STOP_SIGNALS, Supervisor, leave_terminal, raising_stops, watch_node
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
@@ -34,7 +34,7 @@ from holdfast.config import Settings
 from holdfast.core.membership.host_blocking import BLOCKED_EXIT
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.linux import host_identity
-from holdfast.model.event import Begin
+from holdfast.model.decider_events import Begin
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import (
     certificate_authority,

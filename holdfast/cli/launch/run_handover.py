@@ -14,7 +14,7 @@ from holdfast.core.decoding import from_msgpack
 from holdfast.journal.journal_errors import JournalDamagedError
 from holdfast.journal.journal_key import JournalKey
 from holdfast.journal.postgres_journal import PostgresJournal
-from holdfast.model.event import Begin
+from holdfast.model.decider_events import Begin
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.releases import tree_archive
 

@@ -12,7 +12,7 @@ from holdfast.checkpoint import retention, stored_checkpoints
 from holdfast.checkpoint.manifest import StorageError, step_of
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.cli.run_dirs import run_directory, run_liveness
-from holdfast.cli.run_dirs.private_run_dirs import remove_below
+from holdfast.cli.run_dirs.run_dir_trust import remove_below
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.fleet.local_process_fleet import MARK, end_node, node_processes
 from holdfast.wire import folder_use_lock, run_and_node_specs

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.cli.run_dirs.local_run_list import holdfast_home as holdfast_home
-from holdfast.cli.run_dirs.private_run_dirs import (
+from holdfast.cli.run_dirs.run_dir_trust import (
     find_foreign_link,
     foreign_reason,
     make_private_folder,

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from holdfast.checkpoint.arena import SealedSnapshot
-from holdfast.checkpoint.checkpoint_save import (
+from holdfast.checkpoint.checkpoint_publication import (
     collect_parts,
     publish_checkpoint,
     staging_folder,

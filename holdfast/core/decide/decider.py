@@ -19,8 +19,7 @@ from holdfast.core.decide import (
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.first_cause import launch_alarm
-from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
-from holdfast.model.event import (
+from holdfast.model.decider_events import (
     Begin,
     Decision,
     Ended,
@@ -37,7 +36,8 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
-from holdfast.model.fleet_node_states import FleetReport
+from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
+from holdfast.model.fleet_node_reports import FleetReport
 
 
 class Decider:

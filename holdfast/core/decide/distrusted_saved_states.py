@@ -6,7 +6,7 @@ that was made from it before with a finite loss: the data, the code or a machine
 
 import msgspec
 
-from holdfast.model.event import Progress
+from holdfast.model.decider_events import Progress
 from holdfast.model.state_copy import Doubt
 
 _KEPT = 64  # doubts

@@ -13,8 +13,8 @@ from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_p
 from holdfast.core.incident.open_incident import Incident, open_incident
 from holdfast.core.membership.seating import make_probe_or_replay
 from holdfast.model.action import Say
+from holdfast.model.decider_events import Outcome, Phase, Progress
 from holdfast.model.detector_alarm import LEFT, Alarm, Kind
-from holdfast.model.event import Outcome, Phase, Progress
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.state_copy import Doubt
 

@@ -15,8 +15,8 @@ from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.action import Action
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Begin, Decision, Limits, Phase, Progress
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Begin, Decision, Limits, Phase, Progress
 from holdfast.model.incident_record import Change, Record, Verdict
 from holdfast.model.job_and_seats import Job
 

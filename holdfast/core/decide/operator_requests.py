@@ -5,7 +5,7 @@ from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident.incident_case import ALL_IN_DOUBT
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.model.action import Dismissal
-from holdfast.model.event import Order, Phase
+from holdfast.model.decider_events import Order, Phase
 from holdfast.model.incident_record import Remedy, Verdict
 
 

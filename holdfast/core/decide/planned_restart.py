@@ -4,8 +4,8 @@ from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import can_grow, make_parking
+from holdfast.model.decider_events import Outcome, Phase
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Outcome, Phase
 from holdfast.model.incident_record import HELD
 
 

@@ -10,8 +10,8 @@ from holdfast.core.incident.incident_text import describe_cause
 from holdfast.core.record.job_ending import describe_end
 from holdfast.model.action import Finish
 from holdfast.model.code_release import Fate, Release
+from holdfast.model.decider_events import Entry, Order, Outcome, Phase
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Entry, Order, Outcome, Phase
 from holdfast.model.incident_record import Record, Remedy
 
 FORMATS = ("json", "slack")

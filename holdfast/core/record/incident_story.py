@@ -8,8 +8,8 @@ from holdfast.core.incident.first_cause import ECHOES
 from holdfast.core.incident.incident_text import count_ranks, describe_cause, list_some
 from holdfast.core.record.open_trouble import strip_number
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
+from holdfast.model.decider_events import Ended, Entry, Order, Outcome, Phase, Ready
 from holdfast.model.detector_alarm import Alarm, Stance
-from holdfast.model.event import Ended, Entry, Order, Outcome, Phase, Ready
 from holdfast.model.incident_record import Record, Remedy
 from holdfast.model.job_and_seats import Seat
 

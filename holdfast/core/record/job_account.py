@@ -8,7 +8,7 @@ from holdfast.core.incident import incident_text
 from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice
-from holdfast.model.event import Phase, StorageReport
+from holdfast.model.decider_events import Phase, StorageReport
 from holdfast.model.incident_record import Change, Record, Remedy
 
 NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend or end the job

@@ -15,8 +15,8 @@ from holdfast.core.record.report_only_alarms import AlarmNotices
 from holdfast.core.record.span_cuts import ALONE, TRAINED, USES, OpenStandstill, book_stall, find_first_cut, split_end
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
 from holdfast.model.detector_alarm import LEFT, OPINION, Alarm
-from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
 from holdfast.model.incident_record import Change, Record, is_given_up
 
 _OF_NONE = (TimeUse.END, *ALONE)  # uses that no incident or planned restart costs

@@ -6,8 +6,8 @@ import msgspec
 
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.model.action import Action, Dismiss, Launch, Probe, Replay
+from holdfast.model.decider_events import Entry, Outcome, Ready
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Entry, Outcome, Ready
 from holdfast.model.job_and_seats import Seat
 
 _PROBES = 20  # of one node, the newest

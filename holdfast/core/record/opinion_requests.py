@@ -4,8 +4,8 @@ from collections import deque
 
 import msgspec
 
+from holdfast.model.decider_events import Entry
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Entry
 from holdfast.model.incident_record import Record, Remedy, Verdict
 
 MOST, WITHIN_S = 6, 3600.0  # questions: a job that fails more often than that is not helped by more of them

@@ -27,7 +27,7 @@ from holdfast.core.record.release_pace import ReleasePace, describe_paces
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Launch, Stage
 from holdfast.model.code_release import Release
-from holdfast.model.event import Begin, Entry, Limits, MeshReport, Order, Phase, Progress, StorageReport
+from holdfast.model.decider_events import Begin, Entry, Limits, MeshReport, Order, Phase, Progress, StorageReport
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_and_seats import Dims, Job
 

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.core.detect.job_progress import splits_model
 from holdfast.model.action import Launch
-from holdfast.model.event import Begin, Decision, Entry, Progress, Successor
+from holdfast.model.decider_events import Begin, Decision, Entry, Progress, Successor
 from holdfast.model.job_and_seats import world_size
 
 FLOPS_A_TOKEN = 6  # for each parameter: two forward, four backward (Kaplan et al. 2020)

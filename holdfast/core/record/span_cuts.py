@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core.record.job_account import Span, TimeUse
+from holdfast.model.decider_events import Event, Phase, Progress
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind
-from holdfast.model.event import Event, Phase, Progress
 
 USES = {
     Phase.WAITING: TimeUse.WAIT,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.event import StorageReport
+from holdfast.model.decider_events import StorageReport
 from holdfast.model.state_copy import MissedCheckpoint
 
 NO_CHECKPOINT = "holdfast has written no checkpoint"  # the script may have

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 from holdfast.core.membership.host_blocking import BlockedHost
 from holdfast.model.action import Launch
-from holdfast.model.event import Entry, Lost
+from holdfast.model.decider_events import Entry, Lost
 
 
 class SimDisk:

@@ -8,7 +8,7 @@ from random import Random
 
 from holdfast.controller_interfaces import ControllerPorts
 from holdfast.core.decide.job_view import JobView
-from holdfast.model.event import Entry, Order, Phase
+from holdfast.model.decider_events import Entry, Order, Phase
 from holdfast.sim.dst.controller_disk import DiskJournal, DiskNotes, EmptyBlockList, SimDisk
 from holdfast.sim.dst.real_program_protocols import BuildController, ControllerCrashed, DstController
 from holdfast.sim.dst.seed_scene import SeedScene

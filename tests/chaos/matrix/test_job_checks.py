@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.chaos.matrix import job_checks
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Begin, Decision, Entry, Limits
+from holdfast.model.decider_events import Begin, Decision, Entry, Limits
 from holdfast.model.job_and_seats import Job
 
 
