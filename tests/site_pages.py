@@ -18,7 +18,7 @@ from unittest import mock
 
 import msgspec
 
-from holdfast.cli import COMMANDS
+from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.terminal.prepared_help import load_command_lines, print_help
 from holdfast.config import Settings
 from holdfast.controller.metrics import METRICS

@@ -1,7 +1,7 @@
 """Holds the sizes: of files, functions and the whole; and the words that are no names here."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +9,7 @@ from pkgutil import iter_modules
 
 import msgspec
 
+from holdfast.cli.command_dispatch import COMMANDS
 from tests.sources import look
 
 ROOT = Path(__file__).parents[1]
@@ -187,6 +188,18 @@ def test_no_two_classes_share_a_name() -> None:
             where[name].append(path.relative_to(PACKAGE).as_posix())
     assert len(where) > 500
     assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}
+
+
+def test_no_two_modules_share_a_name() -> None:
+    stems = Counter(path.stem for path in PACKAGE.rglob("*.py") if not path.stem.startswith("__"))
+    assert len(stems) > 500
+    assert [name for name, count in stems.items() if count > 1] == []
+
+
+def test_commands_are_modules_named_as_typed() -> None:
+    stems = {path.stem for path in (PACKAGE / "cli/commands").glob("[a-z]*.py")}
+    assert {f"{name}_command" for name in COMMANDS} >= {stem for stem in stems if stem.endswith("_command")}
+    assert [stem for stem in stems - {"order_commands"} if stem.split("_")[0] not in COMMANDS] == []
 
 
 def test_few_functions_have_a_name_of_one_word() -> None:

@@ -154,7 +154,7 @@ def test_the_map_of_modules_is_of_these_modules() -> None:
 
 
 def test_commands_are_written_up() -> None:
-    from holdfast.cli import COMMANDS
+    from holdfast.cli.command_dispatch import COMMANDS
 
     assert COMMANDS
     assert unwritten([f"holdfast {name}" for name in COMMANDS], PAGES) == []
@@ -254,7 +254,7 @@ def test_flags_in_documents_are_those_of_the_program(helps: Helps) -> None:
 @pytest.fixture(scope="module")
 def helps() -> Helps:
     """What every command and verb says when asked for --help."""
-    from holdfast.cli import COMMANDS
+    from holdfast.cli.command_dispatch import COMMANDS
 
     return {(name, verb): read_help(name, verb) for name in COMMANDS for verb in ("", *VERBS.get(name, ()))}
 

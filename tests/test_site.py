@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from holdfast.cli import COMMANDS
+from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.controller.metrics import METRICS
 from holdfast.model.action import Action
 from holdfast.model.decider_events import Event

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import COMMANDS
+from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.commands.completion_command import suggest_words
 from tests.cli.terminal import Terminal
 from tests.conftest import job_environment

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import COMMANDS, main
+from holdfast.cli import main
+from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.commands import dash_command, diagnose_command, sbatch_command
 from holdfast.cli.page.page_sources import RunSource
 from holdfast.cli.run_dirs import run_dir_trust, run_directory, run_selection

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.cli import COMMANDS, main
+from holdfast.cli import main
+from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.terminal.prepared_help import PREPARED, print_help
 from tests.conftest import job_environment
 from tests.prepared_command_lines import find_parser, render_lines
@@ -17,7 +18,8 @@ from tests.prepared_command_lines import find_parser, render_lines
 SLOW = ("aiohttp", "asyncio", "cryptography", "fsspec", "msgspec", "numpy", "prometheus_client", "rich", "torch")
 ALL_HELP = """
 import contextlib, io, sys
-from holdfast.cli import COMMANDS, main
+from holdfast.cli import main
+from holdfast.cli.command_dispatch import COMMANDS
 with contextlib.redirect_stdout(io.StringIO()) as shown:
     for command in COMMANDS:
         assert main([command, "--help"]) == 0, command

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import COMMANDS, main
+from holdfast.cli import main
+from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.run_dirs import run_directory
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job

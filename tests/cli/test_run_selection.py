@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.cli import COMMANDS, main
+from holdfast.cli import main
+from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.commands import logs_command
 from holdfast.cli.commands.ls_elsewhere import RunRow
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 def suggest_words(words: list[str]) -> Suggestions:
     """Return suggestions for the last word, which may be empty; none where a file name is expected."""
-    from holdfast.cli import COMMANDS
+    from holdfast.cli.command_dispatch import COMMANDS
 
     *before, begun = words or [""]
     if not before:
