@@ -20,12 +20,8 @@ from holdfast.checkpoint.manifest import (
     METADATA,
     Author,
     CheckpointPart,
-    CorruptError,
     Manifest,
-    PartFailedError,
-    PartsMissingError,
     SealedFile,
-    StorageError,
     block_count,
     checksum_block,
     decode_part,
@@ -37,6 +33,7 @@ from holdfast.checkpoint.manifest import (
     staged_of,
     tagged_of,
 )
+from holdfast.checkpoint.storage_errors import CorruptError, PartFailedError, PartsMissingError, StorageError
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import check_ownership, this_process
 from holdfast.checkpoint.writable_check import try_write

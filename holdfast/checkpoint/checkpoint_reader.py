@@ -9,10 +9,8 @@ from holdfast.checkpoint.manifest import (
     MANIFEST,
     METADATA,
     CheckpointPart,
-    CorruptError,
     Manifest,
     SealedFile,
-    StorageError,
     block_count,
     content_digest,
     decode_manifest,
@@ -21,6 +19,7 @@ from holdfast.checkpoint.manifest import (
     part_name,
     step_of,
 )
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.verified_block_reads import (
     PartPiece,

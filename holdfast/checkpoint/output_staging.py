@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.storage_errors import StorageError
 
 
 @contextmanager

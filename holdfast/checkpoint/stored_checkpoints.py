@@ -10,14 +10,8 @@ from msgspec.structs import replace
 from holdfast.checkpoint.checkpoint_publication import SMALL_AT_ONCE
 from holdfast.checkpoint.direct_io import run_in_threads
 from holdfast.checkpoint.doubt_notes import DOUBTS, DoubtedRun, UnknownDoubtsError, read_doubts, write_doubts
-from holdfast.checkpoint.manifest import (
-    MANIFEST,
-    Author,
-    CorruptError,
-    StorageError,
-    decode_manifest,
-    step_of,
-)
+from holdfast.checkpoint.manifest import MANIFEST, Author, decode_manifest, step_of
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import describe_rival, is_rival, read_owner
 from holdfast.checkpoint.writable_check import look_in_time

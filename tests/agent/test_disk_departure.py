@@ -12,7 +12,8 @@ from holdfast.agent.snapshots import checkpoint_writer
 from holdfast.agent.snapshots.arena_table import SnapshotPin
 from holdfast.agent.snapshots.snapshot_disk import _MEND, SnapshotDisk
 from holdfast.checkpoint import checkpoint_publication, stored_checkpoints
-from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.model.node_errands import FinalState, Leave
 from holdfast.model.state_copy import Doubt

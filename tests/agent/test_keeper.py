@@ -20,7 +20,8 @@ from holdfast.agent.snapshots.keeper_assembly import build_keeper
 from holdfast.agent.snapshots.keeper_sockets import KeeperSockets
 from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, stored_checkpoints
 from holdfast.checkpoint.arena import DUE, STORED, Arena
-from holdfast.checkpoint.manifest import Author, PartFailedError
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.storage_errors import PartFailedError
 from holdfast.core.decoding import from_json
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.job_and_seats import Seat

@@ -14,8 +14,9 @@ import pytest
 
 from holdfast.agent.snapshots.arena_table import SnapshotPin
 from holdfast.agent.snapshots.snapshot_disk import PacedPulse, SnapshotDisk
-from holdfast.checkpoint.manifest import Author, WriteGivenUpError
+from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.rank_state_on_disk import DiskState
+from holdfast.checkpoint.storage_errors import WriteGivenUpError
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.lineage import Line, add_launch

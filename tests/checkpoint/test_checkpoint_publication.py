@@ -26,17 +26,15 @@ from holdfast.checkpoint.checkpoint_publication import (
     write_part,
 )
 from holdfast.checkpoint.checkpoint_reader import read_manifest, read_metadata, read_part, verify_checkpoint
-from holdfast.checkpoint.manifest import (
-    BLOCK_BYTES,
-    Author,
-    CheckpointPart,
+from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, CheckpointPart
+from holdfast.checkpoint.retention import clean_unpublished
+from holdfast.checkpoint.storage_errors import (
     PartFailedError,
     PartsMissingError,
     StorageError,
     TakenOverError,
     WriteGivenUpError,
 )
-from holdfast.checkpoint.retention import clean_unpublished
 from holdfast.checkpoint.storage_opener import Storage
 from holdfast.checkpoint.storage_owner import take_ownership
 from holdfast.checkpoint.stored_checkpoints import find_checkpoints

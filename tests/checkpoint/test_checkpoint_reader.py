@@ -22,7 +22,8 @@ from holdfast.checkpoint.checkpoint_reader import (
     read_ranges,
     verify_checkpoint,
 )
-from holdfast.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Author, CorruptError, StorageError
+from holdfast.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Author
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.verified_block_reads import PartPiece
 from tests.checkpoint.making import content, in_pages, save
 

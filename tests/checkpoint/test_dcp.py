@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, dcp
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, arrange_image
 from holdfast.checkpoint.image_record_locations import file_of, locate_pieces
-from holdfast.checkpoint.manifest import Author, CorruptError
+from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.memory_copy import MemoryCopier
 from holdfast.checkpoint.state_image import (
     StateError,
@@ -26,6 +26,7 @@ from holdfast.checkpoint.state_image import (
     item_slices,
     record_sizes,
 )
+from holdfast.checkpoint.storage_errors import CorruptError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 AUTHOR = Author(1, "run")

@@ -15,9 +15,10 @@ import pytest
 
 from holdfast.checkpoint.checkpoint_publication import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.checkpoint_reader import read_part, read_ranges, verify_checkpoint
-from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, StorageError, TakenOverError
+from holdfast.checkpoint.manifest import BLOCK_BYTES, Author
 from holdfast.checkpoint.remote_storage import RemoteStorage
 from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
+from holdfast.checkpoint.storage_errors import StorageError, TakenOverError
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.checkpoint.storage_owner import take_ownership
 from holdfast.checkpoint.stored_checkpoints import find_checkpoints

@@ -17,8 +17,9 @@ from holdfast.checkpoint.checkpoint_publication import staging_folder, write_par
 from holdfast.checkpoint.checkpoint_reader import verify_checkpoint
 from holdfast.checkpoint.doubt_notes import UnknownDoubtsError
 from holdfast.checkpoint.local_storage import LocalStorage
-from holdfast.checkpoint.manifest import MANIFEST, Author, StorageError, TakenOverError, WriterProcess, encode_part
+from holdfast.checkpoint.manifest import MANIFEST, Author, WriterProcess, encode_part
 from holdfast.checkpoint.retention import clean_unpublished, find_surplus, retain_checkpoints
+from holdfast.checkpoint.storage_errors import StorageError, TakenOverError
 from holdfast.checkpoint.stored_checkpoints import (
     StoredCheckpoint,
     apply_doubts,

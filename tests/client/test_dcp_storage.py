@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 
 from holdfast.checkpoint import checkpoint_publication
 from holdfast.checkpoint.dcp import Reader, Writer, decode_metadata
-from holdfast.checkpoint.manifest import MANIFEST, CorruptError, TakenOverError
+from holdfast.checkpoint.manifest import MANIFEST
+from holdfast.checkpoint.storage_errors import CorruptError, TakenOverError
 from holdfast.wire.progress_environment import KEEPER
 from tests.client.conftest import ROOT, Ended, Zygote
 from tests.client.fake_keeper import FakeKeeper

@@ -14,9 +14,7 @@ from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.manifest import (
     Author,
     CheckpointPart,
-    CorruptError,
     Manifest,
-    StorageError,
     decode_manifest,
     decode_part,
     encode_manifest,
@@ -25,6 +23,7 @@ from holdfast.checkpoint.manifest import (
     step_of,
     tagged_of,
 )
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from tests.checkpoint.making import save
 from tests.fuzz.making import JSON, PLAIN, hostile, mutated, narrow, values
 

@@ -13,7 +13,8 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
 from holdfast.checkpoint import checkpoint_publication, retention, storage_owner, stored_checkpoints
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
-from holdfast.checkpoint.manifest import Author, PartFailedError, StorageError
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.storage_errors import PartFailedError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing

@@ -44,8 +44,9 @@ from holdfast.checkpoint.arena import (
 )
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.keeper_client import make_want
-from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_transport import LinkError, TransportError
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.core.decoding import from_json
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits

@@ -22,8 +22,9 @@ from holdfast.agent.snapshots.keeper_interfaces import IsWanted, KeeperNotes, Ke
 from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, retention, storage_owner
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.local_storage import LocalStorage
-from holdfast.checkpoint.manifest import Author, CorruptError, StorageError, step_of
+from holdfast.checkpoint.manifest import Author, step_of
 from holdfast.checkpoint.rank_state_on_disk import DiskNote, DiskState
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time, try_write
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.decoding import from_msgpack

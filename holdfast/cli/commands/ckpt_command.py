@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.checkpoint.checkpoint_reader import verify_checkpoint
-from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.retention import clean_unpublished
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_checkpoints
 from holdfast.checkpoint.trainer_checkpoints import (

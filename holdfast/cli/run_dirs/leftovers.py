@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.checkpoint import retention, stored_checkpoints
-from holdfast.checkpoint.manifest import StorageError, step_of
+from holdfast.checkpoint.manifest import step_of
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_dirs.run_dir_trust import remove_below

@@ -13,8 +13,8 @@ from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.image_layout import EXTRA
 from holdfast.checkpoint.image_metadata import ImageMetadata, find_metadata, unpack_metadata
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
-from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.state_image import bytes_of, decode_value
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.stored_checkpoints import apply_doubts, find_checkpoints
 from holdfast.client.checkpointing.checkpointer_args import storage_of
 from holdfast.client.checkpointing.rank_collectives import RankWorld

@@ -14,8 +14,8 @@ from holdfast.checkpoint.arena import STORED, Arena, SnapshotName
 from holdfast.checkpoint.image_layout import EXTRA, ImageItem, ImageLayout
 from holdfast.checkpoint.image_metadata import unpack_metadata
 from holdfast.checkpoint.image_record_locations import locate_pieces
-from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.verified_block_reads import PartPiece
 from holdfast.client.checkpointing.extra_state import ExtraState
 from holdfast.client.checkpointing.model_state import ModelState

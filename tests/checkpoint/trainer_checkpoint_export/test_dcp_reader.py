@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import (
     ExportForm,
     export_trainer_checkpoint,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import (
     ExportForm,
     export_trainer_checkpoint,
