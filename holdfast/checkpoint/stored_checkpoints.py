@@ -22,7 +22,7 @@ from holdfast.core.snapshots.checkpoint_listing import (
     fit_text,
     make_listing,
 )
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 
 _RIVAL_S = 5.0  # for a look at who writes; storage that hangs is another trouble
 

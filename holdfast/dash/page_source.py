@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.model.decider_events import Entry
+from holdfast.model.journal_entry import Entry
 
 
 class SourceError(Exception):

@@ -1,55 +1,17 @@
-"""Events that the decider takes in, and the decisions that it returns."""
+"""Events that the decider takes in: news of nodes, ranks and storage, orders of people, and outcomes of actions."""
 
-from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
-from holdfast.model.action import Action
 from holdfast.model.code_release import Release
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.fleet_node_reports import FleetReport
-from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_and_seats import Dims, HostIdentity, Job
+from holdfast.model.job_phase import Phase
 from holdfast.model.message_bounds import Number
-from holdfast.model.state_copy import MissedCheckpoint
-
-
-class Phase(StrEnum):
-    """The phase of a job, from its start to its end."""
-
-    NEW = "new"
-    WAITING = "waiting"  # for nodes
-    LAUNCHING = "launching"  # ranks are being started
-    STARTING = "starting"  # ranks run, not every one has made a step
-    TRAINING = "training"
-    STOPPING = "stopping"
-    PROBING = "probing"  # no rank runs, and nodes are tried
-    PAUSING = "pausing"  # ranks are being ended on purpose: for a release, for a person, or to grow
-    HELD = "held"  # no rank runs, nodes and state are kept, and a person is waited for
-    ENDING = "ending"
-    DONE = "done"
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Time limits and counts that bound the decider's choices."""
-
-    stop_grace_s: float = 2.0  # SIGTERM to SIGKILL when an incident stops the ranks
-    shutdown_grace_s: float = 30.0  # the same when a person stops the job (torchrun's --shutdown-timeout)
-    stop_s: float = 20.0  # a node that has not stopped its ranks this long after the grace is evicted
-    launch_s: float = 120.0  # a node that has not started its ranks by then is evicted
-    ready_s: float = 300.0  # an acquired node that has not reported by then is given back
-    wait_s: float = 600.0  # how long to wait for nodes before giving up
-    last_call_s: float = 30.0  # with A:B, how long to wait for more than A
-    window_s: float = 1800.0  # the same failure again within this window climbs the ladder
-    evictions: int = 0  # nodes that may be evicted within an hour on evidence short of proof; 0: a quarter, at least 8
-    attempts: int = 3  # restarts after a failure, or ends of all nodes, that lead no further, before the job gives up
-    trial_steps: int = 20  # a new release that fails before it has made so many is the first suspect
-    ask_s: float = 0.0  # how long an incident that nobody could solve waits for a person; 0: the job ends at once
-    recheck_s: float = 3600.0  # a standby is probed again after so long; 0: only when it comes
-    survive_s: float = 5.0  # a rank that survives has so long to leave a broken generation; 0: all ranks are ended
-    spares: bool = False  # every rank that survives has a spare one while the job trains, and its model twice in memory
-    leave_s: float = 120.0  # so long before the fleet takes a node away, its seat moves; or the job ends with all
+from holdfast.model.storage_report import StorageReport
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
@@ -133,16 +95,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     def renumbers(self, before: "Progress | None") -> bool:
         """Return whether the script now reports its own step numbers, which differ from those counted so far."""
         return before is not None and before.numbered and not self.numbered and self.step < before.step
-
-
-class StorageReport(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
-    """The newest checkpoint on storage, and a later one that could not be written, if any."""
-
-    step: int = -1  # -1: nothing was written in this run
-    at: float = 0.0  # when that was, by its writer; or when it was told
-    missed: MissedCheckpoint | None = None  # since then
-    doubted: bool = False  # at the end: the loss went wrong after an earlier step, so no run resumes from this one
-    disk: int = -1  # at the end: a newer step that lies on the disks of nodes, for all ranks; -1: none does
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -246,22 +198,3 @@ Event = (
     | Tick
     | Successor
 )
-
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    actions: tuple[Action, ...] = ()
-    wake_at: float | None = None
-    reason: str = ""
-    phase: Phase = Phase.NEW
-    closed: Record | None = None
-    changed: Change | None = None
-    stood_since: float | None = None  # of a job that makes steps again, though nobody did anything about it
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the journal."""
-
-    seq: int
-    at: float
-    event: Event
-    decision: Decision

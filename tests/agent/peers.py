@@ -22,9 +22,11 @@ from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.lineage import Line
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.restore_choice import choose_known_restore
+from holdfast.model.copy_aim import Aim, Half
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import LaunchHere
-from holdfast.model.state_copy import Aim, Copy, Half, Restore
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_copy import Copy
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 from holdfast.wire.credentials.mutual_tls import KeyFiles

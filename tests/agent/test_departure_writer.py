@@ -14,7 +14,9 @@ from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, store
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.manifest import Author
 from holdfast.model.node_errands import FinalState, Leave
-from holdfast.model.state_copy import Doubt, MissedCheckpoint, Restore
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_doubt import Doubt
+from holdfast.model.storage_report import MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, bench, from_own_memory, launch, snapshot, until, want
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.model.node_errands import FinalState, Leave
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.peers import Fleet, until
 from tests.agent.test_snapshot_disk import Disked

@@ -26,7 +26,7 @@ from holdfast.core.decoding import from_json
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import LaunchHere
-from holdfast.model.state_copy import LaunchOrigin, Restore, Source
+from holdfast.model.restore_sources import LaunchOrigin, Restore, Source
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt

@@ -17,8 +17,8 @@ from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode, TransportError
 from holdfast.checkpoint.relayed_push_tickets import RelayTickets
 from holdfast.core.decoding import from_json
+from holdfast.model.copy_aim import Aim
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import Aim
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant, StateRequest

@@ -21,7 +21,7 @@ from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.lineage import Line, add_launch
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import LaunchOrigin, Restore
+from holdfast.model.restore_sources import LaunchOrigin, Restore
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant, StateRequest
 from tests.agent.peers import Fleet, Trained, image, until
 

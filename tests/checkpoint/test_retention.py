@@ -27,7 +27,7 @@ from holdfast.checkpoint.stored_checkpoints import (
     find_rival,
     mark_doubts,
 )
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 from tests.checkpoint.making import save
 
 ME = Author(2, "run")

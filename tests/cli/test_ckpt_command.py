@@ -20,7 +20,7 @@ from holdfast.checkpoint.rank_state_on_disk import DiskNote
 from holdfast.checkpoint.stored_checkpoints import describe_published, find_checkpoints, mark_doubts
 from holdfast.cli import main
 from holdfast.cli.commands import ckpt_command
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 from tests.agent.peers import layout
 from tests.checkpoint.making import save
 from tests.checkpoint.test_trainer_checkpoints import write_deepspeed

@@ -18,10 +18,12 @@ from holdfast.config import Settings
 from holdfast.core.detect.crash import alarm_of
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.logs import catalog_files
-from holdfast.model.decider_events import Decision, Entry, Phase, Progress, Tick
+from holdfast.model.decider_events import Progress, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.model.observation import Exit
 from holdfast.wire.run_and_node_specs import EntryPoint as What
 from holdfast.wire.run_and_node_specs import RunSpec

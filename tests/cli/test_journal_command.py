@@ -9,8 +9,10 @@ from holdfast.cli import main
 from holdfast.cli.run_dirs import run_directory
 from holdfast.model.action import Launch
 from holdfast.model.code_release import Release
-from holdfast.model.decider_events import Decision, Entry, Phase, Progress, Tick
+from holdfast.model.decider_events import Progress, Tick
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 
 TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 

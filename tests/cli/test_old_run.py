@@ -29,7 +29,7 @@ from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.dash.page_feed import PageFeed
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.decider_events import Phase
+from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import Job

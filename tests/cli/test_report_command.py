@@ -20,8 +20,10 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.core.record.job_report import Report
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.decider_events import Entry, Phase, StorageReport
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
+from holdfast.model.storage_report import StorageReport
 from holdfast.wire import controller_request, run_and_node_specs
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunSpec
 from holdfast.wire.run_and_node_specs import EntryPoint as What

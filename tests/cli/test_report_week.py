@@ -16,8 +16,9 @@ from holdfast.config import Settings
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.decider_events import Entry, Ready
+from holdfast.model.decider_events import Ready
 from holdfast.model.job_and_seats import Job
+from holdfast.model.journal_entry import Entry
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 from tests.core.test_page_view import simulated
 

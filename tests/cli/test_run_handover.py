@@ -8,8 +8,10 @@ import pytest
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.config import Settings
-from holdfast.model.decider_events import Begin, Decision, Entry, Limits
+from holdfast.model.decider_events import Begin
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")

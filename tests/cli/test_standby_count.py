@@ -15,7 +15,8 @@ from holdfast.cli.run_flags.run_arguments import RunArgs, parse_run_args
 from holdfast.core.membership.loss_rate import NodeLosses
 from holdfast.core.record.job_account import TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.decider_events import Decision, Entry, Tick
+from holdfast.model.decider_events import Tick
+from holdfast.model.journal_entry import Decision, Entry
 from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_screens
 from tests.cli.rungs import node_of

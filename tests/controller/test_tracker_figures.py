@@ -5,8 +5,8 @@ from typing import Any
 from holdfast.controller.tracker_figures import TrackerFigures
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import Ledger
-from holdfast.model.decider_events import Phase
 from holdfast.model.detector_alarm import Alarm, Kind
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import LaunchHere, StopHere
 from holdfast.model.observation import Beat
 from holdfast.wire import agent_messages

@@ -9,27 +9,25 @@ from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launc
 from holdfast.model.code_release import Release
 from holdfast.model.decider_events import (
     Begin,
-    Decision,
     Ended,
-    Entry,
     Event,
-    Limits,
     LinksDown,
     LinksUp,
     Lost,
     MeshReport,
     Order,
     Outcome,
-    Phase,
     Progress,
     Ready,
-    StorageReport,
     Successor,
     Tick,
 )
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import HostIdentity, Job, Seat, world_size
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.model.node_errands import (
     Errand,
     LaunchHere,
@@ -42,7 +40,7 @@ from holdfast.model.node_errands import (
 )
 from holdfast.model.probe_findings import PairMeeting
 from holdfast.model.replay_task import ReplayTask
-from holdfast.model.state_copy import MissedCheckpoint
+from holdfast.model.storage_report import MissedCheckpoint, StorageReport
 
 SEATS = (Seat(node="a", group_rank=0, first_rank=0, nproc=2), Seat(node="b", group_rank=1, first_rank=2, nproc=3))
 RELEASE = Release(number=2, digest="d", root="/r", script="a.py", argv=("a.py", "-x"), env={"A": "b"}, message="é")

@@ -18,7 +18,8 @@ from holdfast.checkpoint.storage_errors import PartFailedError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
-from holdfast.model.state_copy import Doubt, MissedCheckpoint
+from holdfast.model.state_doubt import Doubt
+from holdfast.model.storage_report import MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none

@@ -53,9 +53,11 @@ from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
+from holdfast.model.copy_aim import Aim
 from holdfast.model.node_errands import LaunchHere, Leave
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Address, Aim, Copy, Source
+from holdfast.model.restore_sources import Source
+from holdfast.model.state_copy import Address, Copy
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.holder_messages import KeptArena

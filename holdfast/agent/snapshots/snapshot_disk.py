@@ -31,7 +31,8 @@ from holdfast.core.decoding import from_msgpack
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.linux import process_attributes
-from holdfast.model.state_copy import Aim, Copy
+from holdfast.model.copy_aim import Aim
+from holdfast.model.state_copy import Copy
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
 _STALL_S = 15.0  # a disk that takes nothing for so long is given up for this step

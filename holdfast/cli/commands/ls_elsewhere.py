@@ -12,7 +12,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun, duration_text
 from holdfast.fleet import cluster_runs
 from holdfast.fleet.cluster_runs import ClusterRunView
-from holdfast.model.decider_events import Phase
+from holdfast.model.job_phase import Phase
 
 UNKNOWN_STEP = "step unknown"
 CLUSTERS = ("slurm", "kubernetes")

@@ -25,7 +25,7 @@ from holdfast.core.record.release_history import ReleaseHistory, ReleaseOverview
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.journal_errors import JournalError
 from holdfast.model.code_release import Fate
-from holdfast.model.decider_events import Phase
+from holdfast.model.job_phase import Phase
 from holdfast.wire.controller_request import ControllerNotRunning
 
 PATH = "/api/v1/releases"

@@ -54,8 +54,8 @@ from holdfast.core.record.solving_rungs import describe_rungs
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.core.terminal_sanitizer import strip_controls, strip_tree
 from holdfast.journal.journal_errors import JournalError
-from holdfast.model.decider_events import Phase
 from holdfast.model.incident_record import Change, Record
+from holdfast.model.job_phase import Phase
 
 UNKNOWN_TIME = "what ranks did in the unknown time nobody has told; the ETTR counts it as productive"
 _WEEK = "sum up the last seven days of all your runs here, or of the runs in these folders"

@@ -4,7 +4,7 @@ from holdfast.cli.terminal.quantity_text import clock_text, incidents_text
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.job_report import Report
 from holdfast.core.record.open_trouble import OpenIncident
-from holdfast.model.decider_events import Phase
+from holdfast.model.job_phase import Phase
 
 
 def incidents_said(report: Report) -> str:

@@ -22,7 +22,8 @@ from holdfast.core.record.report_window import fold_since
 from holdfast.core.record.week_summary import RunAccount, WeekSummary, summarize_runs
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.journal_errors import JournalDamagedError, JournalError
-from holdfast.model.decider_events import Entry, Ready
+from holdfast.model.decider_events import Ready
+from holdfast.model.journal_entry import Entry
 
 _WEEK_S = 7 * 86400.0
 _WIDE = 80  # columns

@@ -52,8 +52,10 @@ from holdfast.journal.journal_errors import JournalAwayError, JournalError, Jour
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
-from holdfast.model.decider_events import Begin, Ended, Entry, Order, Phase, Progress, Successor
+from holdfast.model.decider_events import Begin, Ended, Order, Progress, Successor
 from holdfast.model.detector_alarm import Alarm
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec

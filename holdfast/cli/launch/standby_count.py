@@ -13,7 +13,7 @@ from holdfast.core.membership.loss_rate import NodeLosses, StandbyAdvice, advise
 from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.record.ledger import fold_entries
 from holdfast.journal.journal_errors import JournalError
-from holdfast.model.decider_events import Entry
+from holdfast.model.journal_entry import Entry
 
 _LONGEST_S = 5.0  # that reading may take; older runs then do not count
 

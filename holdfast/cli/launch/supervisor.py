@@ -24,7 +24,7 @@ from holdfast.journal import high_water_mark
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import OpenFiles, Program
-from holdfast.model.decider_events import Phase
+from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
 from holdfast.wire.releases import release_tree_overlay

@@ -21,7 +21,6 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.first_cause import launch_alarm
 from holdfast.model.decider_events import (
     Begin,
-    Decision,
     Ended,
     Event,
     LinksDown,
@@ -29,15 +28,16 @@ from holdfast.model.decider_events import (
     MeshReport,
     Order,
     Outcome,
-    Phase,
     Progress,
     Ready,
-    StorageReport,
     Successor,
     Tick,
 )
 from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.fleet_node_reports import FleetReport
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision
+from holdfast.model.storage_report import StorageReport
 
 
 class Decider:

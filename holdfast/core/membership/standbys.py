@@ -6,7 +6,8 @@ from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.host_blocking import HostFaults
 from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Acquire, Block, Dismiss, Dismissal, Probe, Say
-from holdfast.model.decider_events import Limits, Outcome, Ready
+from holdfast.model.decider_events import Outcome, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.job_and_seats import Job

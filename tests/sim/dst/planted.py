@@ -21,7 +21,8 @@ from holdfast.core.detect.silence import SilenceDetector
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
 from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import Leave, StopHere
-from holdfast.model.state_copy import Copy, Restore, Source
+from holdfast.model.restore_sources import Restore, Source
+from holdfast.model.state_copy import Copy
 from holdfast.sim.dst.controller_disk import DiskJournal
 from holdfast.sim.dst.real_program_protocols import AgentCrashed
 from holdfast.sim.dst.seed_parameters import draw_setup
