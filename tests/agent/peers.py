@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.agent_clock import SystemClock
-from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
+from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
+from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, MakeArena
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image

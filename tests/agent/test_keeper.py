@@ -15,8 +15,9 @@ import pytest
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.snapshots import rank_request_notes
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
+from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
+from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_sockets import KeeperSockets
 from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, stored_checkpoints
 from holdfast.checkpoint.arena import DUE, STORED, Arena

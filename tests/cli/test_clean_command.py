@@ -13,7 +13,7 @@ import pytest
 from holdfast.checkpoint import checkpoint_publication
 from holdfast.checkpoint.manifest import Author
 from holdfast.cli import main
-from holdfast.cli.run_dirs import run_directory, run_liveness
+from holdfast.cli.run_dirs import run_dir_creation, run_directory, run_liveness
 from holdfast.cli.run_dirs.leftovers import Kept, RunLeftovers
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
@@ -130,10 +130,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(run_id: str, *, fleet: str = "local", locked: bool = True) -> Path:
-    run_dir = run_directory.make_run_dir(None, run_id)
+    run_dir = run_dir_creation.make_run_dir(None, run_id)
     job = JobSpec(run_id=run_id, min_nodes=1, max_nodes=1)
     run = RunSpec(job=job, entry=EntryPoint(argv=("x",)), settings=Settings(), fleet=fleet, nproc=1, log_dir="/l")
-    run_directory.publish_run(run_dir, run)
+    run_dir_creation.publish_run(run_dir, run)
     if locked:
         for fd in folder_use_lock.lock_shared(run_dir):
             os.close(fd)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from holdfast.cli import main
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_creation, run_directory
 from holdfast.config import Settings
 from holdfast.core.detect.crash import alarm_of
 from holdfast.journal.sqlite_journal import SqliteJournal
@@ -147,11 +147,11 @@ def test_input_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def made_run(tmp_path: Path) -> Path:
-    run_dir = run_directory.make_run_dir(None, "r")
+    run_dir = run_dir_creation.make_run_dir(None, "r")
     job = Job(run_id="r", min_nodes=1, max_nodes=1)
     log_dir = str(tmp_path / "logs")
     run = RunSpec(job=job, entry=What(argv=("x",)), settings=Settings(), fleet="local", nproc=2, log_dir=log_dir)
-    run_directory.publish_run(run_dir, run)
+    run_dir_creation.publish_run(run_dir, run)
     run_directory.mark_newest(run_dir)
     return run_dir
 

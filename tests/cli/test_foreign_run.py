@@ -16,7 +16,7 @@ from holdfast.cli import main
 from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.commands import dash_command, diagnose_command, sbatch_command
 from holdfast.cli.page.page_sources import RunSource
-from holdfast.cli.run_dirs import run_dir_trust, run_directory, run_selection
+from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_dir_trust, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.run_arguments import parse_run_args
 from holdfast.config import Settings
@@ -63,13 +63,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def published(wanted: str | None, name: str) -> Path:
-    run_dir = run_directory.make_run_dir(wanted, name)
+    run_dir = run_dir_creation.make_run_dir(wanted, name)
     log_dir = str(run_dir / "logs")
     job = JobSpec(run_id=name, min_nodes=1, max_nodes=1)
     spec = RunSpec(
         job=job, entry=EntryPoint(argv=("train.py",)), settings=Settings(), fleet="local", nproc=1, log_dir=log_dir
     )
-    run_directory.publish_run(run_dir, spec)
+    run_dir_creation.publish_run(run_dir, spec)
     (run_dir / "lock").write_text(os.uname().nodename)
     run_selection.remember_run(run_dir)
     return run_dir
@@ -121,7 +121,7 @@ def test_his_link_leads_to_a_run_of_ours(home: Path, tmp_path: Path, capsys: Cap
         link = tmp_path / ("his" if path == "his" else "above")
         refuses(capsys, f"status {tmp_path / path}", f"{link} ", " user nobody")
     with pytest.raises(UsageError, match=rf"{tmp_path}/above .* user nobody"):
-        run_directory.make_run_dir(str(tmp_path / "above" / "new"), "r")
+        run_dir_creation.make_run_dir(str(tmp_path / "above" / "new"), "r")
     assert not (tmp_path / "new").exists()
 
 
@@ -176,7 +176,7 @@ def test_a_run_of_ours_that_he_has_replaced(home: Path, tmp_path: Path, capsys: 
     assert main(["clean", "--all"]) == 0
     assert (elsewhere / "token").exists()
     with pytest.raises(UsageError, match="another user's"):
-        run_directory.make_run_dir(str(elsewhere), "r")
+        run_dir_creation.make_run_dir(str(elsewhere), "r")
 
 
 @pytest.mark.parametrize("words", ["status {}", "report {}", "clean --dry-run {}", "stop {}", "diagnose {}"])
@@ -231,7 +231,7 @@ def test_clean_follows_no_link(home: Path, tmp_path: Path, capsys: Capture) -> N
         (run_dir / name).symlink_to(precious)
     before = sorted(precious.rglob("*"))
     main(["clean", "r"])
-    run_directory.forget_secrets(run_dir)
+    run_dir_secrets.forget_secrets(run_dir)
     assert sorted(precious.rglob("*")) == before
     assert not (run_dir / "door").is_symlink() and not (run_dir / "token").exists()
     assert "slurm/s0/keys " in capsys.readouterr().out

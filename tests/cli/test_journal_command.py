@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import main
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_creation
 from holdfast.model.action import Launch
 from holdfast.model.code_release import Release
 from holdfast.model.decider_events import Progress, Tick
@@ -125,10 +125,10 @@ def test_a_journal_file_on_a_network_file_system_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(run_directory, "network_kind", lambda path: "nfs4")
+    monkeypatch.setattr(run_dir_creation, "network_kind", lambda path: "nfs4")
     (tmp_path / "train.py").write_text("")
     assert main(["run", str(tmp_path / "train.py")]) == 2
     said = capsys.readouterr().err
     assert " nfs4" in said and "--journal" in said and "Traceback" not in said
-    risk = run_directory.shared_journal_risk(tmp_path)
+    risk = run_dir_creation.shared_journal_risk(tmp_path)
     assert " nfs4, " in risk and risk.endswith(" --journal"), "as on Slurm, where it must be so"

@@ -13,7 +13,7 @@ from rich.console import Console
 from holdfast.cli import main
 from holdfast.cli.commands import releases_command, report_command, status_command
 from holdfast.cli.launch import controller_main
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_creation, run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP, clock_text, duration_text
 from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
@@ -64,10 +64,10 @@ NO_STEPS = (*LINES[:6], "200 ended n0", "200 ended n1", "201 outcome 3 ok")
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
-    made = run_directory.make_run_dir(None, "r")
+    made = run_dir_creation.make_run_dir(None, "r")
     job = Job(run_id="r", min_nodes=2, max_nodes=2, standbys=1)
     run = RunSpec(job=job, entry=What(argv=("x",)), settings=Settings(), fleet="local", nproc=1, log_dir="/l")
-    run_directory.publish_run(made, run)
+    run_dir_creation.publish_run(made, run)
     run_directory.mark_newest(made)
     return made
 

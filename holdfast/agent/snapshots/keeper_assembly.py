@@ -2,7 +2,8 @@
 
 from holdfast.agent.snapshots.arena_table import ArenaTable
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity, KeeperParts
+from holdfast.agent.snapshots.keeper import Keeper, KeeperParts
+from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.snapshots.keeper_note_folder import KeeperNoteFolder
 from holdfast.agent.snapshots.keeper_sockets import KeeperSockets

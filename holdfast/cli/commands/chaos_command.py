@@ -16,7 +16,7 @@ from holdfast.chaos.job_observer import JobObserver
 from holdfast.chaos.scenario import BadScenario, Scenario
 from holdfast.chaos.striker import NAME, Striker, is_good
 from holdfast.chaos.undo_guard import UndoGuard
-from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
+from holdfast.cli.run_dirs import run_dir_creation, run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 
@@ -100,7 +100,7 @@ def _strike_job(asked: Scenario, args: argparse.Namespace) -> int:
     if asked.job is not None:
         if name := run_selection.named_run(args):
             raise UsageError(f"{args.scenario} starts its own job; drop {name}")
-        folder = run_directory.holdfast_home() / "chaos" / run_directory.new_run_id()
+        folder = run_directory.holdfast_home() / "chaos" / run_dir_creation.new_run_id()
         _say(f"starting a job for this scenario in {folder}")
         with UndoGuard() as guard, lab_launch.run_lab_job(asked.job, folder) as job:
             return _run_scenario(asked, Striker(job.observe_job(), guard, asked.seed, _say), args.json, job.links)

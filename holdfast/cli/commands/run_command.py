@@ -9,7 +9,7 @@ from holdfast import config
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.launch.job_request import make_job
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_creation
 from holdfast.cli.run_dirs.journal_database_connection import check_database
 from holdfast.cli.run_flags import run_arguments
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
@@ -48,12 +48,12 @@ def main(argv: list[str]) -> int:
         if args.fleet == "slurm":
             from holdfast.cli.launch.slurm_launch import run_on_slurm
 
-            job = make_job(args, args.run_id or run_directory.new_run_id(), settings)
+            job = make_job(args, args.run_id or run_dir_creation.new_run_id(), settings)
             return run_on_slurm(args, settings, _make_entry(args), job)
         if args.fleet == "kubernetes":
             from holdfast.cli.launch.kubernetes_launch import run_on_kubernetes
 
-            job = make_job(args, args.run_id or run_directory.new_run_id(), settings)
+            job = make_job(args, args.run_id or run_dir_creation.new_run_id(), settings)
             return run_on_kubernetes(args, settings, _make_entry(args), job)
         if settings.door.key:
             raise UsageError(
@@ -101,10 +101,10 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
     nproc = args.ranks_per_node()
     args, why = _size_standbys(args)
     with listen_at("127.0.0.1", args.port, "give another with --port, or 0 for any free one") as listener:
-        run_id = args.run_id or run_directory.new_run_id()
-        run_dir = run_directory.make_run_dir(args.run_dir, run_id)
-        run_directory.require_local_disk(run_dir)
-        log_dir = run_directory.make_log_dir(args.log_dir, run_dir, run_id)
+        run_id = args.run_id or run_dir_creation.new_run_id()
+        run_dir = run_dir_creation.make_run_dir(args.run_dir, run_id)
+        run_dir_creation.require_local_disk(run_dir)
+        log_dir = run_dir_creation.make_log_dir(args.log_dir, run_dir, run_id)
         with contextlib.ExitStack() as closing:
             server = _early_server(args, run_dir, closing)
             # What is imported from here on, and done, costs no time: the fork server has more to import.
@@ -128,7 +128,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
                 release=begun.release,
                 console_files=files,
             )
-            run_directory.publish_run(run_dir, run)
+            run_dir_creation.publish_run(run_dir, run)
             run_selection.remember_run(run_dir)
             say(f"local fleet: {describe_shape(args, run.nproc)} on this host; run directory {run_dir}")
             if why:
@@ -152,7 +152,7 @@ def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -
     --detach, because a detached run outlives this process."""
     if args.detach:
         return None
-    run_directory.save_environment(run_dir)
+    run_dir_creation.save_environment(run_dir)
     server = start_fork_server(run_dir, _make_entry(args).zygote, args.max_nodes + args.standbys)
     if server is not None:
         closing.callback(server.close)

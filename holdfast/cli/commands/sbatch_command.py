@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_creation, run_directory
 from holdfast.cli.run_dirs.run_dir_trust import make_private_folder
 from holdfast.cli.run_flags import run_arguments
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
 
 
 def _choose_run_dir(args: RunArgs) -> Path:
-    run_id = args.run_id or f"{run_directory.new_run_id()}-{secrets.token_hex(2)}"
+    run_id = args.run_id or f"{run_dir_creation.new_run_id()}-{secrets.token_hex(2)}"
     return Path(args.run_dir).absolute() if args.run_dir else run_directory.holdfast_home() / "runs" / run_id
 
 

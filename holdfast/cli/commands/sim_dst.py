@@ -10,7 +10,8 @@ from holdfast.agent.agent_shell import Agent
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.snapshots.arena_table import ArenaTable
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity, KeeperParts
+from holdfast.agent.snapshots.keeper import Keeper, KeeperParts
+from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.commands.order_commands import ask_patiently
-from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs import run_dir_secrets, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -57,7 +57,7 @@ def _run_verb(args: argparse.Namespace) -> int:
         run_dir, body = run_selection.run_to_change(args), {"node": args.name, "within_s": args.within}
         print(ask_patiently(run_dir, lambda: ask_controller(run_dir, "/api/v1/node-tokens", body))["token"])
         return 0
-    path = run_directory.people_path()
+    path = run_dir_secrets.people_path()
     if args.verb == "add":
         print(user_tokens.add_token(path, args.name, _RIGHTS[args.right]))
     elif args.verb == "revoke":

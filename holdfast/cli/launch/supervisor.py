@@ -14,7 +14,7 @@ import msgspec
 if TYPE_CHECKING:
     from holdfast.cli.launch.controller_lease import ControllerLease
 from holdfast.cli.launch.fork_server_start import start_fork_server
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.terminal.live_footer import show_footer
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
 from holdfast.core.incident.incident_text import describe_exit
@@ -126,7 +126,7 @@ class Supervisor:
         _end_store(self._run_dir)
         self._end_fork_server()
         if (self._run_dir / "exit.json").exists() and not run_directory.goes_on(self._run_dir):
-            run_directory.forget_secrets(self._run_dir)
+            run_dir_secrets.forget_secrets(self._run_dir)
         pump.await_shown(self._asked.more_than(2))
         return code
 
