@@ -90,7 +90,7 @@ lint: $(READY) ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m mypy $(SOURCES)
 
-lock: $(READY) ## write locked.txt anew: all that we install, by hash
+lock: $(READY) ## write locked.txt and locked-image.txt anew: all that we install, by hash
 	.ci/lock
 
 # Known holes come from a database on the network; the bill of materials does not.
