@@ -11,7 +11,7 @@ SLOW ?= torture detect recovery ettr byterobust nccl compile cluster
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full test-search test-slurm test-kube fuzz chaos gpu-wheels gpu-lab site lint lock audit bench clean always
+.PHONY: help venv demo test test-full test-search test-slurm test-kube test-trainers fuzz chaos gpu-wheels gpu-lab site lint lock audit bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
@@ -61,6 +61,19 @@ KUBE ?= $(HOME)/.cache/holdfast/kube
 test-kube: $(READY) ## pods on a real Kubernetes API server, which is built the first time; ARGS goes to pytest
 	test -x $(KUBE)/kube-apiserver || tests/kube/build_cluster.sh $(KUBE)
 	PYTEST_HOLDFAST_KUBE=$(KUBE) $(PY) -m pytest tests/kube $(ARGS)
+
+TRAINERS := .venv/trainers
+
+$(TRAINERS)/.ready: tests/trainers/libraries.txt pyproject.toml | $(READY)
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/pip install --quiet "$$(grep -m 1 '^torch==' constraints.txt)"
+	$(TRAINERS)/bin/pip install --quiet -e '.[test]' -r tests/trainers/libraries.txt
+	@touch $@
+
+test-trainers: $(TRAINERS)/.ready ## jobs of DeepSpeed, Megatron, TorchTitan and others, with W&B, MLflow, TensorBoard; ARGS goes to pytest
+	$(TRAINERS)/bin/python -m pytest -n 2 --dist worksteal tests/trainers tests/public tests/cli/test_run_trackers.py \
+	    tests/cli/test_run_logged_losses.py tests/client/test_tracker_events.py tests/client/test_tracker_figure_injection.py \
+	    tests/client/test_logger_hooks.py $(ARGS)
 
 # Seconds of all tests together; two of them run side by side.
 FUZZ_S ?= 1000
