@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks._harness import START_LIMIT_S, Job, executable, holdfast
 from benchmarks._report import Findings, brief, median, report
-from holdfast.cli import COMMANDS
+from holdfast.cli.command_dispatch import COMMANDS
 
 SCRIPT = Path(__file__).with_name("_first_rank.py")
 RANKS, TRIALS = 2, 7

@@ -22,7 +22,9 @@ from holdfast.cli.page.page_sources import JournalSource
 from holdfast.dash.page_feed import PageFeed
 from holdfast.dash.page_source import JobPresence
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Entry, Phase, Progress
+from holdfast.model.decider_events import Progress
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import NodeLoss, RankCrash
 from holdfast.sim.job_world import SimSetup

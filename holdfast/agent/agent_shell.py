@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AssembleParts, ControllerLink
 from holdfast.agent.rank.failed_not_exited import LatchedFailures
-from holdfast.agent.rank.loss_alarms import LossReports
+from holdfast.agent.rank.loss_alarms import LossAlarms
 from holdfast.agent.rank.node_beat import make_beat, returned_ranks, show_first_step
 from holdfast.core.agent_state_machine import (
     OWN,
@@ -102,7 +102,7 @@ class Agent:
         self.staging, self.diagnosis, self.health = parts.staging, parts.diagnosis, parts.health
         self._reach, self._background = parts.reach, parts.background
         settings = identity.settings
-        self.losses = LossReports(self.node, settings.loss)
+        self.losses = LossAlarms(self.node, settings.loss)
         self.life = AgentProtocol(self.node, settings.node, self.notes.mark_alone(self.clock.monotonic()))
         self.life.on_bad_loss, self.beat_s = settings.loss.stance, settings.silence.beat_s
         self._undated: list[HolderRank] = []  # ended before we knew the controller's time

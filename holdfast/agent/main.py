@@ -26,9 +26,9 @@ from holdfast.agent.rank.nccl_ras import ras_address
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
 from holdfast.agent.releases.release_stager import ReleaseStager
-from holdfast.agent.releases.torch_compile_cache import CompiledCode
-from holdfast.agent.snapshots.keeper_address import make_keeper_identity
+from holdfast.agent.releases.torch_compile_cache import TorchCompileCache
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
+from holdfast.agent.snapshots.keeper_identity import make_keeper_identity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import preimported_fork
@@ -97,7 +97,7 @@ def _assemble_parts(
             keeper.hashing.run,
             health.run,
             staging.watch,
-            CompiledCode(spec, dialer, lambda: bool(ranks.held), events.say).run,
+            TorchCompileCache(spec, dialer, lambda: bool(ranks.held), events.say).run,
             partial(LogRotation(spec).run, ranks.running_ranks),
             partial(_heed_interrupt, events.on_leave_request),
         ),

@@ -11,7 +11,7 @@ def _never_gone(node: str) -> bool:
     return False
 
 
-class PeerGuard(NamedTuple):
+class PeerAdmission(NamedTuple):
     """Decides which nodes may have our state: those of this job with a certificate that is still valid."""
 
     keys: KeyFiles

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.checkpoint.peer_admission import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_transport import (
     UNIX_BYTES,
     WAIT_S,
@@ -24,8 +24,8 @@ from holdfast.checkpoint.peer_transport import (
     receive_chunk,
     send_chunk,
 )
-from holdfast.checkpoint.tls_relay_process import most_relays, relayed_link
-from holdfast.checkpoint.tls_relay_tickets import RelayTickets
+from holdfast.checkpoint.relayed_connections import most_relays, relayed_link
+from holdfast.checkpoint.relayed_push_tickets import RelayTickets
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.wire.credentials import mutual_tls
@@ -125,7 +125,7 @@ class PeerServer:
     def __init__(
         self,
         listener: socket.socket,
-        guard: PeerGuard | None,
+        guard: PeerAdmission | None,
         take: Callable[[PeerRequest, str], PushTarget | PeerRefusal],
         give: Callable[[PeerRequest], GivenState | PeerRefusal],
         relays: int | None = None,

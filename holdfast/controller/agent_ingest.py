@@ -22,8 +22,9 @@ from holdfast.core.detect.rebooted_node import RebootDetector
 from holdfast.core.detect.vanished_ranks import MissingRanksDetector
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.model.decider_events import Ended, MeshReport, Ready
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Ended, MeshReport, Phase, Ready
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, Leave, StopHere
 from holdfast.model.observation import Beat, Reach
 from holdfast.model.rank_traces import Trace

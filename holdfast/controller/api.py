@@ -36,9 +36,12 @@ from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
-from holdfast.model.event import Entry, Order, Phase, StorageReport
+from holdfast.model.decider_events import Order
 from holdfast.model.job_and_seats import world_size
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.model.rank_traces import Trace
+from holdfast.model.storage_report import StorageReport
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.credentials import enrolment, mutual_tls
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES

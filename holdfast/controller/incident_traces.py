@@ -10,8 +10,8 @@ import msgspec
 
 from holdfast.core.record.incident_spans import IncidentSpan, trace_incident
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.model.event import Entry
 from holdfast.model.incident_record import Record
+from holdfast.model.journal_entry import Entry
 
 _WAITING = 64  # incidents; the rest are counted and not sent
 _LAST_S = 3.0  # that the end of a job waits for what is under way

@@ -12,9 +12,10 @@ from holdfast.core.detect.slow import SlowDetector
 from holdfast.core.detect.standstill import StandstillDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.model.action import Launch
+from holdfast.model.decider_events import Ended
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Ended, Phase
 from holdfast.model.job_and_seats import world_size
+from holdfast.model.job_phase import Phase
 from holdfast.model.observation import Beat
 
 _LOOK_S = 2.0  # for all nodes to look at their processes

@@ -15,8 +15,9 @@ from holdfast.core.detect.switch_loss import SwitchDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.model.action import Launch
+from holdfast.model.decider_events import LinksDown, LinksUp
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import LinksDown, LinksUp, Phase
+from holdfast.model.job_phase import Phase
 from holdfast.model.observation import Beat, LinkTraffic, Reach, StrainKind
 from holdfast.wire.agent_messages import ReachRequest
 

@@ -5,8 +5,8 @@ import contextlib
 from collections.abc import Callable
 
 from holdfast.controller_interfaces import Socket
+from holdfast.model.copy_aim import Aim
 from holdfast.model.node_errands import Errand
-from holdfast.model.state_copy import Aim
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage
 

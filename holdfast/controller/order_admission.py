@@ -8,7 +8,8 @@ import msgspec
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.model.code_release import Release
-from holdfast.model.event import Order, OrderVerb, Phase
+from holdfast.model.decider_events import Order, OrderVerb
+from holdfast.model.job_phase import Phase
 from holdfast.model.message_bounds import Name, Number
 
 VERBS: tuple[OrderVerb, ...] = get_args(OrderVerb)

@@ -8,9 +8,9 @@ from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.core.snapshots.recovery_floor_coordination import RecoveryFloor
+from holdfast.model.copy_aim import Aim
 from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Aim
 
 
 class SnapshotAims:

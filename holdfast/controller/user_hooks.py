@@ -28,7 +28,7 @@ from holdfast.core.record.hook_notices import (
 )
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.linux import process_attributes
-from holdfast.model.event import Entry
+from holdfast.model.journal_entry import Entry
 
 _PROGRESS = "hooked.json"
 _PAUSES_S = (0.0, 1.0, 2.0)  # before each try to post

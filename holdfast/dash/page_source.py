@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.model.event import Entry
+from holdfast.model.journal_entry import Entry
 
 
 class SourceError(Exception):

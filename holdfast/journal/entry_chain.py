@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core.decoding import make_decoder
-from holdfast.model.event import Decision, Entry, Event
+from holdfast.model.decider_events import Event
+from holdfast.model.journal_entry import Decision, Entry
 
 if TYPE_CHECKING:
     from holdfast.journal.journal_key import JournalKey

@@ -21,7 +21,8 @@ from holdfast.journal.journal_errors import JournalDamagedError as JournalDamage
 from holdfast.journal.journal_errors import JournalError as JournalError
 from holdfast.journal.journal_errors import JournalFullError as JournalFullError
 from holdfast.model.action import Launch
-from holdfast.model.event import Entry, Lost
+from holdfast.model.decider_events import Lost
+from holdfast.model.journal_entry import Entry
 
 FORMAT = 2
 _MOST = (1 << 63) - 1  # the largest number of SQLite

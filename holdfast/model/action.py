@@ -7,7 +7,7 @@ import msgspec
 from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import HostIdentity, Seat
 from holdfast.model.loss_response import Ease, Skip
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 
 
 class Acquire(msgspec.Struct, frozen=True, kw_only=True, tag="acquire"):

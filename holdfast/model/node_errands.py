@@ -3,12 +3,16 @@
 import msgspec
 
 from holdfast.model.code_release import Release
+from holdfast.model.copy_aim import Aim
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import Ease, Skip
 from holdfast.model.message_bounds import Instant, Number
-from holdfast.model.probe import Finding, PairMeeting
+from holdfast.model.probe_findings import Finding, PairMeeting
 from holdfast.model.replay_task import ReplayResult, ReplayTask
-from holdfast.model.state_copy import Aim, Copy, Doubt, LaunchOrigin, MissedCheckpoint, Restore
+from holdfast.model.restore_sources import LaunchOrigin, Restore
+from holdfast.model.state_copy import Copy
+from holdfast.model.state_doubt import Doubt
+from holdfast.model.storage_report import MissedCheckpoint
 
 
 class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):

@@ -6,10 +6,12 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.standbys import LONGEST_RETRY_S
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
+from holdfast.model.decider_events import Begin, Event, Lost, Order, Outcome, Progress, Ready, Successor, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Begin, Entry, Event, Lost, Order, Outcome, Phase, Progress, Ready, Successor, Tick
-from holdfast.model.fleet_node_states import FleetReport, FleetState
+from holdfast.model.fleet_node_reports import FleetReport, FleetState
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 
 _AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
 _OVER = (Phase.ENDING, Phase.DONE)

@@ -10,13 +10,14 @@ from holdfast.core.agent_state_machine import Post
 from holdfast.core.decoding import make_decoder
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.code_release import Release
+from holdfast.model.copy_aim import Aim
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.model.message_bounds import MOST_S, Name, Number
 from holdfast.model.node_errands import Errand
 from holdfast.model.observation import Beat, LinkTraffic, Mark, Reach
 from holdfast.model.rank_traces import Trace
-from holdfast.model.state_copy import Address, Aim, Copy
+from holdfast.model.state_copy import Address, Copy
 
 MAX_BYTES = 1 << 20  # of one message
 TOKEN_HEADER = "X-Holdfast-Token"

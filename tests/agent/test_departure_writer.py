@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from holdfast.agent.snapshots import checkpoint_writer
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, stored_checkpoints
+from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, stored_checkpoints
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.manifest import Author
 from holdfast.model.node_errands import FinalState, Leave
-from holdfast.model.state_copy import Doubt, MissedCheckpoint, Restore
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_doubt import Doubt
+from holdfast.model.storage_report import MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, bench, from_own_memory, launch, snapshot, until, want
 
@@ -57,7 +59,7 @@ async def test_the_last_step_goes_to_storage(stored: Stored) -> None:
     await stored.keeper.parting.write_last(last(125), 30)
     [found] = stored_checkpoints.find_checkpoints(stored.storage.url)
     into = bytearray(IMAGE_BYTES)
-    checkpoint_load.read_part(found.url, 0, memoryview(into))
+    checkpoint_reader.read_part(found.url, 0, memoryview(into))
     assert found.step == 125 and bytes(into) == content
     assert stored.said[0] == f"writing step 125 to {stored.storage.url} before the job ends, for 30 s at most"
     assert stored.said[1].startswith(f"step 125 was written to {found.url} in ")
@@ -134,8 +136,8 @@ async def test_what_a_full_disk_leaves_goes_with_the_next_write(bench: Bench, tm
 
 def staged(url: str, step: int, author: Author) -> str:
     """Begin a write, in the name of another; return its folder's name."""
-    folder = checkpoint_save.staging_folder(url, step, author)
-    checkpoint_save.write_part(folder, 0, [memoryview(b"some")])
+    folder = checkpoint_publication.staging_folder(url, step, author)
+    checkpoint_publication.write_part(folder, 0, [memoryview(b"some")])
     return os.path.basename(folder)
 
 
@@ -241,8 +243,8 @@ async def test_a_later_step_that_others_lack_is_given_up_for_the_last(bench: Ben
     snapshot(arena, 8)
     await until(lambda: (0, 8) in stored.keeper._persisting.under_way)
     writing = asyncio.create_task(stored.keeper.parting.write_last(last(7), 30))
-    folder = checkpoint_save.staging_folder(stored.storage.url, 7, Author(1, "r."))
-    assert await asyncio.to_thread(checkpoint_save.wait_until_begun, folder, None, 20.0)
-    await asyncio.to_thread(checkpoint_save.write_part, folder, 1, [memoryview(b"rank 1's")])
+    folder = checkpoint_publication.staging_folder(stored.storage.url, 7, Author(1, "r."))
+    assert await asyncio.to_thread(checkpoint_publication.wait_until_begun, folder, None, 20.0)
+    await asyncio.to_thread(checkpoint_publication.write_part, folder, 1, [memoryview(b"rank 1's")])
     await writing
     assert stored.steps() == [7]

@@ -10,7 +10,7 @@ from holdfast.agent.diagnostics.diagnosis_errands import NodeDiagnosis
 from holdfast.agent.diagnostics.node_rails import find_rails, rail_environment, rails_finding
 from holdfast.core.diagnose.rail_assessment import assess_rails
 from holdfast.model.node_errands import PairTestHere
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from tests.agent.test_probe_runner import free_port, meeting
 from tests.fleet.places import TEMPLATE
 

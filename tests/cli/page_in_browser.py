@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.decider_events import Progress, Ready
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Entry, Progress, Ready
+from holdfast.model.journal_entry import Entry
 from tests.core.test_page_view import simulated
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

@@ -10,7 +10,7 @@ from holdfast.cli.terminal.quantity_text import storage_said
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.test_run_state import TRAIN, said
-from tests.cli.test_update import holdfast
+from tests.cli.test_update_command import holdfast
 
 pytestmark = pytest.mark.e2e
 SELDOM = TRAIN.replace('"every": 5', '"every": 1000')

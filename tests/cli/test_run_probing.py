@@ -8,7 +8,7 @@ import pytest
 from holdfast.controller.actions.replay_runs import NOT_ALLOWED
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Action, Probe, Replay
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from tests.agent.probes import faults
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, Job

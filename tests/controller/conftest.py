@@ -32,9 +32,10 @@ from holdfast.controller_interfaces import ControllerPorts
 from holdfast.core.agent_state_machine import Post
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Ended, Order
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Ended, Order, Phase
 from holdfast.model.job_and_seats import Dims, Job
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, Errand
 from holdfast.model.observation import Beat
 from holdfast.wire import agent_messages

@@ -13,12 +13,15 @@ from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.copy_aim import Aim
+from holdfast.model.decider_events import Ended, Progress, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat, Mark
-from holdfast.model.state_copy import Aim, MissedCheckpoint
+from holdfast.model.storage_report import MissedCheckpoint
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage, HashReport, ScriptImports, Welcome
 from tests.controller.conftest import HEADERS, Agent, Desk, Open

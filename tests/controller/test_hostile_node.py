@@ -14,13 +14,15 @@ from holdfast.controller.access.caller_admission import ANY_NODE, Caller, Right
 from holdfast.controller.actions.action_executor import LaunchPlan
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.detect.silence import SilenceLimits
+from holdfast.model.decider_events import Begin, Ended, Outcome, Progress, Ready, Successor
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready, Successor
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat, Mark, Strain, StrainKind
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from holdfast.model.rank_traces import Arrival, Collective, Flight, Process, Trace
-from holdfast.model.state_copy import Copy, Restore
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import FromAgent, Hello, NodeNotice, TraceAnswer
 from holdfast.wire.credentials.node_serials import RecordedSerials

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.controller.incident_traces import IncidentTraces, is_collector_named
 from holdfast.core.record.incident_spans import trace_incident
-from holdfast.model.event import Entry
 from holdfast.model.incident_record import Record, Remedy
+from holdfast.model.journal_entry import Entry
 from tests.core.test_page_view import simulated
 from tests.otlp_collector import Collector, collecting, decoded, words
 

@@ -9,8 +9,8 @@ import pytest
 from holdfast.config import Settings
 from holdfast.controller.job_progress_watch import StallWatch
 from holdfast.model.action import Launch
-from holdfast.model.event import Phase
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_phase import Phase
 from holdfast.model.observation import Beat, Strain, StrainKind
 from holdfast.model.rank_traces import Arrival
 

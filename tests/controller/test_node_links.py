@@ -1,8 +1,8 @@
 """Outboxes: a newer link counts, nobody waits for a slow node, and posts are acknowledged when they are on disk."""
 
 from holdfast.controller.node_links import NodeLinks, Outbox
+from holdfast.model.copy_aim import Aim
 from holdfast.model.node_errands import StopHere
-from holdfast.model.state_copy import Aim
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage
 

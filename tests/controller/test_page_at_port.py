@@ -9,7 +9,7 @@ from holdfast.cli.run_dirs.distant_controller import DistantController
 from holdfast.controller.order_admission import NO_SUCH_ORDER, describe_effect
 from holdfast.dash.page_feed import PageFeed
 from holdfast.dash.page_source import SourceError
-from holdfast.model.event import Order
+from holdfast.model.decider_events import Order
 from tests.controller.conftest import HEADERS, Open
 
 

@@ -11,8 +11,9 @@ from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.action import Launch, Stop
+from holdfast.model.decider_events import Begin, Event, Outcome, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Begin, Event, Limits, Outcome, Ready
 from holdfast.model.job_and_seats import Job
 from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages

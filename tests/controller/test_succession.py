@@ -18,9 +18,10 @@ from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.detect import vanished_ranks
 from holdfast.core.snapshots.node_eviction_bonds import copy_bonds
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.decider_events import Ended, MeshReport, Successor
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Ended, MeshReport, Phase, Successor
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, LaunchHere, StopHere
 from holdfast.model.observation import Beat, Departure
 from holdfast.model.state_copy import Copy

@@ -26,8 +26,9 @@ from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
 from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide.decider import Decider
+from holdfast.model.decider_events import Begin, Order, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Begin, Limits, Order, Ready
 from holdfast.model.job_and_seats import Job
 from holdfast.wire.agent_messages import Welcome
 from holdfast.wire.credentials import enrolment, mutual_tls

@@ -16,7 +16,9 @@ from aiohttp.test_utils import TestServer
 from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.controller.user_hooks import UserHooks
 from holdfast.core.record.hook_notices import HookLimits, JobStanding
-from holdfast.model.event import Decision, Entry, Phase, Tick
+from holdfast.model.decider_events import Tick
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from tests.core.test_hook_notices import FINISH, GAVE_UP, RECORD
 
 CLOSED = Decision(phase=Phase.TRAINING, closed=RECORD)

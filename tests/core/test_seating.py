@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.membership.seating import growth_unit, next_seats
-from holdfast.model.event import Ready
+from holdfast.model.decider_events import Ready
 from holdfast.model.job_and_seats import Job, Seat, world_size
 
 

@@ -11,9 +11,12 @@ from holdfast.core.record.incident_story import describe_action
 from holdfast.core.record.page_view import PageFold
 from holdfast.model.action import Launch, Probe, Say, Stage, Stop
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Begin, Event, Order, Outcome, Progress, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Outcome, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 
 CRASH = Alarm(kind=Kind.CRASH, at=9.0, suspects=("a",), ranks=(1,), reason="was killed", code=-9, signature="killed")
 SILENCE = Alarm(kind=Kind.SILENCE, at=9.0, suspects=("a",), reason="is silent", signature="silence a")

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from holdfast.dash.page_feed import PageFeed, compare_sections
 from holdfast.dash.page_source import JobPresence, SourceError
-from holdfast.model.event import Entry, Phase, Progress
+from holdfast.model.decider_events import Progress
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from tests.core.test_page_view import simulated
 
 

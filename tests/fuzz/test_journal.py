@@ -7,7 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
-from holdfast.model.event import Decision, Entry, Tick
+from holdfast.model.decider_events import Tick
+from holdfast.model.journal_entry import Decision, Entry
 from tests.fuzz.making import hostile, narrow
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.agent import probes
 from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.diagnostics import probe_runner
-from holdfast.agent.probes.group_all_to_all import ExchangeRound
+from holdfast.agent.probes.nccl_all_to_all import ExchangeRound
 from holdfast.agent.probes.parallel_reference import PlayedStep
 from holdfast.agent.rank import stack_tracer
 from holdfast.chaos import rank_orders

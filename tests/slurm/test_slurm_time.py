@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.commands.report import load_report
+from holdfast.cli.commands.report_command import load_report
 from holdfast.model.action import Dismissal
 from tests.cli.driver import TRAIN, until
 from tests.cli.test_run_state import TRAIN as MODEL

@@ -18,7 +18,7 @@ from holdfast.agent.diagnostics.site_test import SITE_LEVEL, run_site_test
 from holdfast.core.agent_state_machine import ErrandDone
 from holdfast.model.code_release import Release
 from holdfast.model.node_errands import LaunchHere, PairTestHere, ProbeHere, ReplayHere
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from holdfast.model.replay_task import ReplayResult
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.rank import last_words, rank_exchange_files
-from holdfast.agent.rank.holder_line import HolderLine
+from holdfast.agent.rank.holder_connection import HolderConnection
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.rank_environment import rank_variables, release_environment
 from holdfast.agent.rank.rank_start_requests import RankStart
@@ -82,7 +82,7 @@ class RankProcesses:
         self._staged = staged
         self._clock = clock
         self._key = ""  # of the zygote: the environment of its release, as JSON
-        self._holder = HolderLine(sock)
+        self._holder = HolderConnection(sock)
         self._on_rank_exit = on_rank_exit
         self._started: dict[RankKey, asyncio.Future[str]] = {}  # asked for, not answered
         self._stopped = 0  # ranks of generations up to this one may not start any more

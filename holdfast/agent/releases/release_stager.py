@@ -14,7 +14,7 @@ import msgspec
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.releases import import_check_runner
-from holdfast.agent.releases.output_return import Homecoming
+from holdfast.agent.releases.output_return import OutputReturn
 from holdfast.model.code_release import Release
 from holdfast.model.node_errands import StageHere
 from holdfast.wire.releases import release_tree_overlay, tree_archive
@@ -56,7 +56,7 @@ class ReleaseStager:
         self._later: dict[str, Release] = {}  # not here yet, as the user's own tree will do
         self._in_place = ""  # the digest of what is run from the user's own tree
         self._differs = ""  # what was said of that tree
-        self._homecoming = Homecoming(self._folder, clock)
+        self._homecoming = OutputReturn(self._folder, clock)
 
     def staged_location(self, release: Release) -> StagedRelease:
         if not release.digest:

@@ -5,15 +5,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.checkpoint.disk_state_record import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest
+from holdfast.checkpoint.rank_state_on_disk import DiskState
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
+from holdfast.model.copy_aim import Aim
 from holdfast.model.observation import Mark
-from holdfast.model.state_copy import Address, Aim, Copy
+from holdfast.model.state_copy import Address, Copy
 from holdfast.wire.rank_keeper_messages import AnswerRank
 
 MakeArena = Callable[[str, int], Awaitable[str]]

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.checkpoint import peer_transport
-from holdfast.checkpoint.peer_admission import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_server import PeerServer, PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
 from holdfast.model.state_copy import Address
@@ -29,7 +29,7 @@ class KeeperSockets:
         self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
         self._socket_path = socket_path
         self._host = host
-        self._guard = PeerGuard(keys, self._is_peer, run_id, self._is_gone, self._is_leaving) if keys else None
+        self._guard = PeerAdmission(keys, self._is_peer, run_id, self._is_gone, self._is_leaving) if keys else None
         # Of this life alone: who has sent us something before is to notice that we are new.
         self._links_path = socket_path.with_name(f"{_LINKS}{secrets.token_hex(4)}.sock")
         self._listener: socket.socket | None = None

@@ -18,7 +18,7 @@ from holdfast.core.decoding import from_json
 from holdfast.dash.page_source import JobPresence, SourceError
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Entry
+from holdfast.model.journal_entry import Entry
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 
 _WAIT_S, _TRACE_S = 3.0, 15.0

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.controller_interfaces import Journal
 from holdfast.journal.sqlite_journal import SqliteJournal
@@ -35,6 +35,6 @@ def read_key(run: RunSpec, run_dir: Path) -> "JournalKey | None":
     from holdfast.journal.journal_key import JournalKey  # what it needs takes long to import
 
     try:
-        return JournalKey(run_directory.read_door_secret(run_dir), run.job.run_id)
+        return JournalKey(run_dir_secrets.read_door_secret(run_dir), run.job.run_id)
     except FileNotFoundError:
         return None

@@ -18,7 +18,7 @@ from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.core.decoding import from_json
 from holdfast.journal.journal_errors import JournalError
-from holdfast.model.event import Ready
+from holdfast.model.decider_events import Ready
 from holdfast.wire.credentials import enrolment, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.enrolment import Challenge, EnrolmentGrant, EnrolmentRequest
 

@@ -45,10 +45,11 @@ from holdfast.model.action import (
     Stage,
     Stop,
 )
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.node_errands import Errand, FinalState, LaunchHere, Leave, StopHere
-from holdfast.model.state_copy import Doubt, LaunchOrigin, Restore
+from holdfast.model.restore_sources import LaunchOrigin, Restore
+from holdfast.model.state_doubt import Doubt
 
 _TRIES = 2
 WITHOUT_GRACE = "the job was stopped without grace"

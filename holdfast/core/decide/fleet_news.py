@@ -9,9 +9,10 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.seating import next_seats
 from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Dismissal, Say
+from holdfast.model.decider_events import Outcome
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Outcome, Phase
-from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
+from holdfast.model.job_phase import Phase
 
 OUT_OF_TIME = 95  # exit code: the fleet takes all nodes away; the same job can go on from its last checkpoint
 REFUSED = 2  # exit code: the fleet refuses nodes for good, as for a setting that is wrong

@@ -11,11 +11,13 @@ from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.node_roles import NodeRole, assign_roles
 from holdfast.core.decide.status_text import tell_present
 from holdfast.model.code_release import Fate, Release
+from holdfast.model.decider_events import Progress, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Limits, Phase, Progress, Ready
-from holdfast.model.fleet_node_states import FleetNode
+from holdfast.model.fleet_node_reports import FleetNode
 from holdfast.model.incident_record import Verdict
 from holdfast.model.job_and_seats import Dims, Job, Seat
+from holdfast.model.job_phase import Phase
 
 
 class JobView:

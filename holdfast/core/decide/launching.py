@@ -17,10 +17,11 @@ from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.core.rank_ranges import format_nodes, format_ranks
 from holdfast.model.action import Action, Finish, Say, Stop
 from holdfast.model.code_release import Fate
+from holdfast.model.decider_events import Begin, Ended, MeshReport, Outcome, Progress, Ready
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
-from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat, world_size
+from holdfast.model.job_phase import Phase
 
 STILL_CUT_OFF = "still without a link after the wait"
 _STANDING = (Phase.WAITING, Phase.HELD)  # no generation is on, nor is one being ended

@@ -4,9 +4,10 @@ from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import can_grow, make_parking
+from holdfast.model.decider_events import Outcome
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Outcome, Phase
 from holdfast.model.incident_record import HELD
+from holdfast.model.job_phase import Phase
 
 
 def start_if_wanted(state: JobState, now: float) -> str:

@@ -9,8 +9,9 @@ from holdfast.core.membership.seating import growth_unit, next_seats
 from holdfast.core.membership.standbys import Standbys
 from holdfast.core.snapshots.node_eviction_bonds import Bonds, copy_bonds
 from holdfast.model.action import Action
+from holdfast.model.decider_events import Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Limits, Ready
 from holdfast.model.job_and_seats import Dims, Job, Seat
 
 

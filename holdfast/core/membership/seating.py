@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 from holdfast.model.action import Probe, Replay
-from holdfast.model.event import Ready
+from holdfast.model.decider_events import Ready
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Job, Seat
 

@@ -6,9 +6,10 @@ from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.host_blocking import HostFaults
 from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Acquire, Block, Dismiss, Dismissal, Probe, Say
+from holdfast.model.decider_events import Outcome, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Limits, Outcome, Ready
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.job_and_seats import Job
 
 # Levels of the probes: of a node that the job waits for, of a standby, and of an evicted node that may come back.

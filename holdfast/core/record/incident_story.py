@@ -8,10 +8,12 @@ from holdfast.core.incident.first_cause import ECHOES
 from holdfast.core.incident.incident_text import count_ranks, describe_cause, list_some
 from holdfast.core.record.open_trouble import strip_number
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
+from holdfast.model.decider_events import Ended, Order, Outcome, Ready
 from holdfast.model.detector_alarm import Alarm, Stance
-from holdfast.model.event import Ended, Entry, Order, Outcome, Phase, Ready
 from holdfast.model.incident_record import Record, Remedy
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 
 _BEFORE_S = 120.0  # signals so long before the first alarm are told with it
 _SIGNALS = 20  # of these, the newest

@@ -27,9 +27,13 @@ from holdfast.core.record.release_pace import ReleasePace, describe_paces
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Launch, Stage
 from holdfast.model.code_release import Release
-from holdfast.model.event import Begin, Entry, Limits, MeshReport, Order, Phase, Progress, StorageReport
+from holdfast.model.decider_events import Begin, MeshReport, Order, Progress
+from holdfast.model.decider_limits import Limits
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_and_seats import Dims, Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
+from holdfast.model.storage_report import StorageReport
 
 _POINTS = 1200  # of the curve; of twice as many, every second one stays
 _STORAGE = 50  # reports of checkpoints, the newest

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.snapshots.arena_table import ArenaTable
 from holdfast.agent.snapshots.keeper import Keeper
-from holdfast.agent.snapshots.other_size_arenas import ArenasAside
+from holdfast.agent.snapshots.other_size_arenas import OtherSizeArenas
 from holdfast.agent.snapshots.peer_arenas import PeerArena
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
@@ -19,9 +19,10 @@ from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import Leave, StopHere
-from holdfast.model.state_copy import Copy, Restore, Source
+from holdfast.model.restore_sources import Restore, Source
+from holdfast.model.state_copy import Copy
 from holdfast.sim.dst.controller_disk import DiskJournal
 from holdfast.sim.dst.real_program_protocols import AgentCrashed
 from holdfast.sim.dst.seed_parameters import draw_setup
@@ -90,7 +91,7 @@ def restore_without_all(patch: Patch) -> None:
         return Restore(step=best, sources=tuple(_newest(seats, rank, held[rank]) for rank in ranks))
 
     patch.setattr("holdfast.core.snapshots.restore_choice.choose_restore", choose)
-    patch.setattr(ArenasAside, "verify_state", _grant_newest)
+    patch.setattr(OtherSizeArenas, "verify_state", _grant_newest)
 
 
 def _newest(seats: Any, rank: int, held: list[Copy]) -> Source:
@@ -149,11 +150,11 @@ def copies_are_not_dropped(patch: Patch) -> None:
 
 def any_own_snapshot_is_granted(patch: Patch) -> None:
     """A rank gets its newest snapshot, whichever step the job goes on from, and nothing is dropped."""
-    patch.setattr(ArenasAside, "verify_state", _grant_newest)
+    patch.setattr(OtherSizeArenas, "verify_state", _grant_newest)
     patch.setattr(ArenaTable, "drop_left", lambda self, launch: None)
 
 
-async def _grant_newest(self: ArenasAside, own: Any, step: int) -> Any:
+async def _grant_newest(self: OtherSizeArenas, own: Any, step: int) -> Any:
     for newest in own.arena.list_sealed():
         return StateGrant(source="memory", step=newest.step, arena=own.path, slot=newest.slot)
     return KeeperRefusal(why="there is none")
