@@ -100,6 +100,8 @@ def test_a_script_that_reports_its_parallel_groups(forgets: bool, seeds: range) 
     for seed in seeds:
         setup = msgspec.structs.replace(draw_setup(seed), reports_mesh=True, forgets=forgets)
         assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed}"
+        setup = msgspec.structs.replace(draw_grouped(seed), forgets=forgets)
+        assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed} of four nodes and pipelines of two"
 
 
 @pytest.mark.parametrize("seeds", FORGETFUL)
