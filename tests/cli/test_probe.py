@@ -74,7 +74,14 @@ def test_golden_rows_are_what_the_judge_takes(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     "flags",
-    [["--only", "nothing"], ["--level", "4"], ["--repeats", "0"], ["--budget", "-1"], ["--where", "/nowhere/at/all"], ["--command-s", "0"]],
+    [
+        ["--only", "nothing"],
+        ["--level", "4"],
+        ["--repeats", "0"],
+        ["--budget", "-1"],
+        ["--where", "/nowhere/at/all"],
+        ["--command-s", "0"],
+    ],
 )
 def test_a_wrong_command_line_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags) == 2

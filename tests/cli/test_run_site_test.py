@@ -9,7 +9,7 @@ from tests.cli.test_traceback_folding import TIMEOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
-# In its first life rank 0 dies of a collective that timed out: of nobody is known that he is to blame, so all are probed.
+# In its first life rank 0 dies of a collective that timed out. Nobody is known to be to blame, so all are probed.
 TIMES_OUT = TRAIN.replace(
     "    holdfast.step(step, loss=1 / step)\n",
     f"""    holdfast.step(step, loss=1 / step)

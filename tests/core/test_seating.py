@@ -41,7 +41,11 @@ def test_missing_nodes_are_waited_for() -> None:
 
 def test_a_standby_takes_exactly_the_seat_of_the_evicted() -> None:
     old = first(3, "a", "b", "c")
-    assert places(next_seats(job(3), old, {"b"}, pool("x", "y"), may_shrink=False)) == [("a", 0, 0), ("x", 1, 2), ("c", 2, 4)]
+    assert places(next_seats(job(3), old, {"b"}, pool("x", "y"), may_shrink=False)) == [
+        ("a", 0, 0),
+        ("x", 1, 2),
+        ("c", 2, 4),
+    ]
 
 
 def test_an_evicted_node_that_is_back_in_the_pool_may_take_its_seat() -> None:
@@ -71,7 +75,11 @@ def test_a_smaller_job_closes_the_gaps() -> None:
 
 def test_a_job_that_had_shrunk_grows_again() -> None:
     old = first(2, "a", "b")
-    assert places(next_seats(job(1, 3), old, (), pool("c", "d"), may_shrink=True)) == [("a", 0, 0), ("b", 1, 2), ("c", 2, 4)]
+    assert places(next_seats(job(1, 3), old, (), pool("c", "d"), may_shrink=True)) == [
+        ("a", 0, 0),
+        ("b", 1, 2),
+        ("c", 2, 4),
+    ]
 
 
 @given(

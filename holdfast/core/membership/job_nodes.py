@@ -155,9 +155,7 @@ class JobNodes:
         """Return the seats of a generation launched now; None while nodes are missing."""
         if self.node_count < (self.fewest_nodes if may_shrink else self.job.max_nodes):
             return None  # without looking at thousands of them for each one that comes
-        seats = next_seats(
-            self.job, self.seats, self.out, self.usable_pool, may_shrink=may_shrink, mesh=self.mesh
-        )
+        seats = next_seats(self.job, self.seats, self.out, self.usable_pool, may_shrink=may_shrink, mesh=self.mesh)
         return seats and tuple(self._place_seat(seat) for seat in seats)
 
     def _place_seat(self, seat: Seat) -> Seat:

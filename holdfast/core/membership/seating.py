@@ -16,7 +16,13 @@ def seat_order_key(ready: Ready) -> tuple[int, str]:
 
 
 def next_seats(
-    job: Job, old: tuple[Seat, ...], evicted: Iterable[str], pool: Mapping[str, Ready], *, may_shrink: bool, mesh: Dims = ()
+    job: Job,
+    old: tuple[Seat, ...],
+    evicted: Iterable[str],
+    pool: Mapping[str, Ready],
+    *,
+    may_shrink: bool,
+    mesh: Dims = (),
 ) -> tuple[Seat, ...] | None:
     """Return the seats for the next generation, or None while nodes are missing.
 

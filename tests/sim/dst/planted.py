@@ -300,7 +300,7 @@ def parked_ranks_are_untold(patch: Patch) -> None:
 
 
 def shrinks_by_the_users_mesh(patch: Patch) -> None:
-    """A job shrinks by whole replicas only if the user gave the parallel groups, and not if the script reported them."""
+    """A job shrinks by whole replicas if the user gave the parallel groups, not if the script reported them."""
     seats = job_nodes.next_seats
     patch.setattr(job_nodes, "next_seats", lambda job, *given, mesh, **more: seats(job, *given, mesh=job.mesh, **more))
     patch.setattr(JobNodes, "replica_nodes", 1)

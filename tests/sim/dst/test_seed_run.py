@@ -16,7 +16,7 @@ from holdfast.core.detect.crash import FailureCatalog
 from holdfast.logs import catalog_files
 from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
-from tests.sim.dst.mutant import draw_surviving, draw_with_disks
+from tests.sim.dst.mutant import draw_grouped, draw_surviving, draw_with_disks
 
 ROOT = Path(__file__).parents[3]
 
