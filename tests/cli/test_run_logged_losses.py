@@ -31,8 +31,6 @@ while not os.path.exists(f"{folder}/finish"):
 SPIKED = LOGGING.replace(
     'float("nan") if first and step >= 12 else 2.0', "200.0 if step == 40 else 2.0 + step % 7 / 100"
 )
-    'float("nan") if first and step >= 12 else 2.0', "200.0 if step == 40 else 2.0 + step % 7 / 100"
-)
 WRITER = """
 class SummaryWriter:
     def add_scalar(self, tag, scalar_value, global_step=None):
