@@ -24,9 +24,9 @@ from statistics import median, mode
 
 import msgspec
 
-from holdfast.core.detect.step_pace import STEPS, StepPace, WorkUnit
 from holdfast.core.diagnose.collective_lateness import CollectiveLateness
 from holdfast.core.diagnose.lateness_map import LatenessMap
+from holdfast.core.diagnose.step_pace import STEPS, StepPace, WorkUnit
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Arrival

@@ -169,11 +169,14 @@ class JobNodes:
         return shared[-1] if shared else ""
 
     def take_seats(self, seats: tuple[Seat, ...]) -> tuple[str, ...]:
-        """Make these the current seats and return the newly admitted nodes."""
+        """Make these the current seats and return the newly admitted nodes. Nodes that are left over, as they are too
+        few for a replica, become standbys."""
         kept = self.active
         admitted = tuple(seat.node for seat in seats if seat.node not in kept)
         for node in admitted:
             self.standbys.admit_node(node)
+        for node in sorted(kept.difference(seat.node for seat in seats)):
+            self.standbys.unseat_node(node)
         for seat in seats:
             self.standbys.fleet.doubt_gone(seat.node)
         self.seats, self.seated = seats, frozenset(seat.node for seat in seats)

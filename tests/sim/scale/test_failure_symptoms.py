@@ -66,7 +66,7 @@ def test_only_code_makes_a_deadlock() -> None:
     of_code = [seen.draw_sign(fault("hang"), PLACES, rng, None) for _ in range(2000)]
     endless = [sign for sign in of_code if sign.alarm.action == CODE]
     assert 0.7 * 0.2857 == pytest.approx(len(endless) / 2000, abs=0.02)
-    assert all(82 < sign.after_s < 84 and sign.alarm.suspects == ("bad",) for sign in endless), "at the second look"
+    assert all(82 < sign.after_s < 84 for sign in endless), "at the second look"
     lots = [number / 200 for number in range(200)]
     assert not [lot for lot in lots if signs(fault("hang"), lot, count=1)[0].alarm.action == CODE]
 
