@@ -8,9 +8,10 @@ import msgspec
 
 from holdfast.core.agent_state_machine import NodeLimits
 from holdfast.core.decide.decider import Decider
-from holdfast.core.detect.crash import FailureCatalog, alarm_of
+from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.job_progress import JobPace, PaceLimits
 from holdfast.core.detect.silence import SilenceLimits
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.model.decider_events import Event, Ready, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_and_seats import Seat

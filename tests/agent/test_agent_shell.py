@@ -36,7 +36,7 @@ from holdfast.wire.holder_messages import (
     SweepLeftovers,
 )
 from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
-from holdfast.wire.rank_memory.slot_reader import SlotWriter
+from holdfast.wire.rank_memory.slot_writer import SlotWriter
 from tests.fleet.places import TEMPLATE
 
 LAUNCH = LaunchHere(

@@ -14,7 +14,7 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import Ease, LossPolicy
 from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import Loss, StepValues
-from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter
+from holdfast.wire.rank_memory.slot_writer import SLOT_BYTES, SlotWriter
 
 LIMITS = LossLimits(window=32)
 NAN = float("nan")

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from holdfast.agent.system import snapshot_memory
-from holdfast.checkpoint.arena import arena_bytes
+from holdfast.checkpoint.arena_header import arena_bytes
 from holdfast.config import load
 from holdfast.core.snapshots.memory_grant import MemoryRoom
 from holdfast.model.copy_aim import Aim

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.action import Action, Launch
 from holdfast.model.decider_events import Progress, Ready
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.journal_entry import Entry
@@ -23,16 +24,27 @@ HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.
 
 
 def hostile(entry: Entry) -> Entry:
-    """The same entry with a node, an alarm and evidence that a page must not obey, and with a loss."""
+    """The same entry with a node, an alarm and evidence that a page must not obey, with losses and
+    tokens, and with a second release from the second launch on."""
+    actions = tuple(renewed(action) for action in entry.decision.actions)
+    entry = msgspec.structs.replace(entry, decision=msgspec.structs.replace(entry.decision, actions=actions))
     match entry.event:
         case Ready(node="n0"):
             return msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, host=HOSTILE))
         case Alarm() as alarm:
-            told = msgspec.structs.replace(alarm, reason=f"says {HOSTILE}", evidence=(HOSTILE, "\x1b[31mred\u202e"))
-            return msgspec.structs.replace(entry, event=told)
+            said = msgspec.structs.replace(alarm, reason=f"says {HOSTILE}", evidence=(HOSTILE, "\x1b[31mred\u202e"))
+            return msgspec.structs.replace(entry, event=said)
         case Progress(step=step) as progress:
-            return msgspec.structs.replace(entry, event=msgspec.structs.replace(progress, loss=9.0 / (step + 1)))
+            told = msgspec.structs.replace(progress, loss=9.0 / (step + 1), tokens=1000.0 * step)
+            return msgspec.structs.replace(entry, event=told)
     return entry
+
+
+def renewed(action: Action) -> Action:
+    """A launch after the first one with another release."""
+    if not isinstance(action, Launch) or action.generation == 1:
+        return action
+    return msgspec.structs.replace(action, release=msgspec.structs.replace(action.release, number=2))
 
 
 @pytest.fixture

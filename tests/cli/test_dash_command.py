@@ -16,6 +16,7 @@ from holdfast.cli.commands import dash_command
 from holdfast.cli.page.page_sources import JournalSource
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
+from holdfast.core.record.release_pace import describe_paces
 from holdfast.dash.page_feed import PageFeed
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.decider_events import Progress
@@ -113,7 +114,7 @@ def test_a_browser_shows_what_the_report_says(journal: Path, report: Report, bro
         page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
         page.goto(address)
         page.wait_for_selector("h1", timeout=60_000)
-        assert report.ettr is not None
+        assert report.ettr is not None and len(describe_paces(report.paces)) == 3, "of two releases, and compared"
         shown = page.inner_text("main")
         assert f"{100 * report.ettr:.1f} %" in shown and f"{report.step:,}" in shown
         assert "code=" not in page.url
@@ -129,6 +130,8 @@ def test_a_browser_shows_what_the_report_says(journal: Path, report: Report, bro
             page.click(f'nav a[data-view="{view}"]')
             page.wait_for_selector(f'nav a[data-view="{view}"][aria-current="page"]')
             assert page.evaluate("document.activeElement.id") == "main"
+            shown = page.inner_text("main")
+            assert view != "releases" or all(pace in shown for pace in describe_paces(report.paces)), shown
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert find_barriers(page, "settings") == []

@@ -14,6 +14,7 @@ from holdfast.core.diagnose.probe_assessment import assess_probes
 from holdfast.logs import golden_probe_digests
 from holdfast.model.probe_findings import Finding
 from tests.agent.probes import faults
+from tests.agent.test_site_test import SICK
 
 
 @pytest.mark.e2e
@@ -44,6 +45,19 @@ def test_what_failed_is_told_with_exit_code_one(
     assert [f["ok"] for f in told["findings"]] == [False, False]
 
 
+@pytest.mark.e2e
+def test_a_test_of_ones_own_is_a_finding_like_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--only", "clock", "--budget", "5", "--where", str(tmp_path)]
+    assert main([*flags, "--json", "--command", f"echo $HOLDFAST_PROBE_LEVEL > {tmp_path}/level; {SICK}"]) == 1
+    assert (tmp_path / "level").read_text().strip() == "1", "it runs by hand at any level"
+    told = json.loads(capsys.readouterr().out)
+    assert [(f["probe"], f["ok"]) for f in told["findings"]] == [("clock", True), ("command", False)]
+    assert not told["ok"] and "gpu 3: targeted stress: FAIL" in told["reason"]
+    assert main([*flags, "--command", "sleep 1000", "--command-s", "0.5"]) == 1
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["2", "command", "FAILED"] in [row[:3] for row in rows]
+
+
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_golden_rows_are_what_the_judge_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +74,14 @@ def test_golden_rows_are_what_the_judge_takes(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     "flags",
-    [["--only", "nothing"], ["--level", "4"], ["--repeats", "0"], ["--budget", "-1"], ["--where", "/nowhere/at/all"]],
+    [
+        ["--only", "nothing"],
+        ["--level", "4"],
+        ["--repeats", "0"],
+        ["--budget", "-1"],
+        ["--where", "/nowhere/at/all"],
+        ["--command-s", "0"],
+    ],
 )
 def test_a_wrong_command_line_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags) == 2

@@ -10,7 +10,8 @@ import pytest
 from holdfast.cli import main
 from holdfast.cli.launch import slurm_launch
 from holdfast.cli.launch.supervisor import StopSignals
-from holdfast.cli.run_flags.run_arguments import UsageError, parse_run_args
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import parse_run_args
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.decider_events import Tick
 from holdfast.model.journal_entry import Decision, Entry
 from tests.fuzz.making import hostile, narrow

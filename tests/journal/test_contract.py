@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from holdfast.controller_interfaces import Journal
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.decider_events import Tick
 from holdfast.model.journal_entry import Entry
 from tests.core.transcript import Scenario

@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
-from holdfast.journal.sqlite_journal import FORMAT, JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import FORMAT, SqliteJournal
 from holdfast.model.action import Dismiss, Dismissal, Say
 from holdfast.model.decider_events import Successor
 from holdfast.model.detector_alarm import Alarm

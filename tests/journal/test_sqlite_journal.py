@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from holdfast.journal import entry_chain
-from holdfast.journal.sqlite_journal import FORMAT, JournalError, JournalFullError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError, JournalFullError
+from holdfast.journal.sqlite_journal import FORMAT, SqliteJournal
 from holdfast.model.decider_events import Tick
 from holdfast.model.journal_entry import Decision, Entry
 

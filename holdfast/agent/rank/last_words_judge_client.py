@@ -8,7 +8,8 @@ from pathlib import Path
 from holdfast.agent.rank import last_words_judge
 from holdfast.agent.rank.last_words_judge import JudgeAborted, JudgeAlarm, JudgeRequest
 from holdfast.agent.system import child_process
-from holdfast.core.detect.crash import FailureCatalog, alarm_without_words
+from holdfast.core.detect.crash import alarm_without_words
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages

@@ -33,15 +33,8 @@ from holdfast.agent.snapshots.rank_request_notes import RequestNotes
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher
 from holdfast.agent.snapshots.state_fetch import StateFetch
 from holdfast.agent.system.snapshot_memory import SnapshotBudget
-from holdfast.checkpoint.arena import (
-    POISONED,
-    VERIFIED,
-    Arena,
-    ArenaError,
-    SealedSnapshot,
-    SnapshotSlot,
-    arena_bytes,
-)
+from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, SealedSnapshot, SnapshotSlot
+from holdfast.checkpoint.arena_header import arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.keeper_client import make_want
 from holdfast.checkpoint.manifest import Author

@@ -12,7 +12,8 @@ from holdfast.cli.launch.job_request import make_job
 from holdfast.cli.run_dirs import run_dir_creation
 from holdfast.cli.run_dirs.journal_database_connection import check_database
 from holdfast.cli.run_flags import run_arguments
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.client.boot.zygote import FIRST_PRELOAD, LATER_PRELOAD
 from holdfast.config import ConfigError, Settings
 from holdfast.logs import catalog_files

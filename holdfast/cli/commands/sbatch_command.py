@@ -11,7 +11,8 @@ from pathlib import Path
 from holdfast.cli.run_dirs import run_dir_creation, run_directory
 from holdfast.cli.run_dirs.run_dir_trust import make_private_folder
 from holdfast.cli.run_flags import run_arguments
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.output_file import make_private_file, replace_file
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.fleet import slurm_reports

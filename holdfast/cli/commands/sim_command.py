@@ -14,7 +14,8 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import report_of
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.sim.checked_seed_run import SimResult, simulate
 from holdfast.sim.fault_source import DAY_S, HARSH, FaultRates, NodeCut, NodeLoss, RankCrash, SimFault
 from holdfast.sim.invariants import UnsafeError

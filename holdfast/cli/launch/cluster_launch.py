@@ -11,7 +11,8 @@ import msgspec
 from holdfast.cli.launch import release_packing
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
 from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_selection
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError, parse_run_args
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs, parse_run_args
 from holdfast.cli.terminal.rank_console import describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.journal.journal_errors import JournalError

@@ -27,7 +27,8 @@ from holdfast.cli.launch.job_request import make_job
 from holdfast.cli.launch.standby_count import choose_standbys
 from holdfast.cli.launch.supervisor import STOP_SIGNALS, Supervisor, leave_terminal, raising_stops, watch_node
 from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_directory, run_selection
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.cli.terminal.rank_console import Console, describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings

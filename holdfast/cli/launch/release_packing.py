@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.run_dirs.local_run_list import HOME_NAMES
-from holdfast.cli.run_flags.run_arguments import UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.config import Settings
 from holdfast.controller.access.user_tokens import read_tokens

@@ -11,7 +11,8 @@ from holdfast.cli.launch.controller_listener import listen_at, listen_for_pods
 from holdfast.cli.launch.slurm_launch import move_here
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
 from holdfast.cli.run_dirs import run_dir_creation, run_directory, run_journal, run_liveness, run_selection
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.rank_console import find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider

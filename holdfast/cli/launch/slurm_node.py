@@ -10,7 +10,7 @@ import msgspec
 from holdfast.cli.launch.cluster_launch import join_args
 from holdfast.cli.launch.host_join import HostJoin
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.run_flags.run_arguments import UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import make_console, say
 from holdfast.fleet.slurm_fleet import FOLDER
 from holdfast.wire import run_and_node_specs

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.run_dirs import run_directory, run_journal, run_selection
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.core.membership.loss_rate import NodeLosses, StandbyAdvice, advise_standbys
 from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.record.ledger import fold_entries

@@ -25,8 +25,9 @@ from holdfast.client.elastic.state_moves import STORAGE, StateMoves
 from holdfast.client.elastic.step_phase_times import StepPhases
 from holdfast.client.training.progress import here as progress
 from holdfast.core.decoding import from_msgpack
+from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.layer_owners import Held
-from holdfast.core.elastic.plan_choice import POLICIES, choose_plan, first_plan
+from holdfast.core.elastic.plan_choice import POLICIES, choose_plan
 from holdfast.core.elastic.proposal import Proposal
 from holdfast.model.pipeline_routes import RoutePlan, Semantics
 

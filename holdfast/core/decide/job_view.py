@@ -117,6 +117,11 @@ class JobView:
         return self._state.nodes.mesh
 
     @property
+    def fewest_nodes(self) -> int:
+        """On how few nodes the job can go on, as whole replicas of the model if its parallel groups are known."""
+        return self._state.nodes.fewest_nodes
+
+    @property
     def active(self) -> frozenset[str]:
         """The seated nodes that have not been evicted."""
         return frozenset(self._state.nodes.active)

@@ -78,7 +78,10 @@ def on_mesh_report(state: JobState, event: MeshReport) -> str:
     if not state.job.mesh:
         state.nodes.reported_mesh = event.mesh
         groups = ",".join(f"{name}={size}" for name, size in event.mesh)
-        state.emit(Say(text=f"parallel groups of the script: {groups}"))
+        nodes, least = state.nodes, state.job.min_nodes
+        more = f"; a replica takes {nodes.replica_nodes} nodes, so the job goes on with {nodes.fewest_nodes} or more"
+        told = more if nodes.fewest_nodes > least else ""
+        state.emit(Say(text=f"parallel groups of the script: {groups}{told}"))
     return ""
 
 
@@ -183,7 +186,9 @@ def on_wait_tick(state: JobState, now: float) -> str:
     if state.nodes.waits_in_queue or state.nodes.waits_for_checks:
         state.wait_until = now + state.limits.wait_s
         return reason
-    short = f"{state.nodes.node_count} of {state.job.min_nodes} nodes after {state.limits.wait_s:g} s"
+    unit, fewest = state.nodes.replica_nodes, state.nodes.fewest_nodes
+    whole = f", as replicas take {unit}" if fewest > state.job.min_nodes else ""
+    short = f"{state.nodes.node_count} of {fewest} nodes{whole} after {state.limits.wait_s:g} s"
     blocked = state.nodes.wait_clause
     told = f"not enough nodes: {short}{blocked}; start more nodes or lower --nnodes"
     if state.limits.ask_s and not state.requests.asking:
@@ -292,7 +297,7 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
 def wait_for_nodes(state: JobState, now: float) -> str:
     if state.wait_until is None:
         state.wait_until = now + state.limits.wait_s
-    if state.nodes.node_count < state.job.min_nodes:
+    if state.nodes.node_count < state.nodes.fewest_nodes:
         state.last_call_at = None
     elif state.last_call_at is None:
         state.last_call_at = now + state.limits.last_call_s

@@ -192,6 +192,10 @@ class Standbys:
         for id in [id for id, other in self.checking.items() if other == node]:
             del self.checking[id]
 
+    def unseat_node(self, node: str) -> None:
+        """Make a seated node a standby, because the job goes on without its seat."""
+        self.pool[node] = self._met[node]
+
     def evict_node(
         self, node: str, kind: Kind, generation: int, *, examine: bool, drained: bool = False
     ) -> tuple[Dismiss, ...]:

@@ -59,7 +59,8 @@ function nodeOrders(node) {
 export function releasesView() {
   return [block(["releases", "paces"], (view) => sheet("Releases", "", table(["#", "Brought", "From", "By", "Steps ", "Pace"],
     view.releases.map((one) => h("tr", {}, cell(String(one.number)), cell(clock(one.at, true), "", "nowrap soft"), cell([one.source, one.message ? h("div", { class: "soft small" }, one.message) : ""]),
-      cell(one.who, one.who ? "By:" : ""), cell(`${count(one.steps)}${one.redone ? ` and ${count(one.redone)} redone` : ""}`, "Steps:", "num"), cell([one.pace, differenceButton(view.releases, one)], "")))))),
+      cell(one.who, one.who ? "By:" : ""), cell(`${count(one.steps)}${one.redone ? ` and ${count(one.redone)} redone` : ""}`, "Steps:", "num"), cell([one.pace, differenceButton(view.releases, one)], "")))),
+    view.paces.filter((said) => !view.releases.some((one) => one.pace === said)).map((said) => h("p", { class: "soft small" }, said)))),
   block(["stored", "head"], checkpoints), block(["orders"], orders)];
 }
 

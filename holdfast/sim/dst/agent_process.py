@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from holdfast.core.detect.crash import FailureCatalog, alarm_of
+from holdfast.core.detect.crash import alarm_of
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.sim.dst.controller_process import ControllerProcess

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.core.detect.crash import FailureCatalog
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.model.decider_events import Order
 from holdfast.model.job_phase import Phase
 from holdfast.sim.dst.dst_world import DstWorld, RealParts

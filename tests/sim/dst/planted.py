@@ -18,6 +18,8 @@ from holdfast.core.decide import launching, surviving_ranks
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
+from holdfast.core.membership import job_nodes
+from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
 from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import Leave, StopHere
@@ -29,7 +31,7 @@ from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.wire import agent_messages
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant
-from tests.sim.dst.mutant import Mutant, Patch, draw_surviving, draw_with_disks, lines_are_unknown
+from tests.sim.dst.mutant import Mutant, Patch, draw_grouped, draw_surviving, draw_with_disks, lines_are_unknown
 
 
 def no_fence(patch: Patch) -> None:
@@ -298,6 +300,13 @@ def parked_ranks_are_untold(patch: Patch) -> None:
     )
 
 
+def shrinks_by_the_users_mesh(patch: Patch) -> None:
+    """A job shrinks by whole replicas if the user gave the parallel groups, not if the script reported them."""
+    seats = job_nodes.next_seats
+    patch.setattr(job_nodes, "next_seats", lambda job, *given, mesh, **more: seats(job, *given, mesh=job.mesh, **more))
+    patch.setattr(JobNodes, "replica_nodes", 1)
+
+
 PLANTED = (
     Mutant(no_fence, 1),
     Mutant(launch_under_way_untold, 109),
@@ -328,4 +337,5 @@ PLANTED = (
     Mutant(disks_are_cleared_by_eviction, 22, draw_with_disks),
     Mutant(parked_ranks_get_new_code, 33, draw_surviving),
     Mutant(parked_ranks_are_untold, 9, draw_surviving),
+    Mutant(shrinks_by_the_users_mesh, None, draw_grouped),
 )

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.checkpoint.arena import Arena, arena_bytes
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.arena_header import arena_bytes
 from holdfast.cli.commands.sim_dst import REAL_PARTS
 from holdfast.logs import catalog_files
 from holdfast.model.decider_events import Progress
