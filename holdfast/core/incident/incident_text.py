@@ -32,6 +32,13 @@ UNORDERED = "which first is not known"  # of ranks that were killed
 _NOTICED_S = 0.1  # exits of one host that were noticed within this may have been in another order
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _NAMED = 4  # of nodes that share a cause
+_PLURALS = {  # how reasons begin, of one and of several
+    "has lost its machine, says its fleet": "have lost their machines, says their fleet",
+    "is gone, says its fleet": "are gone, says their fleet",
+    "left by itself": "left by themselves",
+    "was killed": "were killed",
+    "has ": "have ",
+}
 _UNSURE = re.compile(r" \((\d+)% sure\)$")
 
 
@@ -48,6 +55,8 @@ def describe_cause(alarm: Alarm) -> str:
         return alarm.reason
     if alarm.kind in (Kind.HEALTH, Kind.LINES) and len(alarm.suspects) > 1:
         where = f"the host of {where}"
+    if alarm.kind is Kind.SILENCE and len(alarm.suspects) > 1:
+        return f"{list_some(alarm.suspects)} {_plural(alarm.reason)}"
     if alarm.kind is Kind.SILENCE or not alarm.ranks:
         return f"{where} {alarm.reason}"
     if (alarm.kind is Kind.LOSS or alarm.code is not None) and len(alarm.ranks) > 1:
@@ -95,7 +104,8 @@ def join_alarms(alarms: Sequence[Alarm]) -> Alarm:
 
 
 def _plural(reason: str) -> str:
-    return reason.replace("was killed", "were killed", 1).replace("has ", "have ", 1)
+    found = next((single for single in _PLURALS if reason.startswith(single)), "")
+    return f"{_PLURALS[found]}{reason.removeprefix(found)}" if found else reason
 
 
 def describe_echo(alarm: Alarm) -> str:
