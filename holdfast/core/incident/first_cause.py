@@ -27,8 +27,8 @@ _OWN_CLASSES = frozenset(
 )
 _EXCEPTION = "python_exception"
 _OWN_ERRORS = frozenset(
-    "ArithmeticError AssertionError AttributeError FloatingPointError IndexError KeyError NameError NotImplementedError "
-    "OverflowError RecursionError TypeError UnboundLocalError UnicodeDecodeError ValueError ZeroDivisionError".split()
+    "AssertionError AttributeError FloatingPointError IndexError KeyError NameError NotImplementedError OverflowError "
+    "RecursionError TypeError UnboundLocalError UnicodeDecodeError ValueError ZeroDivisionError".split()
 )
 
 
