@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from holdfast.wire.progress_environment import FIGURES, GENERATION, TRACKERS
 
@@ -59,7 +59,8 @@ class TrackerEvents:
         self._incidents: dict[str, set[int]] = {}  # that each tracker has
         self._rest_until: dict[str, float] = {}  # trackers that could not be reached
         self._thread: threading.Thread | None = None
-        self.mlflow_step, self.board_step = 0, cast(object, None)  # newest that the script logged
+        self.mlflow_step = 0  # newest that the script logged
+        self.board_step: object = None
 
     def find_due(self, tracker: str, sink: object) -> Figures | None:
         """Return the figures that this run or writer should get now; None if there are no new ones."""
