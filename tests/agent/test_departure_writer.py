@@ -2,17 +2,20 @@
 
 import asyncio
 import os
+import re
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from holdfast.agent.snapshots import checkpoint_writer
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, stored_checkpoints
+from holdfast.agent.snapshots import checkpoint_writer, departure_writer
+from holdfast.checkpoint import checkpoint_load, checkpoint_save, direct_io, stored_checkpoints
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.manifest import Author
+from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.model.node_errands import FinalState, Leave
 from holdfast.model.state_copy import Doubt, MissedCheckpoint, Restore
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
@@ -61,6 +64,30 @@ async def test_the_last_step_goes_to_storage(stored: Stored) -> None:
     assert found.step == 125 and bytes(into) == content
     assert stored.said[0] == f"writing step 125 to {stored.storage.url} before the job ends, for 30 s at most"
     assert stored.said[1].startswith(f"step 125 was written to {found.url} in ")
+
+
+async def test_a_write_that_takes_long_is_told_now_and_then(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk takes a block each tenth of a second."""
+    monkeypatch.setattr(departure_writer, "_TELL_S", 0.2)
+    plain = direct_io._OutputFile.write
+
+    def write_slowly(*args: Any) -> None:
+        time.sleep(0.1)
+        plain(*args)
+
+    monkeypatch.setattr(direct_io._OutputFile, "write", write_slowly)
+    monkeypatch.setattr(direct_io, "BLOCK_BYTES", IMAGE_BYTES // 10 >> 12 << 12)
+    snapshot(await stored.arena(), 125)
+    await stored.keeper.parting.write_last(last(125), 30)
+    began, *progress, done = stored.said
+    assert began.startswith("writing step 125 to ") and done.startswith("step 125 was written to ")
+    told = [
+        re.fullmatch(rf"writing step 125 to {stored.storage.url}: (\S+ \S+) of (\S+ \S+) of rank 0 after \d s", line)
+        for line in progress
+    ]
+    assert len(told) > 1 and all(told), progress
+    assert {one[2] for one in told if one} == {format_bytes(IMAGE_BYTES)}
+    assert len({one[1] for one in told if one}) > 1, "it grows"
 
 
 async def test_a_rank_that_had_no_time_to_ask_for_its_memory(stored: Stored) -> None:

@@ -276,11 +276,17 @@ def test_every_command_suggests_flags(capsys: pytest.CaptureFixture[str]) -> Non
         assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1, name
 
 
-def test_attach_to_what_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attach_to_what_has_ended(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_dir = published(None, "r")
+    assert main(["attach"]) == 2, "it has not begun, so there is no end to tell"
+    said = [f"holdfast: sentence {number}" for number in range(9)]
+    (run_dir / "said.log").write_text("\n".join(said) + "\n")
     run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=3, reason="because"))
-    assert main(["attach"]) == 2
-    assert run_liveness.ending_text(run_dir) in capsys.readouterr().err
+    capfd.readouterr()
+    assert main(["attach"]) == 3
+    first, *shown, more = capfd.readouterr().err.splitlines()
+    assert first == f"holdfast attach: the run in {run_dir} {run_liveness.ending_text(run_dir)}"
+    assert shown == said[-5:] and f"holdfast logs r; what it cost: holdfast report {run_dir}" in more
 
 
 @pytest.mark.e2e

@@ -226,7 +226,7 @@ def test_an_abort_after_another_failure_and_ranks_of_a_lost_node_are_not_named_b
 
 def error(at: float, rank: int, what: str, **more: object) -> Alarm:
     """A Python error of a rank, each rank on a node of its own."""
-    klass = dict(klass="python_exception", raised=what, confidence=0.9, group="script") | more
+    klass = {"klass": "python_exception", "raised": what, "confidence": 0.9, "group": "script"} | more
     return msgspec.structs.replace(
         crash(at, f"n{rank}", rank), code=1, reason=f"exited with code 1 ({what})", signature=f"{what} 1", **klass
     )
