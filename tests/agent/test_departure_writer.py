@@ -5,16 +5,17 @@ import os
 import re
 import resource
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from holdfast.agent.snapshots import checkpoint_writer, departure_writer
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, direct_io, stored_checkpoints
+from holdfast.checkpoint import checkpoint_load, checkpoint_save, stored_checkpoints
 from holdfast.checkpoint.arena import STORED, Arena
-from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.manifest import Author, CheckpointPart
+from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.model.node_errands import FinalState, Leave
 from holdfast.model.state_copy import Doubt, MissedCheckpoint, Restore
@@ -67,27 +68,37 @@ async def test_the_last_step_goes_to_storage(stored: Stored) -> None:
 
 
 async def test_a_write_that_takes_long_is_told_now_and_then(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk takes a block each tenth of a second."""
+    """A disk that takes one page in a while."""
     monkeypatch.setattr(departure_writer, "_TELL_S", 0.2)
-    plain = direct_io._OutputFile.write
+    plain = checkpoint_save.write_part
 
-    def write_slowly(*args: Any) -> None:
-        time.sleep(0.1)
-        plain(*args)
+    def write_slowly(folder: str, rank: int, ranges: Sequence[memoryview], *, pulse: WritePulse) -> CheckpointPart:
+        for _ in range(IMAGE_BYTES // 4096):
+            time.sleep(0.5)
+            pulse.add_bytes(4096)
+        return plain(folder, rank, ranges)
 
-    monkeypatch.setattr(direct_io._OutputFile, "write", write_slowly)
-    monkeypatch.setattr(direct_io, "BLOCK_BYTES", IMAGE_BYTES // 10 >> 12 << 12)
+    monkeypatch.setattr(checkpoint_save, "write_part", write_slowly)
     snapshot(await stored.arena(), 125)
     await stored.keeper.parting.write_last(last(125), 30)
     began, *progress, done = stored.said
     assert began.startswith("writing step 125 to ") and done.startswith("step 125 was written to ")
-    told = [
-        re.fullmatch(rf"writing step 125 to {stored.storage.url}: (\S+ \S+) of (\S+ \S+) of rank 0 after \d s", line)
-        for line in progress
-    ]
-    assert len(told) > 1 and all(told), progress
-    assert {one[2] for one in told if one} == {format_bytes(IMAGE_BYTES)}
-    assert len({one[1] for one in told if one}) > 1, "it grows"
+    form = rf"writing step 125 to {stored.storage.url}: (\S+ \S+) of {format_bytes(IMAGE_BYTES)} of rank 0 after \d s"
+    told = [re.fullmatch(form, line) for line in progress]
+    assert len(told) > 2 and all(told), progress
+    assert [one[1] for one in told if one][:1] == ["0 bytes"] and len({one[1] for one in told if one}) > 2, "it grows"
+    assert stored.steps() == [125]
+
+
+async def test_a_write_that_waits_for_other_ranks_says_so(bench: Bench, tmp_path: Path) -> None:
+    stored = Stored(bench, tmp_path)
+    stored.keeper.begin_launch(launch(1))
+    arena = await bench.arena(msgspec.structs.replace(want(1, stored.storage, stored.metadata), world=2, slots=3))
+    snapshot(arena, 7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(departure_writer, "_TELL_S", 0.5)
+        await stored.keeper.parting.write_last(last(7), 2.0)
+    assert any("of rank 0, waiting for the other ranks' parts, after " in line for line in stored.said)
 
 
 async def test_a_rank_that_had_no_time_to_ask_for_its_memory(stored: Stored) -> None:

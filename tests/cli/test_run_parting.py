@@ -1,5 +1,6 @@
 """A job that ends on purpose leaves its newest state on storage, and the next run goes on exactly there."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -66,6 +67,62 @@ def test_a_final_state_that_storage_does_not_take_shows_in_the_code(start: Start
     assert storage_said(report.storage) in closing and report.storage.missed.why in closing
     shown = holdfast("report", str(job.run_dir), folder=tmp_path)
     assert report.storage.missed.why in " ".join(shown.stdout.split())
+
+
+# A file system that takes five seconds for 32 MiB; its entry point makes it known to fsspec.
+SLOW_DISK = """
+import time
+from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
+class SlowFile(LocalFileOpener):
+    def write(self, block):
+        time.sleep(len(block) * 5 / (32 << 20))
+        return super().write(block)
+class SlowDisk(LocalFileSystem):
+    protocol = "slowdisk"
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("slowdisk://"))
+    def _open(self, path, mode="rb", **kwargs):
+        kind = SlowFile if "w" in mode else LocalFileOpener
+        return kind(path, mode, fs=self)
+"""
+LARGE = """
+import os, sys, time
+import torch
+import holdfast
+net = torch.nn.Linear(4000, 3000)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+ckpt = holdfast.Checkpointer(model=net, optimizer=optimizer, path=os.environ["HOLDFAST_STORE"], every=100000)
+step = ckpt.restore() or 0
+while not os.path.exists(f"{sys.argv[1]}/finish"):
+    time.sleep(0.05)
+    step += 1
+    ckpt.save(step)
+    holdfast.step(step)
+"""
+
+
+@pytest.mark.slow
+def test_a_last_write_that_takes_long_shows_how_far_it_is(start: Start, tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    (packages / "slowdisk-1.0.dist-info").mkdir(parents=True)
+    (packages / "slowdisk.py").write_text(SLOW_DISK)
+    (packages / "slowdisk-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: slowdisk\nVersion: 1.0\n"
+    )
+    entry = "[fsspec.specs]\nslowdisk = slowdisk:SlowDisk\n"
+    (packages / "slowdisk-1.0.dist-info" / "entry_points.txt").write_text(entry)
+    url, flags = f"slowdisk://{tmp_path}/store", ("--nproc-per-node", "1", "--shutdown-timeout", "60")
+    job = start(*flags, script=LARGE, PYTHONPATH=str(packages), HOLDFAST_STORE=url)
+    job.trains()
+    job.process.send_signal(signal.SIGTERM)
+    job.ends(143)
+    [step] = steps_at(tmp_path / "store")
+    form = rf"holdfast: n0: writing step {step} to {url}: (\S+) MiB of 45\.8 MiB of rank 0 after (\d+) s"
+    told = [found for line in job.sentences() if (found := re.fullmatch(form, line))]
+    assert [int(one[2]) for one in told] == [5], job.sentences()
+    assert 8.0 <= float(told[0][1]) < 45.0, "and it takes more than seven seconds"
+    assert stored_step(job) == step
 
 
 @pytest.mark.slow
