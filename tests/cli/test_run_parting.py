@@ -79,12 +79,9 @@ class SlowFile(LocalFileOpener):
         return super().write(block)
 class SlowDisk(LocalFileSystem):
     protocol = "slowdisk"
-    @classmethod
-    def _strip_protocol(cls, path):
-        return super()._strip_protocol(path.removeprefix("slowdisk://"))
     def _open(self, path, mode="rb", **kwargs):
         kind = SlowFile if "w" in mode else LocalFileOpener
-        return kind(path, mode, fs=self)
+        return kind(self._strip_protocol(path), mode, fs=self)
 """
 LARGE = """
 import os, sys, time
