@@ -52,7 +52,7 @@ def test_a_time_limit_is_seen_ahead_and_the_seats_move(
 
 
 def check_storage(text: str, store: Path) -> None:
-    """Each launch begins with the newest step that all ranks had made before, as storage has it. No other is ever due."""
+    """Each launch begins with the newest step that all ranks had made before, as storage has it; no other is due."""
     begun = re.findall(r"\] from (\d+) storage", text)
     assert len(begun) > 1 and all(begun.count(step) == 2 for step in begun), "two ranks, at each launch but the first"
     for step in set(begun):
