@@ -64,7 +64,7 @@ def test_what_the_fleet_says_of_those_that_did_not_come_is_told() -> None:
     job.lose()
     job.give(21.0, "c")
     job.hear(30.0, FleetReport(nodes={"c": FleetNode(state=FleetState.GONE, reason="OutOfMemory")}))
-    assert "; the fleet: OutOfMemory; it goes on with 1 more" in job.told(31.0)
+    assert "; the fleet: OutOfMemory; " in job.told(31.0)
 
 
 def test_a_job_that_asks_before_it_gives_up_says_so() -> None:
