@@ -98,7 +98,9 @@ async def test_a_write_that_waits_for_other_ranks_says_so(bench: Bench, tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(departure_writer, "_TELL_S", 0.5)
         await stored.keeper.parting.write_last(last(7), 2.0)
-    assert any("of rank 0, waiting for the other ranks' parts, after " in line for line in stored.said)
+    of = f"all {format_bytes(IMAGE_BYTES)} of rank 0, waiting for the other ranks' parts"
+    form = rf"writing step 7 to {stored.storage.url}: {of}, after \d s"
+    assert any(re.fullmatch(form, line) for line in stored.said), stored.said
 
 
 async def test_a_rank_that_had_no_time_to_ask_for_its_memory(stored: Stored) -> None:
