@@ -226,7 +226,7 @@ def test_an_abort_after_another_failure_and_ranks_of_a_lost_node_are_not_named_b
 
 def error(at: float, rank: int, what: str, **more: object) -> Alarm:
     """A Python error of a rank, each rank on a node of its own."""
-    klass = {"klass": "python_exception", "raised": what, "confidence": 0.9, "group": "script"} | more
+    klass = {"klass": "python_exception", "raised": what, "confidence": 0.73, "alone": True} | more
     return msgspec.structs.replace(
         crash(at, f"n{rank}", rank), code=1, reason=f"exited with code 1 ({what})", signature=f"{what} 1", **klass
     )
@@ -265,6 +265,7 @@ def test_an_error_that_may_come_from_another_rank_s_is_no_culprit() -> None:
         error(10.3, 1, "KeyError", klass="peer_connection_lost"),
         error(10.3, 1, "FileNotFoundError", klass="file_not_found"),
         error(10.3, 1, "KeyError", confidence=0.5),
+        error(10.3, 1, "KeyError", alone=False),
         msgspec.structs.replace(error(10.3, 1, "KeyError"), signature=first.signature),
     ):
         record = named(ONE_HOST, first, other)

@@ -217,7 +217,7 @@ def test_who_comes_after_it_was_given_back_tells_of_a_slow_fleet() -> None:
         assert late(beside, 0.0) == expected
         gone = [*beside.gone][-1]
         beside.on_arrival(expected, gone)
-        assert [type(action) for action in beside.on_ready(ready(gone), 0)] == [Dismiss]
+        assert [type(action) for action in beside.on_ready(ready(gone), 0)] == [Dismiss, Say]
 
 
 def test_pauses_between_requests_grow_until_a_node_comes() -> None:

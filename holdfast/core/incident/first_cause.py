@@ -57,7 +57,7 @@ def list_other_causes(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
     raised: dict[str, Alarm] = {}
     for alarm in sorted((a for a in alarms if a is not cause and _is_own_error(a)), key=lambda a: (a.at, a.ranks)):
         if alarm.signature != cause.signature and nodes.isdisjoint(alarm.suspects):
-            raised.setdefault(alarm.signature, alarm)  # the same error of other ranks is no further cause
+            raised.setdefault(alarm.signature, alarm)  # the same error at the same place is no further cause
     if is_node_loss(cause):
         raised = {name: a for name, a in raised.items() if set(a.suspects).isdisjoint(cause.suspects)}
     return [*lost.values(), *killed, *raised.values()]
@@ -65,7 +65,7 @@ def list_other_causes(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
 
 def _is_own_error(alarm: Alarm) -> bool:
     """Return whether the rank failed by an error that no other rank's failure brings about."""
-    if alarm.kind is not Kind.CRASH or (alarm.code or 0) <= 0 or alarm.confidence < _SURE:
+    if alarm.kind is not Kind.CRASH or is_echo(alarm) or not alarm.alone or alarm.confidence < _SURE:
         return False
     return alarm.klass in _OWN_CLASSES or (alarm.klass == _EXCEPTION and alarm.raised in _OWN_ERRORS)
 
