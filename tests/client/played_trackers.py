@@ -26,23 +26,24 @@ def write_figures(folder: Path, version: int, generation: int = 1, **values: obj
     os.utime(path, (version, version))
 
 
+class Config:
+    items: dict[str, object]
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "items", {"host": "a"})
+
+    def _sanitize(self, key: str, value: object, allow: bool | None = None) -> tuple[str, object]:
+        if not allow and self.items.get(key, value) != value:
+            raise ValueError(f"Attempted to change value of key {key}")
+        return key, value
+
+    def __setattr__(self, key: str, value: object) -> None:
+        self.items.update([self._sanitize(key, value)])
+
+
 def play_wandb(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
     """Return modules like `wandb.sdk.wandb_run` and `wandb.sdk.wandb_init`."""
     run_module, init_module = ModuleType("wandb.sdk.wandb_run"), ModuleType("wandb.sdk.wandb_init")
-
-    class Config:
-        items: dict[str, object]
-
-        def __init__(self) -> None:
-            object.__setattr__(self, "items", {"host": "a"})
-
-        def _sanitize(self, key: str, value: object, allow: bool | None = None) -> tuple[str, object]:
-            if not allow and self.items.get(key, value) != value:
-                raise ValueError(f"Attempted to change value of key {key}")
-            return key, value
-
-        def __setattr__(self, key: str, value: object) -> None:
-            self.items.update([self._sanitize(key, value)])
 
     class Run:
         step = 0

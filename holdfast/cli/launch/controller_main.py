@@ -162,10 +162,8 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
     process_attributes.write_no_core()
     audit = AuditLog(run_dir)
     port = NetworkPort(built, run, run_dir, audit, tokens)
-    runners = [
-        await _open_door(built, run_dir, ApiEntrance(admit_by_socket, audit, minting=port.minting)),
-        await port.open(),
-    ]
+    door = ApiEntrance(admit_by_socket, audit, minting=port.minting)
+    runners = [await _open_door(built, run_dir, door), await port.open()]
 
     def begun() -> None:
         teller.set_phase(controller.view.phase)
