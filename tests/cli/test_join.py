@@ -126,7 +126,7 @@ def test_a_host_that_was_unheard_of_for_a_while_is_told_when_it_is_back(start: S
     leader = leader_of(*jobs)
     leader.trains()
     [other] = [job for job in jobs if job is not leader]
-    [folder] = other.run_dir.glob("nodes/*")
+    [folder] = [path.parent for path in other.run_dir.glob("nodes/*/holder.pid")]
     agent = other.agent(folder.name)
     os.kill(agent, signal.SIGSTOP)
     leader.until(lambda: leader.phase() == "waiting", "the wait for a node")
