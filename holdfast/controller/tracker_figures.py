@@ -52,6 +52,7 @@ class TrackerFigures:
                 restarts=max(0, generation - 1),
                 lost_s=round(sum(account.lost_s().values()), 3),
                 ettr=account.ettr,
+                open=self._view.open_incident > 0,
                 notes=tuple(IncidentNote(number=r.number, text=incident_sentence(r)[:_CHARS]) for r in closed),
             ),
         )

@@ -47,6 +47,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     ranks: tuple[Number, ...] = ()
     code: Number | None = None  # exit code, negative for a signal
     raised: str = ""  # type of the Python exception that ended the rank
+    alone: bool = False  # the rank's log shows this exception and no other, and no sign of another failure before it
     pressed: str = ""  # a killed rank: the sign that memory was scarce, where the kernel does not count its kills
     klass: str = ""  # class of the failure taxonomy
     title: str = ""  # the class in words; "": they are those of its name

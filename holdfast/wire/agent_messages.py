@@ -127,6 +127,7 @@ class JobFigures(msgspec.Struct, frozen=True, kw_only=True, tag="figures"):
     lost_s: float
     ettr: float | None  # None: no step was ever seen
     notes: tuple[IncidentNote, ...] = ()  # on incidents after which this generation made its first step
+    open: bool = False  # there is an incident that will have a note once this generation has made a step
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, tag="look"):

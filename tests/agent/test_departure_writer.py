@@ -2,17 +2,21 @@
 
 import asyncio
 import os
+import re
 import resource
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from holdfast.agent.snapshots import checkpoint_writer
+from holdfast.agent.snapshots import checkpoint_writer, departure_writer
 from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, stored_checkpoints
 from holdfast.checkpoint.arena import STORED, Arena
-from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.manifest import Author, CheckpointPart
+from holdfast.checkpoint.write_lane import WritePulse
+from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.model.node_errands import FinalState, Leave
 from holdfast.model.restore_sources import Restore
 from holdfast.model.state_doubt import Doubt
@@ -63,6 +67,42 @@ async def test_the_last_step_goes_to_storage(stored: Stored) -> None:
     assert found.step == 125 and bytes(into) == content
     assert stored.said[0] == f"writing step 125 to {stored.storage.url} before the job ends, for 30 s at most"
     assert stored.said[1].startswith(f"step 125 was written to {found.url} in ")
+
+
+async def test_a_write_that_takes_long_is_told_now_and_then(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes one page in a while."""
+    monkeypatch.setattr(departure_writer, "_TELL_S", 0.2)
+    plain = checkpoint_publication.write_part
+
+    def write_slowly(folder: str, rank: int, ranges: Sequence[memoryview], *, pulse: WritePulse) -> CheckpointPart:
+        for _ in range(IMAGE_BYTES // 4096):
+            time.sleep(0.5)
+            pulse.add_bytes(4096)
+        return plain(folder, rank, ranges)
+
+    monkeypatch.setattr(checkpoint_publication, "write_part", write_slowly)
+    snapshot(await stored.arena(), 125)
+    await stored.keeper.parting.write_last(last(125), 30)
+    began, *progress, done = stored.said
+    assert began.startswith("writing step 125 to ") and done.startswith("step 125 was written to ")
+    form = rf"writing step 125 to {stored.storage.url}: (\S+ \S+) of {format_bytes(IMAGE_BYTES)} of rank 0 after \d s"
+    told = [re.fullmatch(form, line) for line in progress]
+    assert len(told) > 2 and all(told), progress
+    assert [one[1] for one in told if one][:1] == ["0 bytes"] and len({one[1] for one in told if one}) > 2, "it grows"
+    assert stored.steps() == [125]
+
+
+async def test_a_write_that_waits_for_other_ranks_says_so(bench: Bench, tmp_path: Path) -> None:
+    stored = Stored(bench, tmp_path)
+    stored.keeper.begin_launch(launch(1))
+    arena = await bench.arena(msgspec.structs.replace(want(1, stored.storage, stored.metadata), world=2, slots=3))
+    snapshot(arena, 7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(departure_writer, "_TELL_S", 0.5)
+        await stored.keeper.parting.write_last(last(7), 2.0)
+    of = f"all {format_bytes(IMAGE_BYTES)} of rank 0, waiting for the other ranks' parts"
+    form = rf"writing step 7 to {stored.storage.url}: {of}, after \d s"
+    assert any(re.fullmatch(form, line) for line in stored.said), stored.said
 
 
 async def test_a_rank_that_had_no_time_to_ask_for_its_memory(stored: Stored) -> None:

@@ -41,13 +41,19 @@ class Terminal:
         )
         os.close(other)
 
+    def hang_up(self) -> None:
+        """Close the terminal, as a person closes a window: the kernel tells its programs by SIGHUP."""
+        os.close(self._main)
+        self._main = -1
+
     def __enter__(self) -> "Terminal":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-        os.close(self._main)
+        if self._main >= 0:
+            os.close(self._main)
 
     def resize(self, columns: int) -> None:
         fcntl.ioctl(self._main, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

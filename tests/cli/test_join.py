@@ -119,6 +119,30 @@ def test_a_host_that_leaves_may_come_back(start: Start, port: int, tmp_path: Pat
     first.check_replay()
 
 
+@pytest.mark.slow
+def test_a_host_that_was_unheard_of_for_a_while_is_told_when_it_is_back(start: Start, port: int) -> None:
+    endpoint, flags = f"127.0.0.1:{port}", ("--nnodes", "2", "--set", "silence.silence_s=2")
+    jobs = [host(start, endpoint, *flags, name=name) for name in ("first", "second")]
+    leader = leader_of(*jobs)
+    leader.trains()
+    [other] = [job for job in jobs if job is not leader]
+    [folder] = [path.parent for path in other.run_dir.glob("nodes/*/holder.pid")]
+    agent = other.agent(folder.name)
+    os.kill(agent, signal.SIGSTOP)
+    leader.until(lambda: leader.phase() == "waiting", "the wait for a node")
+    waits = leader.status()["now"]
+    os.kill(agent, signal.SIGCONT)
+    leader.trains(generation=2)
+    leader.finish()
+    for job in jobs:
+        job.ends(0)
+    assert f" {folder.name} (rank" in waits
+    assert leader.sentences().count(f"holdfast: {folder.name} is back, and may have ranks again") == 1
+    [record] = leader.report().incidents
+    assert record.evicted == record.admitted == (folder.name,)
+    leader.check_replay()
+
+
 # Installed, as far as anybody can tell, and it writes down who imported it: a rank, or a process before there is one.
 SLOW = """
 import os

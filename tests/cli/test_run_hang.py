@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.diagnose.suspect_hang_timeout import ENDLESS
+from holdfast.core.record.job_account import TimeUse
 from holdfast.model.detector_alarm import UNNAMED, Kind, Stance
 from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_transcript
@@ -142,9 +143,16 @@ def test_a_rank_that_pauses_is_named_and_left_alone(start: Start) -> None:
     job.until(lambda: not (job.folder / "pause-2").exists(), "the end of the pause")
     at = job.status()["step"]
     job.until(lambda: job.status()["step"] > at + 5, "more steps")
+    told = re.search(r"rank 2 went on after (\d+) s at step \d+", job.says(" went on after "))
     job.finish()
     job.ends(0)
-    assert job.report().incidents == ()
+    report = job.report()
+    assert report.incidents == ()
+    [stall] = [span for span in report.spans if span.use is TimeUse.STALL]
+    assert told and abs(stall.seconds - int(told[1])) < 1.0, "what the console says is what the account has"
+    assert 6.0 < stall.seconds < report.wall_s and report.spent_s["stall"] == stall.seconds
+    trained = sum(span.seconds for span in report.spans if span.use is TimeUse.TRAIN)
+    assert report.ettr == pytest.approx(trained / report.wall_s), "a stall is no training"
 
 
 @pytest.mark.slow

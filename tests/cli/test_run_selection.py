@@ -2,10 +2,14 @@
 
 import argparse
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -15,15 +19,19 @@ from holdfast.cli import main
 from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.commands import logs_command
 from holdfast.cli.commands.ls_elsewhere import RunRow
+from holdfast.cli.commands.report_command import load_report
 from holdfast.cli.run_dirs import run_dir_creation, run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job as JobSpec
-from holdfast.wire import run_and_node_specs
+from holdfast.wire import program_fork_server, run_and_node_specs
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from holdfast.wire.run_and_node_specs import ControllerAddress, EntryPoint, RunEnd, RunSpec
 from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_screens
-from tests.cli.driver import until
+from tests.cli.driver import gone, until
+from tests.cli.terminal import Terminal
+from tests.conftest import job_environment, kill_marked
 
 
 @pytest.fixture
@@ -277,11 +285,17 @@ def test_every_command_suggests_flags(capsys: pytest.CaptureFixture[str]) -> Non
         assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1, name
 
 
-def test_attach_to_what_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attach_to_what_has_ended(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_dir = published(None, "r")
+    assert main(["attach"]) == 2, "it has not begun, so there is no end to tell"
+    said = [f"holdfast: sentence {number}" for number in range(9)]
+    (run_dir / "said.log").write_text("\n".join(said) + "\n")
     run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=3, reason="because"))
-    assert main(["attach"]) == 2
-    assert run_liveness.ending_text(run_dir) in capsys.readouterr().err
+    capfd.readouterr()
+    assert main(["attach"]) == 3
+    first, *shown, more = capfd.readouterr().err.splitlines()
+    assert first == f"holdfast attach: the run in {run_dir} {run_liveness.ending_text(run_dir)}"
+    assert shown == said[-5:] and ": holdfast logs r; " in more and more.endswith(f"holdfast report {run_dir}")
 
 
 @pytest.mark.e2e
@@ -302,6 +316,85 @@ def test_a_job_outlives_its_terminal(start: Start, tmp_path: Path) -> None:
     job.ends(143)
     assert again.wait(60) == 143
     assert not job.report().incidents
+
+
+@pytest.mark.e2e
+def test_a_job_outlives_a_terminal_that_is_closed(tmp_path: Path, warm_server: Path, no_orphans: str) -> None:
+    """The kernel hangs up; nothing that the front then writes can be written."""
+    (tmp_path / "job.py").write_text(_PRINTS)
+    run_dir, output = tmp_path / "run", tmp_path / "attached.out"
+    flags = ["--run-dir", str(run_dir), "--nproc-per-node", "1", "--no-zygote", "--set", "probe.allow=false"]
+    argv = [sys.executable, "-m", "holdfast", "run", *flags, "job.py", str(tmp_path)]
+    env = make_rank_environment(job_environment(HOLDFAST_HOME=str(tmp_path / "home"), TERM="xterm-256color"))
+    env |= {program_fork_server.NAMED: str(warm_server)}
+    try:
+        with Terminal(argv, env=env, cwd=tmp_path, columns=120) as terminal:
+            terminal.shows("[rank 0] step")
+            rank = int((run_dir / "logs" / "gen-1" / "rank-0" / "pid").read_text())
+            terminal.hang_up()
+            attached = _attach(tmp_path, output)
+            until(lambda: output.exists() and output.read_bytes().count(b"[rank 0] step") > 20, "a second of steps")
+            assert terminal.process.poll() is None and not gone(rank)
+            (tmp_path / "finish").touch()
+            assert attached.wait(60) == 0 and terminal.process.wait(60) == 0
+        assert not load_report(run_dir).incidents
+        again = subprocess.run(_attach_words(tmp_path), capture_output=True, text=True, timeout=60, check=False)
+        assert again.returncode == 0 and "holdfast: done: 0 " in again.stderr
+    finally:
+        kill_marked(no_orphans)
+
+
+@pytest.mark.e2e
+def test_logs_of_one_rank_are_followed(start: Start, tmp_path: Path) -> None:
+    job = start("--nproc-per-node", "2", script=_PRINTS)
+    job.trains()
+    output = tmp_path / "followed.out"
+    with output.open("ab") as file:
+        words = [sys.executable, "-m", "holdfast", "logs", "-f", "--rank", "1", "-n", "1", "--run", str(job.run_dir)]
+        following = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    try:
+        until(lambda: len(output.read_text().splitlines()) > 10, "a line that was there, and new ones")
+        job.finish()
+        job.ends(0)
+        assert following.wait(60) == 0, "it ends with the run"
+    finally:
+        following.kill()
+        following.wait()
+    shown = output.read_text().splitlines()
+    first = int(shown[0].split()[-1])
+    last = int((job.rank_dir(1) / "stdout.log").read_text().split()[-1])
+    assert shown == [f"[rank 1] step {step}" for step in range(first, last + 1)], "all of it, once, and no other rank"
+
+
+@pytest.mark.e2e
+def test_metrics_at_the_port_that_was_chosen(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    job = start("--nproc-per-node", "1", "--port", str(port))
+    job.trains()
+    token = (job.run_dir / "token").read_text().strip()
+
+    def fetch(shown: str) -> tuple[int, str]:
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {shown}"})
+        try:
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, ""
+
+    assert fetch("0" * len(token))[0] in (401, 403)
+
+    def read_step() -> float:
+        code, text = fetch(token)
+        found = re.search(r"^holdfast_step(?:\{.*\})? (\S+)$", text, re.M)
+        assert code == 200 and found, text
+        return float(found[1])
+
+    before = read_step()
+    job.until(lambda: read_step() > before, "a step more")
+    job.finish()
+    job.ends(0)
 
 
 @pytest.mark.e2e
@@ -328,5 +421,8 @@ while not os.path.exists(f"{sys.argv[1]}/finish"):
 
 def _attach(folder: Path, output: Path) -> "subprocess.Popen[bytes]":
     with output.open("ab") as file:
-        words = [sys.executable, "-m", "holdfast", "attach", "--run", str(folder / "run")]
-        return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(_attach_words(folder), stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+
+def _attach_words(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "holdfast", "attach", "--run", str(folder / "run")]

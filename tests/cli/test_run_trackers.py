@@ -47,7 +47,10 @@ def tell(**told):
         file.write(json.dumps(told | {"generation": os.environ["HOLDFAST_GENERATION"]}) + "\\n")
 class Run:
     def __init__(self, id):
+        self.summary = {}
         tell(run=id)
+    def finish(self):
+        tell(summary=self.summary)
     def log(self, data, step=None):
         told = {name: value for name, value in data.items() if name.startswith("holdfast/")}
         told and tell(row=told)
@@ -92,6 +95,23 @@ def test_a_run_goes_on_after_a_fault_and_tells_of_it(start: Start, told: Path) -
     assert any("killed by SIGKILL" in row.get("holdfast/incident", "") for row in rows)
     assert rows[-1]["holdfast/incidents"] == rows[-1]["holdfast/restarts"] == 1 == len(job.report().incidents)
     assert 0.0 < rows[-1]["holdfast/ettr"] < 1.0
+
+
+def test_a_run_that_ends_soon_after_a_restart_tells_of_the_incident(start: Start, told: Path) -> None:
+    """Its second generation makes two steps: by then nobody has a sentence about what was before."""
+    loop = 'while not os.path.exists(f"{{folder}}/finish"):'
+    assert loop in SCRIPT
+    few = "while step < (2 if os.environ['HOLDFAST_GENERATION'] == '2' else 10**9):"
+    script = SCRIPT.replace(loop, few).format(setup=SETUP, close="run.finish()")
+    job = start("--nproc-per-node", "1", script=script, HOLDFAST_TOLD_FILE=str(told))
+    job.says("incidents, restarts and ETTR are logged to W&B, too")
+    job.kill(job.rank(0))
+    job.ends(0)
+    [incident] = job.report().incidents
+    lines = read_lines(told)
+    [summary] = [line["summary"] for line in lines if "summary" in line]
+    assert summary["holdfast/incidents"] == 1 and incident.sentence in summary["holdfast/incident"]
+    assert [line["alert"] for line in lines if "alert" in line] == [incident.sentence]
 
 
 def test_trackers_are_left_alone_where_that_is_set(start: Start, told: Path) -> None:

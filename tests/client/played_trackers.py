@@ -26,32 +26,38 @@ def write_figures(folder: Path, version: int, generation: int = 1, **values: obj
     os.utime(path, (version, version))
 
 
+class Config:
+    items: dict[str, object]
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "items", {"host": "a"})
+
+    def _sanitize(self, key: str, value: object, allow: bool | None = None) -> tuple[str, object]:
+        if not allow and self.items.get(key, value) != value:
+            raise ValueError(f"Attempted to change value of key {key}")
+        return key, value
+
+    def __setattr__(self, key: str, value: object) -> None:
+        self.items.update([self._sanitize(key, value)])
+
+
 def play_wandb(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
     """Return modules like `wandb.sdk.wandb_run` and `wandb.sdk.wandb_init`."""
     run_module, init_module = ModuleType("wandb.sdk.wandb_run"), ModuleType("wandb.sdk.wandb_init")
-
-    class Config:
-        items: dict[str, object]
-
-        def __init__(self) -> None:
-            object.__setattr__(self, "items", {"host": "a"})
-
-        def _sanitize(self, key: str, value: object, allow: bool | None = None) -> tuple[str, object]:
-            if not allow and self.items.get(key, value) != value:
-                raise ValueError(f"Attempted to change value of key {key}")
-            return key, value
-
-        def __setattr__(self, key: str, value: object) -> None:
-            self.items.update([self._sanitize(key, value)])
 
     class Run:
         step = 0
 
         def __init__(self, **given: object) -> None:
             self.given, self.rows, self.alerts, self.config = given, list[Any](), list[Any](), Config()
+            self.summary: dict[str, object] = {}
+            self.is_over = False
 
         def log(self, data: dict[str, Any], step: int | None = None, commit: bool | None = None) -> None:
             self.rows.append((data, step, commit))
+
+        def finish(self) -> None:
+            self.is_over = True
 
         def alert(self, title: str, text: str, level: str) -> None:
             self.alerts.append((title, text, level))
@@ -106,9 +112,14 @@ def play_mlflow(monkeypatch: pytest.MonkeyPatch, store: dict[str, SimpleNamespac
             raise ValueError(f"Changing param values is not allowed. Param with key='{key}' was already logged")
         return value
 
+    def end_run(status: str = "FINISHED") -> None:
+        if active:
+            active.pop().status = status
+
     functions: dict[str, Callable[..., Any] | type] = {
         "MlflowClient": MlflowClient,
         "start_run": start_run,
+        "end_run": end_run,
         "active_run": lambda: active[-1] if active else None,
         "_get_experiment_id": lambda: "0",
         "log_metric": lambda key, value, step=None: active or fluent.start_run(),
@@ -127,12 +138,16 @@ def play_board() -> ModuleType:
     class SummaryWriter:
         def __init__(self) -> None:
             self.scalars, self.texts = list[Any](), list[Any]()
+            self.closed_with = -1  # how many texts it had then
 
         def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
             self.scalars.append((tag, scalar_value, global_step))
 
         def add_text(self, tag: str, text: str, global_step: int | None = None) -> None:
             self.texts.append((tag, text, global_step))
+
+        def close(self) -> None:
+            self.closed_with = len(self.texts)
 
     vars(module)["SummaryWriter"] = SummaryWriter
     return module

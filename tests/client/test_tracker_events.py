@@ -1,10 +1,14 @@
 """The job's figures reach the script's trackers; and whatever happens there, the script's own calls are made."""
 
 import os
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from holdfast.client.training import tracker_events
 from holdfast.client.training.tracker_events import TrackerEvents, add_to_board, attempt
 from tests.cli.driver import until
 from tests.client.played_trackers import METRICS, SENTENCE, Played, play_board, play_mlflow, play_wandb, write_figures
@@ -90,6 +94,74 @@ def test_what_a_real_writer_queues_is_on_disk_soon_after(module: str, tmp_path: 
     expected = (b"loss", b"holdfast/ettr", SENTENCE.encode())
     until(lambda: all(part in file.read_bytes() for part in expected), "all of it in the file")
     writer.close()
+
+
+TEXT = f"incident 1: {SENTENCE}"
+
+
+def come_later(folder: Path, delay_s: float, **values: object) -> threading.Thread:
+    """Figures that come while the script ends: the node has them a moment after the first step."""
+    thread = threading.Timer(delay_s, write_figures, (folder, 9, 2), {"notes": NOTES} | values)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("before", [{"generation": 1}, {"generation": 2, "open": True}])
+def test_a_run_that_ends_at_once_after_a_restart_gets_the_incident(
+    before: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the node's file holds by then is of the ranks before, or does not have the incident yet."""
+    board, store = play_board(), dict[str, Any]()
+    run_module, _ = play_wandb(monkeypatch)
+    fluent = play_mlflow(monkeypatch, store)
+    write_figures(tmp_path, 1, **before)
+    played = Played(tmp_path, run_module, board, fluent)
+    run, writer = run_module.Run(), board.SummaryWriter()
+    run.log({"loss": 2.0})
+    writer.add_scalar("loss", 2.0, 7)
+    fluent.log_metric("loss", 2.0, step=7)
+    coming = come_later(tmp_path, 0.3)
+    run.finish()
+    writer.close()
+    fluent.end_run()
+    coming.join()
+    assert run.summary == METRICS | {"holdfast/incident": TEXT} and run.is_over
+    assert run.alerts == [("holdfast: incident 1", SENTENCE, "WARN")]
+    assert writer.texts == [("holdfast/incident", TEXT, 7)] and writer.closed_with == 1
+    assert [row for row in writer.scalars if row[0] != "loss"][-len(METRICS) :] == [
+        (*one, 7) for one in METRICS.items()
+    ]
+    [told] = store.values()
+    assert told.status == "FINISHED" and told.batches[-1][1] == {"holdfast.incident.1": SENTENCE}
+    assert played.hooks.events._thread is not None and not played.hooks.events._thread.is_alive()
+
+
+def test_the_end_of_a_run_waits_for_nobody_for_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tracker_events, "_LAST_S", 0.3)
+    run_module, _ = play_wandb(monkeypatch)
+    Played(tmp_path, run_module)
+    run, silent = run_module.Run(), run_module.Run()
+    run.log({"loss": 2.0})
+    for one in (run, silent):  # the second has logged nothing, and is not the first
+        began_at = time.monotonic()
+        one.finish()
+        assert one.is_over and one.summary == {}
+        assert 0.3 <= time.monotonic() - began_at < 5 if one is run else time.monotonic() - began_at < 0.3
+    monkeypatch.setenv("HOLDFAST_GENERATION", "1")
+    began_at = time.monotonic()
+    run.finish()
+    assert time.monotonic() - began_at < 0.3, "nothing has happened before a first launch"
+
+
+def test_what_was_told_is_not_told_again_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run_module, _ = play_wandb(monkeypatch)
+    played = Played(tmp_path, run_module)
+    run = run_module.Run()
+    write_figures(tmp_path, 1, generation=2, notes=NOTES)
+    run.log({"loss": 2.0})
+    played.wait_for_delivery()
+    run.finish()
+    assert run.summary == {} and len(run.alerts) == 1
 
 
 def test_tensorboard_gets_scalars_and_text_in_the_first_writer(tmp_path: Path) -> None:

@@ -123,14 +123,7 @@ async def test_a_real_prometheus_reads_them(desk_of: Open, tmp_path: Path, unuse
             process = await asyncio.create_subprocess_exec(*argv, stdout=log, stderr=log)
         try:
             found = await ask_patiently(process, unused_tcp_port, "{__name__=~'holdfast_.*'}")
-            board = dashboard_queries(f"127.0.0.1:{desk.client.port}")
-            known = [query for query in board if is_known(query, {one.partition("{")[0] for one in series(desk)})]
-            assert len(known) > len(board) / 2
-            for query in known:  # rates and increases need a second scrape
-                assert await ask_patiently(process, unused_tcp_port, query), query
-            async with ClientSession() as session:
-                for query in set(board) - set(known):
-                    assert await ask(session, unused_tcp_port, query) == [], f"{query}: what is not known is not shown"
+            await check_dashboard(process, unused_tcp_port, desk)
         finally:
             process.kill()
             await process.wait()
@@ -138,6 +131,18 @@ async def test_a_real_prometheus_reads_them(desk_of: Open, tmp_path: Path, unuse
         assert len(found) == len(series(desk))
         step = [one["value"][1] for one in found if one["metric"]["__name__"] == "holdfast_step"]
         assert step == [str(desk.controller.reached_step)]
+
+
+async def check_dashboard(process: asyncio.subprocess.Process, port: int, desk: Desk) -> None:
+    """What the dashboard asks has an answer where it asks for what is known, and none elsewhere."""
+    board = dashboard_queries(f"127.0.0.1:{desk.client.port}")
+    known = [query for query in board if is_known(query, {one.partition("{")[0] for one in series(desk)})]
+    assert len(known) > len(board) / 2
+    for query in known:  # rates and increases need a second scrape
+        assert await ask_patiently(process, port, query), query
+    async with ClientSession() as session:
+        for query in set(board) - set(known):
+            assert await ask(session, port, query) == [], f"{query}: what is not known is not shown"
 
 
 def dashboard_queries(instance: str) -> list[str]:

@@ -224,6 +224,55 @@ def test_an_abort_after_another_failure_and_ranks_of_a_lost_node_are_not_named_b
     assert named(ONE_HOST, silence(10.0, "n1"), killed(10.5, 1)).cause == "n1 silent"
 
 
+def error(at: float, rank: int, what: str, **more: object) -> Alarm:
+    """A Python error of a rank, each rank on a node of its own."""
+    klass = {"klass": "python_exception", "raised": what, "confidence": 0.73, "alone": True} | more
+    return msgspec.structs.replace(
+        crash(at, f"n{rank}", rank), code=1, reason=f"exited with code 1 ({what})", signature=f"{what} 1", **klass
+    )
+
+
+def test_nodes_that_are_lost_in_one_round_are_all_named() -> None:
+    record = named(ONE_HOST, silence(10.0, "n1"), echo(10.2), silence(10.4, "n2"), silence(10.9, "n2"))
+    assert (record.cause, record.suspects) == ("n1 and n2 silent", ("n1", "n2"))
+    assert record.echoes == 2, "a rank, and what was heard of n2 twice"
+
+
+def test_a_lost_node_and_a_rank_of_another_node_are_both_named_whichever_came_first() -> None:
+    was = "rank 0 on n0 was killed by SIGKILL (sender unknown)"
+    assert named(ONE_HOST, silence(10.0, "n1"), killed(10.5, 0)).cause == f"n1 silent, and {was}"
+    assert named(ONE_HOST, killed(7.0, 0), silence(10.0, "n1")).cause == f"{was}, and n1 silent"
+    raised = error(7.0, 0, "KeyError")
+    assert named(ONE_HOST, raised, silence(10.0, "n1"), killed(10.4, 1)).cause == (
+        "rank 0 on n0 exited with code 1 (KeyError), and n1 silent"
+    ), "the ranks of a lost node are lost with it"
+
+
+def test_errors_that_two_ranks_make_by_themselves_are_both_named() -> None:
+    record = named(ONE_HOST, error(10.0, 0, "ValueError"), error(10.3, 1, "KeyError"), echo(10.4, "n2", 2))
+    assert record.cause == (
+        "rank 0 on n0 exited with code 1 (ValueError), and rank 1 on n1 exited with code 1 (KeyError) (rank 0 first)"
+    )
+    assert (record.ranks, record.suspects, record.echoes) == ((0, 1), ("n0", "n1"), 1)
+
+
+def test_an_error_that_may_come_from_another_rank_s_is_no_culprit() -> None:
+    """Whoever loses a peer may raise anything of its own; a file may be missing because its writer has failed."""
+    first = error(10.0, 0, "ValueError")
+    for other in (
+        error(10.3, 1, "RuntimeError"),
+        error(10.3, 1, "trainer.PeerLostError"),
+        error(10.3, 1, "KeyError", klass="peer_connection_lost"),
+        error(10.3, 1, "FileNotFoundError", klass="file_not_found"),
+        error(10.3, 1, "KeyError", confidence=0.5),
+        error(10.3, 1, "KeyError", alone=False),
+        msgspec.structs.replace(error(10.3, 1, "KeyError"), signature=first.signature),
+    ):
+        record = named(ONE_HOST, first, other)
+        assert (record.cause, record.ranks) == ("rank 0 on n0 exited with code 1 (ValueError)", (0,)), other
+        assert record.echoes == 1
+
+
 def test_of_hundreds_of_killed_ranks_all_are_named_and_the_first_is_judged_alone() -> None:
     record = named(ONE_HOST, *(killed(10.0 + rank, rank) for rank in range(300)))
     assert (record.ranks, record.echoes) == (tuple(range(300)), 0)

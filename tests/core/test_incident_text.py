@@ -162,7 +162,7 @@ def test_causes() -> None:
     assert incident_text.describe_cause(msgspec.structs.replace(crash, ranks=())) == "n1 failed"
     assert (
         incident_text.describe_cause(msgspec.structs.replace(crash, kind=Kind.SILENCE, suspects=("n1", "n2")))
-        == "n1, n2 failed"
+        == "n1 and n2 failed"
     )
 
 

@@ -3,7 +3,7 @@
 from itertools import count
 
 from holdfast.core.membership.standbys import RETRY_S, Standbys
-from holdfast.model.action import Acquire, Dismiss, Dismissal
+from holdfast.model.action import Acquire, Dismiss, Dismissal, Say
 from holdfast.model.decider_events import Outcome, Ready
 from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
@@ -73,7 +73,7 @@ def test_who_does_not_report_in_time_is_given_back() -> None:
     assert beside.tick(104.0) == ()
     assert [action.node for action in beside.tick(105.0)] == ["b", "c"]
     assert beside.request_missing(0) == (Acquire(id=4, count=2),)
-    assert [type(action) for action in beside.on_ready(ready("b"), 0)] == [Dismiss]  # too late
+    assert [type(action) for action in beside.on_ready(ready("b"), 0)] == [Dismiss, Say]  # too late
     assert sorted(beside.pool) == ["a"]
 
 
@@ -81,8 +81,45 @@ def test_who_left_is_not_taken_back() -> None:
     for kind in (Kind.SILENCE, Kind.CRASH, None):
         beside = standbys()
         assert len(beside.dismiss_node("a", kind, "evicted", Dismissal.EVICTED)) == 1
-        assert len(beside.on_ready(ready("a"), 0)) == 1
+        assert [type(action) for action in beside.on_ready(ready("a"), 0)] == [Dismiss, Say]
+        assert [type(action) for action in beside.on_ready(ready("a"), 0)] == [Dismiss], "it is told once"
         assert beside.pool == {}
+
+
+def test_who_is_back_and_who_came_too_late_are_told_apart() -> None:
+    beside = standbys()
+    beside.on_ready(ready("a"), 0)
+    for node in ("a", "late"):
+        beside.dismiss_node(node, None, "not ready within 100 s", Dismissal.LATE)
+    said = [
+        action.text for node in ("a", "late") for action in beside.on_ready(ready(node), 0) if isinstance(action, Say)
+    ]
+    assert said == [
+        "a is back, and is not taken again: it had left the job before",
+        "late came after it had been given back, and is not taken",
+    ]
+
+
+def test_a_node_that_was_silent_is_told_when_it_is_back_and_when_it_has_passed_its_check() -> None:
+    job = Job(run_id="r", min_nodes=1, max_nodes=1, standbys=1, can_acquire=False, checks=True)
+    for failed, told in (({}, "a passed its check and is a standby"), ({"a": "no GPU"}, "a failed its check: no GPU")):
+        beside = Standbys(job, Limits(), count(1))
+        beside.on_ready(ready("a"), 0)
+        beside.dismiss_node("a", Kind.SILENCE, "evicted", Dismissal.EVICTED)
+        said, probe = beside.on_ready(ready("a"), 2)
+        assert said == Say(text="a is back, and is checked before it may have ranks again")
+        _, actions = beside.on_checked(9.0, Outcome(action=probe.id, ok=True, failed=failed))
+        assert actions[-1] == Say(text=f"after its return: {told}")
+        assert sorted(beside.pool) == ([] if failed else ["a"])
+
+
+def test_checks_of_standbys_that_were_never_away_are_not_told() -> None:
+    job = Job(run_id="r", min_nodes=1, max_nodes=1, standbys=1, checks=True)
+    beside = Standbys(job, Limits(recheck_s=10.0), count(1))
+    [probe] = beside.on_ready(ready("a"), 2)
+    assert beside.on_checked(1.0, Outcome(action=probe.id, ok=True))[1] == ()
+    [again] = beside.recheck_due(11.0)
+    assert beside.on_checked(12.0, Outcome(action=again.id, ok=True))[1] == ()
 
 
 def test_unless_nobody_else_will_come() -> None:
@@ -90,10 +127,10 @@ def test_unless_nobody_else_will_come() -> None:
     assert (
         beside.dismiss_node("a", Kind.SILENCE, "evicted", Dismissal.EVICTED) == ()
     )  # releasing it would tell it to leave when it is back
-    assert beside.on_ready(ready("a"), 0) == ()
+    assert beside.on_ready(ready("a"), 0) == (Say(text="a is back, and may have ranks again"),)
     assert (sorted(beside.pool), beside.gone) == (["a"], {})
     assert len(beside.dismiss_node("a", Kind.CRASH, "evicted", Dismissal.EVICTED)) == 1
-    assert len(beside.on_ready(ready("a"), 0)) == 1
+    assert [type(action) for action in beside.on_ready(ready("a"), 0)] == [Dismiss, Say]
 
 
 def test_lost_names_those_that_are_here() -> None:
@@ -181,7 +218,7 @@ def test_who_comes_after_it_was_given_back_tells_of_a_slow_fleet() -> None:
         assert late(beside, 0.0) == expected
         gone = [*beside.gone][-1]
         beside.on_arrival(expected, gone)
-        assert [type(action) for action in beside.on_ready(ready(gone), 0)] == [Dismiss]
+        assert [type(action) for action in beside.on_ready(ready(gone), 0)] == [Dismiss, Say]
 
 
 def test_pauses_between_requests_grow_until_a_node_comes() -> None:

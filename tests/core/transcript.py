@@ -136,7 +136,7 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
         return nonfinite_loss.alarm_of(told)
     if kind == "redone":
         return _redone_alarm(int(words.after("step", "0")), at, generation)
-    said = tuple(words.after_all("said"))
+    said, raised = tuple(words.after_all("said")), " ".join(words.after_all("raised"))
     if kind == "switch":
         return Alarm(
             kind=Kind.HEALTH,
@@ -159,13 +159,15 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
             hard=words.has("hard"),
             stance=Stance(words.after("stance", "act")),
         )
+    rank = int(words.after("rank", "0"))
+    trace = ("Traceback (most recent call last):", f'  File "/job/train.py", line {rank + 1}, in <module>', "    go()")
     exit = Exit(
         node=node,
         generation=int(words.after("generation", str(generation))),
-        rank=int(words.after("rank", "0")),
+        rank=rank,
         code=int(words.after("code", "1")),
         at=at,
-        words=(" ".join(said),) if said else (),
+        words=(*trace, raised) if raised else (" ".join(said),) if said else (),
     )
     return alarm_of(exit, CATALOG)
 

@@ -117,7 +117,7 @@ def check_calm(job: Job, seen: Witness, script: Script, ended_at: float) -> None
     assert "holdfast: done: 0 incidents, ETTR" in job.sentences()[-1]
     read = [line for line in job.sentences() if line.startswith("holdfast: loss: ")]
     assert read == ([f"holdfast: loss: read from {script.loss_source}"] if script.loss_source else [])
-    # torch's own teardown stands for ever in some runs; then the rank is named, as tests/cli/test_run_ending.py has it.
+    # torch's own teardown stands for ever in some runs; then the rank is named: see tests/cli/test_run_leftover.py.
     stood = [line for line in job.sentences() if re.match(r"holdfast: rank \d+ does not end: ", line)]
     assert len(job.sentences()) - len(read) - len(stood) == _CALM, job.sentences()
     check_end(job, seen, script)

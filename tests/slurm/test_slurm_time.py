@@ -1,12 +1,15 @@
 """On a real Slurm: time limits, allocations that are there already, and hosts that nobody hears of any more."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint import stored_checkpoints
 from holdfast.cli.commands.report_command import load_report
 from holdfast.model.action import Dismissal
 from tests.cli.driver import TRAIN, until
+from tests.cli.test_run_parting import MADE
 from tests.cli.test_run_state import TRAIN as MODEL
 from tests.slurm.slurm_job import SlurmJob, StartSlurm, start_slurm
 from tests.slurm.test_slurm_faults import STEPS, calm_weights, weights
@@ -48,6 +51,17 @@ def test_a_time_limit_is_seen_ahead_and_the_seats_move(
     job.check_replay()
 
 
+def check_storage(text: str, store: Path) -> None:
+    """Each launch begins with the newest step that all ranks had made before, as storage has it; no other is due."""
+    begun = re.findall(r"\] from (\d+) storage", text)
+    assert len(begun) > 1 and all(begun.count(step) == 2 for step in begun), "two ranks, at each launch but the first"
+    for step in set(begun):
+        before = text[: text.index(f"] from {step} storage")]
+        made = {rank: int(made) for rank, made in re.findall(r"\[rank (\d+)\] made (\d+)", before)}
+        assert len(made) == 2 and 0 <= int(step) - min(made.values()) <= 1, "what is printed comes a moment later"
+    assert next(found.step for found in stored_checkpoints.find_checkpoints(str(store))) == int(STEPS)
+
+
 def slowed(script: str) -> str:
     """The same training, which takes as long as it takes a time limit to come."""
     return script.replace("0.05)", "0.6)")
@@ -57,10 +71,11 @@ def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
     start_slurm: StartSlurm, tmp_path: Path, calm_weights: str
 ) -> None:
     lab = start_slurm.lab
-    (tmp_path / "job.py").write_text(slowed(MODEL))
+    (tmp_path / "job.py").write_text(slowed(MADE))
     words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "2", "--slurm", "time=4"]
     words += ["--set", "recovery.leave_s=40", "--set", "probe.allow=false", "job.py", str(tmp_path)]
-    told = start_slurm.call_holdfast(*words, HOLDFAST_STEPS=STEPS, HOLDFAST_STORE=str(tmp_path / "store"))
+    store = tmp_path / "store"
+    told = start_slurm.call_holdfast(*words, HOLDFAST_STEPS=STEPS, HOLDFAST_STORE=str(store))
     assert "Submitted batch job" in told
     output = tmp_path / "run.out"
 
@@ -77,6 +92,7 @@ def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
     until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue")
     report = load_report(tmp_path / "run")
     assert report.code == 0 and report.generation >= 2, "one journal"
+    check_storage(text(), store)
 
 
 def test_a_batch_job_that_is_cancelled_says_so_and_has_no_successor(start_slurm: StartSlurm, tmp_path: Path) -> None:
@@ -143,7 +159,7 @@ def test_a_job_all_of_whose_nodes_are_preempted_waits_for_others(
     lab.call("scontrol", "update", "PartitionName=main", "GraceTime=40")
     try:
         store = {"HOLDFAST_STORE": str(tmp_path / "store")}
-        job = start_slurm("--nnodes", "2", script=slowed(MODEL), HOLDFAST_STEPS=STEPS, **store)
+        job = start_slurm("--nnodes", "2", script=slowed(MADE), HOLDFAST_STEPS=STEPS, **store)
         job.trains()
         words = ("--parsable", "-p", "urgent", "-N6", "--exclusive", "--time=9", "-o", "/dev/null")
         urgent = lab.call("sbatch", *words, "--wrap", "sleep 500").strip()
@@ -155,6 +171,7 @@ def test_a_job_all_of_whose_nodes_are_preempted_waits_for_others(
         job.trains(generation=2)
         job.ends(0, patience_s=300)
         assert weights(job) == calm_weights
+        check_storage(job.text(), tmp_path / "store")
         job.check_replay()
     finally:
         lab.call("scontrol", "update", "PartitionName=main", "GraceTime=180")

@@ -18,6 +18,7 @@ from holdfast.checkpoint.storage_errors import PartFailedError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.model.state_doubt import Doubt
 from holdfast.model.storage_report import MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
@@ -306,6 +307,7 @@ class PartWrite:
         self.listing: CheckpointListing | None = None  # what is at the storage after this write was published
         self.looked_at = 0.0  # when that was
         self.told: set[int] = set()  # of the missed, and of this one if it is written: nobody waits for them
+        self._pulse = WritePulse()  # of the write, once it runs
         self._doubts, self._now = writer.doubts, writer.now
         self._missed = missed
         self._owned = writer.owned
@@ -317,9 +319,17 @@ class PartWrite:
     def url(self) -> str:
         return self.want.storage.url if self.want.storage else ""
 
+    def describe_progress(self) -> str:
+        """Return how much of this rank's part is written, and that other ranks' parts are waited for if it all is."""
+        whole = sum(end - start for start, end in self.want.share)
+        written = min(self._pulse.bytes, whole)
+        if written == whole and self.want.world > 1:
+            return f"all {format_bytes(whole)} of rank {self.want.rank}, waiting for the other ranks' parts,"
+        return f"{format_bytes(written)} of {format_bytes(whole)} of rank {self.want.rank}"
+
     def write_and_publish(self, pulse: WritePulse) -> str:
         """Write the part. On rank 0, wait for all parts, publish, and return the checkpoint's URL; else return ""."""
-        want = self.want
+        self._pulse, want = pulse, self.want
         assert want.storage is not None
         base = want.storage.url
         # From here on no older generation can publish.

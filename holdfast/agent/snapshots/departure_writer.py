@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
-from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
+from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter, PartWrite
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, StateDisk
 from holdfast.checkpoint.arena import STORED
 from holdfast.checkpoint.write_lane import WriteOutcome
 from holdfast.model.node_errands import FinalState, Leave
 
 _LOOK_S = 0.02
+_TELL_S = 5.0  # between two sentences on how far a write is
 _PUBLISHED_S = 0.2
 _STORAGE = 0.5  # of the time storage has alone; from then on the disk gets the final state as well
 _OLDER = 0.5  # of the time an older write that is under way may have: it may be what there is in the end
@@ -90,8 +91,7 @@ class FinalWriter:
         if rank == 0:
             self._say(f"writing {named} to {job.url} before the job ends, for {within} at most")
         writing = asyncio.create_task(self._persisting.run_write(job))
-        done, _ = await asyncio.wait([writing], timeout=max(0.0, until - self._clock.monotonic()))
-        if not done:
+        if not await self._await_write(writing, job, named, until):
             self._persisting.give_up(rank)
             why = f"{named} was not written to {job.url} within {within}"
             if rank == 0:
@@ -101,6 +101,18 @@ class FinalWriter:
             self._report_outcome(rank, named, writing.result(), doubted=last.doubted)
         if why and not last.doubted:
             self._persisting.note_missed(rank, last.step, why)
+
+    async def _await_write(self, writing: asyncio.Task[WriteOutcome], job: PartWrite, named: str, until: float) -> bool:
+        """Wait until the write is over, and tell now and then how far rank 0's is. Return False if time is up first."""
+        began_at = self._clock.monotonic()
+        while (left_s := until - self._clock.monotonic()) > 0:
+            done, _ = await asyncio.wait([writing], timeout=min(_TELL_S, left_s))
+            if done:
+                return True
+            if job.want.rank == 0 and left_s > _TELL_S:
+                took_s = self._clock.monotonic() - began_at
+                self._say(f"writing {named} to {job.url}: {job.describe_progress()} after {took_s:.0f} s")
+        return writing.done()
 
     def _pin_unwritten(self, rank: int, last: FinalState) -> SnapshotPin | None:
         """Pin the rank's snapshot of the final step; return None if it is not here or is already on storage."""

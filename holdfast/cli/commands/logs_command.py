@@ -25,6 +25,7 @@ from holdfast.wire.run_and_node_specs import RunEnd, RunSpec
 
 _LOOK_S = 0.1
 _LINES = 100
+_LAST_SAID = 5  # sentences of holdfast, of a run that has ended
 _STREAMS = {"stdout": 1, "stderr": 2, "both": 3}
 
 
@@ -45,7 +46,8 @@ def main(argv: list[str]) -> int:
 
 def _attach_parser() -> argparse.ArgumentParser:
     about = "Follow a run as the terminal that started it does: its ranks' output, and what holdfast says. "
-    about += "Ctrl-C leaves it running. The exit code is the run's, if it ends meanwhile."
+    about += "Ctrl-C leaves it running. The exit code is the run's, if it ends meanwhile. "
+    about += "Of a run that has ended: how, what holdfast said last, and the run's exit code."
     parser = CommandParser(prog="holdfast attach", description=about)
     run_selection.add_run_argument(parser)
     return parser
@@ -69,6 +71,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def _attach_run(run_dir: Path, run: RunSpec) -> int:
     if run_directory.find_controller(run_dir) is None:
+        if (run_dir / "exit.json").exists():
+            return _tell_ending(run_dir, run)
         raise UsageError(
             f"the run in {run_dir} {run_liveness.ending_text(run_dir)}; see holdfast report, or holdfast logs"
         )
@@ -80,6 +84,15 @@ def _attach_run(run_dir: Path, run: RunSpec) -> int:
         return run_and_node_specs.read_json(run_dir / "exit.json", RunEnd).code
     print(f"holdfast attach: the run continues; holdfast stop {run_dir} ends it", file=sys.stderr)
     return 0
+
+
+def _tell_ending(run_dir: Path, run: RunSpec) -> int:
+    """Print how the run has ended and what holdfast said last; return the run's exit code."""
+    print(f"holdfast attach: the run in {run_dir} {run_liveness.ending_text(run_dir)}", file=sys.stderr)
+    _show_end(run_dir / "said.log", _STREAMS["stderr"], b"", _LAST_SAID)
+    more = f"holdfast attach: earlier output: holdfast logs {run.job.run_id}; what it cost: holdfast report {run_dir}"
+    print(more, file=sys.stderr)
+    return run_and_node_specs.read_json(run_dir / "exit.json", RunEnd).code
 
 
 def _show_logs(run_dir: Path, run: RunSpec, args: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from holdfast.cli.launch.journal_and_notes import RunRecord, open_record
 from holdfast.cli.launch.slurm_launch import make_plan
+from holdfast.cli.launch.wait_teller import WaitTeller
 from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text, storage_said
@@ -163,10 +164,8 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
     process_attributes.write_no_core()
     audit = AuditLog(run_dir)
     port = NetworkPort(built, run, run_dir, audit, tokens)
-    runners = [
-        await _open_door(built, run_dir, ApiEntrance(admit_by_socket, audit, minting=port.minting)),
-        await port.open(),
-    ]
+    door = ApiEntrance(admit_by_socket, audit, minting=port.minting)
+    runners = [await _open_door(built, run_dir, door), await port.open()]
 
     def begun() -> None:
         teller.set_phase(controller.view.phase)
@@ -181,9 +180,10 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
         receiving = tasks.create_task(port.porch.run(listener))
         asking = tasks.create_task(opinions.run(controller.announce_news))
         handing = tasks.create_task(record.hand_over())
+        waiting = tasks.create_task(WaitTeller(controller.view, controller.clock, say).run())
         code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
         opinions.finish_up()
-        for task in (attending, watching, receiving, handing, asking):
+        for task in (attending, watching, receiving, handing, asking, waiting):
             task.cancel()
         hooks.finish_up()
         await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)

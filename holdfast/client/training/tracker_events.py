@@ -22,6 +22,8 @@ Found = TypeVar("Found")
 WANDB, MLFLOW, BOARD = "W&B", "MLflow", "TensorBoard"
 INCIDENT = "holdfast/incident"
 _LOOK_S, _REST_S = 1.0, 60.0
+_LAST_S = 3.0  # that the end of a script's run may wait for the incident before it: a beat, and another
+_ASK_S = 0.05
 _FLUSH_AFTER_S = 0.5  # writers queue what they are given
 _TITLE = "holdfast: incident {}"
 
@@ -57,6 +59,8 @@ class TrackerEvents:
         self._incidents: dict[str, set[int]] = {}  # that each tracker has
         self._rest_until: dict[str, float] = {}  # trackers that could not be reached
         self._thread: threading.Thread | None = None
+        self.mlflow_step = 0  # newest that the script logged
+        self.board_step: object = None
 
     def find_due(self, tracker: str, sink: object) -> Figures | None:
         """Return the figures that this run or writer should get now; None if there are no new ones."""
@@ -67,9 +71,25 @@ class TrackerEvents:
         if (now := self._clock()) >= self._look_at:
             self._look_at = now + _LOOK_S
             self._read_file()
-        if not self._is_first(tracker, sink) or self._delivered.get(tracker, 0) == self._version or self._is_stale:
+        if not self._is_first(tracker, sink) or now < self._rest_until.get(tracker, 0.0):
             return None
-        if now < self._rest_until.get(tracker, 0.0):
+        return self._list_new(tracker)
+
+    def find_last(self, tracker: str, sink: object) -> Figures | None:
+        """Return the figures that this run or writer should get at its end; None if there are no new ones. After a
+        restart, wait up to three seconds for the sentence about the incident, as it comes a moment after the first
+        step."""
+        if os.getpid() != self._pid or tracker not in self._used or not self._is_first(tracker, sink):
+            return None
+        until = time.monotonic() + _LAST_S
+        self._read_file()
+        while self._is_later and (self._is_stale or self._told.get("open")) and time.monotonic() < until:
+            time.sleep(_ASK_S)
+            self._read_file()
+        return self._list_new(tracker)
+
+    def _list_new(self, tracker: str) -> Figures | None:
+        if self._delivered.get(tracker, 0) == self._version or self._is_stale:
             return None
         known = self._incidents.setdefault(tracker, set())
         told = self._told
@@ -83,6 +103,15 @@ class TrackerEvents:
     def mark_delivered(self, tracker: str, figures: Figures) -> None:
         self._delivered[tracker] = figures.version
         self._incidents[tracker] |= figures.incidents.keys()
+
+    def finish_delivery(self, tracker: str, figures: Figures, deliver: Callable[[], object]) -> None:
+        """Deliver figures in a thread, like `start_delivery`, and wait for it and for an earlier one for a bounded
+        time."""
+        for _ in range(2):
+            if self._thread is not None:
+                self._thread.join(_LAST_S)
+            if self._delivered.get(tracker) != figures.version:
+                self.start_delivery(tracker, figures, deliver)
 
     def start_delivery(self, tracker: str, figures: Figures, deliver: Callable[[], object]) -> None:
         """Deliver figures in a thread beside training; do nothing while an earlier delivery runs. After a failure, a
@@ -104,9 +133,13 @@ class TrackerEvents:
 
     @property
     def _is_stale(self) -> bool:
-        """Return whether the figures were made for an earlier generation than this process is of."""
-        told: int = self._told["generation"]
+        """Return whether the figures were made for an earlier generation than this process is of, or there are none."""
+        told: int = self._told.get("generation", -1)
         return told < int(os.environ.get(GENERATION, "0"))
+
+    @property
+    def _is_later(self) -> bool:
+        return int(os.environ.get(GENERATION, "0")) > 1
 
     def _is_first(self, tracker: str, sink: object) -> bool:
         first = self._sinks[tracker]() if tracker in self._sinks else None
@@ -160,34 +193,68 @@ def _alert(run: Any, incidents: Mapping[int, str]) -> None:
         run.alert(title=_TITLE.format(number), text=text, level="WARN")
 
 
+def end_wandb(events: TrackerEvents, run: Any) -> None:
+    """Put the last figures into the summary of a W&B run that ends, as a row would be one more step."""
+    if (figures := events.find_last(WANDB, run)) is None:
+        return
+    events.mark_delivered(WANDB, figures)
+    texts = [f"incident {number}: {text}" for number, text in figures.incidents.items()]
+    run.summary.update(figures.metrics | ({INCIDENT: "; ".join(texts)} if texts else {}))
+    _alert(run, figures.incidents)
+
+
 def add_to_mlflow(events: TrackerEvents, fluent: ModuleType, run_id: str | None, step: object) -> None:
     """Log the job's figures to the run `run_id`, to which the script has just logged, or else to the active run."""
     # Runs are known by their ids; each call makes another object. The first thread that logs is the one that trains.
     if (figures := events.find_due(MLFLOW, fluent)) is None:
         return
+    events.mlflow_step = step if isinstance(step, int) else 0
+    if deliver := _make_batch(fluent, run_id, figures, events.mlflow_step):
+        events.start_delivery(MLFLOW, figures, deliver)
+
+
+def end_mlflow(events: TrackerEvents, fluent: ModuleType) -> None:
+    """Log the last figures to the active run of MLflow, which ends."""
+    figures = events.find_last(MLFLOW, fluent)
+    if figures and (deliver := _make_batch(fluent, None, figures, events.mlflow_step)):
+        events.finish_delivery(MLFLOW, figures, deliver)
+
+
+def _make_batch(fluent: ModuleType, run_id: str | None, figures: Figures, step: int) -> Callable[[], object] | None:
+    """Return a function that logs figures to this run, or else to the active run; None if there is neither."""
     run = None if run_id else fluent.active_run()
     run_id = run_id or (run.info.run_id if run else None)
     if run_id is None:
-        return
+        return None
     entities, at_ms = sys.modules["mlflow.entities"], int(time.time() * 1000)
-    number = step if isinstance(step, int) else 0
-    metrics = [entities.Metric(name, value, at_ms, number) for name, value in figures.metrics.items()]
+    metrics = [entities.Metric(name, value, at_ms, step) for name, value in figures.metrics.items()]
     tags = [entities.RunTag(f"holdfast.incident.{n}", text) for n, text in figures.incidents.items()]
     client = fluent.MlflowClient
-    events.start_delivery(MLFLOW, figures, lambda: client().log_batch(run_id, metrics=metrics, tags=tags))
+    return lambda: client().log_batch(run_id, metrics=metrics, tags=tags)
 
 
 def add_to_board(events: TrackerEvents, plain: Callable[..., Any], writer: Any, step: object) -> None:
     """Write the job's figures to the script's own event file, as scalars and text, at the step that the script logs."""
+    events.board_step = step
     if (figures := events.find_due(BOARD, writer)) is None:
         return
-    events.mark_delivered(BOARD, figures)
-    for name, value in figures.metrics.items():
-        plain(writer, name, value, step)
-    for number, text in figures.incidents.items():
-        writer.add_text(INCIDENT, f"incident {number}: {text}", step)
+    _write_board(events, figures, plain, writer)
     if hasattr(writer, "flush"):
         _flush_later(weakref.ref(writer))
+
+
+def end_board(events: TrackerEvents, plain: Callable[..., Any], writer: Any) -> None:
+    """Write the last figures to a writer that the script closes."""
+    if figures := events.find_last(BOARD, writer):
+        _write_board(events, figures, plain, writer)
+
+
+def _write_board(events: TrackerEvents, figures: Figures, plain: Callable[..., Any], writer: Any) -> None:
+    events.mark_delivered(BOARD, figures)
+    for name, value in figures.metrics.items():
+        plain(writer, name, value, events.board_step)
+    for number, text in figures.incidents.items():
+        writer.add_text(INCIDENT, f"incident {number}: {text}", events.board_step)
 
 
 def _flush_later(found: Callable[[], Any]) -> None:

@@ -12,6 +12,9 @@ from holdfast.client.training.tracker_events import (
     add_to_board,
     add_to_mlflow,
     attempt,
+    end_board,
+    end_mlflow,
+    end_wandb,
     log_with_figures,
 )
 from holdfast.client.training.tracker_runs import (
@@ -43,6 +46,30 @@ def _hook_board(hooks: "TrackerHooks", module: ModuleType, plain: Callable[..., 
         return result
 
     return add_scalar
+
+
+def _hook_wandb_end(hooks: "TrackerHooks", module: ModuleType, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def finish(*args: Any, **kwargs: Any) -> Any:
+        attempt(lambda: end_wandb(hooks.events, args[0]), None)
+        return plain(*args, **kwargs)
+
+    return finish
+
+
+def _hook_board_end(hooks: "TrackerHooks", module: ModuleType, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def close(*args: Any, **kwargs: Any) -> Any:
+        attempt(lambda: end_board(hooks.events, type(args[0]).add_scalar, args[0]), None)
+        return plain(*args, **kwargs)
+
+    return close
+
+
+def _hook_mlflow_end(hooks: "TrackerHooks", module: ModuleType, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def end_run(*args: Any, **kwargs: Any) -> Any:
+        attempt(lambda: end_mlflow(hooks.events, module), None)
+        return plain(*args, **kwargs)
+
+    return end_run
 
 
 def _hook_mlflow(place: int) -> Hook:
@@ -87,12 +114,16 @@ _OF_FLUENT = ("mlflow", "mlflow.tracking")
 
 TRACKER_CALLS = (
     TrackerCall("wandb.sdk.wandb_run", "Run", "log", _hook_wandb_log),
+    TrackerCall("wandb.sdk.wandb_run", "Run", "finish", _hook_wandb_end),
     TrackerCall("wandb.sdk.wandb_init", "", "init", _hook_wandb_init, ("wandb", "wandb.sdk")),
     TrackerCall("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", _hook_board),
+    TrackerCall("torch.utils.tensorboard.writer", "SummaryWriter", "close", _hook_board_end),
     TrackerCall("tensorboardX.writer", "SummaryWriter", "add_scalar", _hook_board),
+    TrackerCall("tensorboardX.writer", "SummaryWriter", "close", _hook_board_end),
     TrackerCall(_FLUENT, "", "log_metric", _hook_mlflow(2), _OF_FLUENT),
     TrackerCall(_FLUENT, "", "log_metrics", _hook_mlflow(1), _OF_FLUENT),
     TrackerCall(_FLUENT, "", "start_run", _hook_mlflow_start, _OF_FLUENT),
+    TrackerCall(_FLUENT, "", "end_run", _hook_mlflow_end, _OF_FLUENT),
     TrackerCall(_FLUENT, "", "log_param", _hook_parameters, _OF_FLUENT),
     TrackerCall(_FLUENT, "", "log_params", _hook_parameters, _OF_FLUENT),
 )

@@ -72,6 +72,7 @@ class JobState:
         self.not_before = 0.0  # when the next generation may be launched
         self.grow_at = 0.0  # when a job that is smaller than it wants may be stopped to grow
         self.wait_until: float | None = None
+        self.waits_since = 0.0  # for nodes, as far as it waits
         self.last_call_at: float | None = None  # 0: it is over
         self.exit_code: int | None = None  # None: nothing has ended the job
         self.summary = ""  # the part of the newest reason that says what the job does now

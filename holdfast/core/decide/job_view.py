@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.node_roles import NodeRole, assign_roles
+from holdfast.core.decide.node_wait import NodeWait, find_node_wait
 from holdfast.core.decide.status_text import tell_present
 from holdfast.model.code_release import Fate, Release
 from holdfast.model.decider_events import Progress, Ready
@@ -62,6 +63,10 @@ class JobView:
     def describe_present(self, now: float, step: int, ending: str, mute: tuple[int, ...] = ()) -> str:
         """Return one line on what the job is doing now; `mute` are the ranks that report no steps."""
         return tell_present(self._state, now, step, ending, mute)
+
+    def node_wait(self, now: float) -> NodeWait | None:
+        """What a job that lacks nodes waits for; None if it has enough."""
+        return find_node_wait(self._state, now)
 
     # --- incidents -----------------------------------------------------------------------------------------------
 

@@ -296,7 +296,7 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
 
 def wait_for_nodes(state: JobState, now: float) -> str:
     if state.wait_until is None:
-        state.wait_until = now + state.limits.wait_s
+        state.wait_until, state.waits_since = now + state.limits.wait_s, now
     if state.nodes.node_count < state.nodes.fewest_nodes:
         state.last_call_at = None
     elif state.last_call_at is None:

@@ -1,6 +1,7 @@
 """One sentence about what a job is doing now."""
 
 from holdfast.core.decide.job_state import JobState
+from holdfast.core.decide.node_wait import find_node_wait
 from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import describe_short
 from holdfast.core.incident import incident_text
@@ -60,9 +61,8 @@ def _waited_for(state: JobState, now: float) -> str:
         return state.nodes.links.describe_wait(now, state.nodes.active)
     if state.not_before > now:
         return f"the next launch waits for another {state.not_before - now:.0f} s"
-    blocked, standbys = state.nodes.wait_clause, state.nodes.standbys
-    queue = f"; of the others: {queue}" if (queue := standbys.fleet.describe_queue(standbys.coming)) else ""
-    return f"the job waits for nodes: {state.nodes.node_count} of {state.job.max_nodes} are there{queue}{blocked}"
+    wait = find_node_wait(state, now)
+    return wait.describe(now) if wait else "the next launch is due"
 
 
 def _interruption_text(state: JobState) -> str:
@@ -70,8 +70,8 @@ def _interruption_text(state: JobState) -> str:
     match state.interruption:
         case Incident(alarms=[_, *_]) as incident if state.phase is Phase.STARTING:  # what was so of other ranks
             return f", after incident {incident.number}: {incident.cause_text}"
-        case Incident(alarms=[first, *_]):
-            return f", as {incident_text.describe_cause(first)}"
+        case Incident(alarms=[first, *_]) as incident:
+            return f", as {incident.cause_text if incident.judged else incident_text.describe_cause(first)}"
         case Pause(why=why):
             return f", after a planned restart: {why}"
     return ""

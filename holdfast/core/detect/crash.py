@@ -2,6 +2,8 @@
 
 import re
 
+import msgspec
+
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.core.log_analysis.action_choice import ASK, EVICT
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
@@ -32,15 +34,25 @@ def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
     heard = (*words, *((whole,) if whole and not any(line.endswith(whole) for line in words) else ()))
     lines = parse_lines(sift_log("\n".join(heard).encode("utf-8", "replace"), catalog), 0, exit.rank)
     found = classify_failure(_case(exit, lines), catalog)
-    traces = [trace for trace in parse_tracebacks(lines) if not trace.last.cut]
+    there = list(parse_tracebacks(lines))
+    traces = [trace for trace in there if not trace.last.cut]
     raised = whole or (traces[-1].last.said.text if traces else "")
-    return _make_alarm(exit, found, _unwrap_exception(raised, traces))
+    alarm = _make_alarm(exit, found, _unwrap_exception(raised, traces))
+    return msgspec.structs.replace(alarm, alone=not found.echoes and _is_alone(there))
 
 
 def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:
     """Return an alarm from the exit code and the failure that the rank recorded itself. This is for a log that takes
     too long to judge."""
     return _make_alarm(exit, classify_failure(_case(exit, []), catalog), exit.latched)
+
+
+def _is_alone(traces: list[ExceptionChain]) -> bool:
+    """Return whether there is one whole traceback, of an exception that no other one led to in the same process."""
+    told = [trace for trace in traces if not trace.last.ignored]
+    if len(told) != 1 or told[0].last.headless or not told[0].last.frames:
+        return False
+    return sum(not one.inner for one in told[0].chain) <= 1
 
 
 def _case(exit: Exit, lines: list[LogLine]) -> FailureEvidence:

@@ -18,6 +18,18 @@ NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks
 # than the silence only by more than that.
 _NOTICE_S = 1.0
 _ABORTED = -6
+_SURE = 0.7  # confidence of a class that explains a failure
+# Classes of errors that a rank makes by itself. A file that is missing or damaged is none: a rank that failed may have
+# been writing it. Of other exceptions only the types count that Python raises for what the code itself does: a library
+# tells the loss of a peer by a RuntimeError, an OSError or a type of its own.
+_OWN_CLASSES = frozenset(
+    {"gpu_oom", "cuda_device_assert", "shape_dtype_device", "import_dependency", "config_argument", "permission_denied"}
+)
+_EXCEPTION = "python_exception"
+_OWN_ERRORS = frozenset(
+    "AssertionError AttributeError FloatingPointError IndexError KeyError NameError NotImplementedError OverflowError "
+    "RecursionError TypeError UnboundLocalError UnicodeDecodeError ValueError ZeroDivisionError".split()
+)
 
 
 def is_echo(alarm: Alarm) -> bool:
@@ -28,6 +40,34 @@ def is_killed(alarm: Alarm) -> bool:
     """Return whether a signal killed the rank. An abort that only shows the failure of another rank does not count: a
     library may abort a rank that lost a peer."""
     return alarm.kind is Kind.CRASH and alarm.code is not None and alarm.code < 0 and not is_echo(alarm)
+
+
+def list_other_causes(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
+    """Return the alarms of a round that show other causes beside the first: whatever no failure elsewhere brings about.
+
+    These are other nodes that are lost, ranks on other nodes than these that a signal killed, and errors that a rank
+    makes by itself. An error that another failure may have brought about is left out, even if no catalog knows it.
+    """
+    lost: dict[tuple[str, ...], Alarm] = {}
+    for alarm in alarms:
+        if is_node_loss(alarm) and set(alarm.suspects).isdisjoint(cause.suspects):
+            lost.setdefault(alarm.suspects, alarm)
+    nodes = {node for names in lost for node in names}
+    killed = [a for a in list_killed(cause, alarms) if nodes.isdisjoint(a.suspects)]
+    raised: dict[str, Alarm] = {}
+    for alarm in sorted((a for a in alarms if a is not cause and _is_own_error(a)), key=lambda a: (a.at, a.ranks)):
+        if alarm.signature != cause.signature and nodes.isdisjoint(alarm.suspects):
+            raised.setdefault(alarm.signature, alarm)  # the same error at the same place is no further cause
+    if is_node_loss(cause):
+        raised = {name: a for name, a in raised.items() if set(a.suspects).isdisjoint(cause.suspects)}
+    return [*lost.values(), *killed, *raised.values()]
+
+
+def _is_own_error(alarm: Alarm) -> bool:
+    """Return whether the rank failed by an error that no other rank's failure brings about."""
+    if alarm.kind is not Kind.CRASH or is_echo(alarm) or not alarm.alone or alarm.confidence < _SURE:
+        return False
+    return alarm.klass in _OWN_CLASSES or (alarm.klass == _EXCEPTION and alarm.raised in _OWN_ERRORS)
 
 
 def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:

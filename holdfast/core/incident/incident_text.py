@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
+from holdfast.core.incident.plural_reasons import plural_reason
 from holdfast.core.incident.seat_changes import describe_evicted, staying_nodes
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
@@ -48,10 +49,12 @@ def describe_cause(alarm: Alarm) -> str:
         return alarm.reason
     if alarm.kind in (Kind.HEALTH, Kind.LINES) and len(alarm.suspects) > 1:
         where = f"the host of {where}"
+    if alarm.kind is Kind.SILENCE and len(alarm.suspects) > 1:
+        return f"{list_some(alarm.suspects)} {plural_reason(alarm.reason)}"
     if alarm.kind is Kind.SILENCE or not alarm.ranks:
         return f"{where} {alarm.reason}"
     if (alarm.kind is Kind.LOSS or alarm.code is not None) and len(alarm.ranks) > 1:
-        return f"{format_ranks(alarm.ranks)} on {list_some(alarm.suspects)} {_plural(alarm.reason)}"
+        return f"{format_ranks(alarm.ranks)} on {list_some(alarm.suspects)} {plural_reason(alarm.reason)}"
     if alarm.kind is Kind.HANG and len(alarm.ranks) > 1:
         stand = alarm.reason.replace("has stood", "have stood", 1).replace("keeps ", "keep ", 1)
         return f"{format_ranks(alarm.ranks)} on {where} {stand}"
@@ -81,7 +84,7 @@ def describe_causes(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
     together = [join_alarms(alike) for alike in told.values()]
     if order and len(together) == 1:
         last = together[0]
-        return f"{format_ranks(last.ranks)} on {list_some(last.suspects)}{order} {_plural(last.reason)}"
+        return f"{format_ranks(last.ranks)} on {list_some(last.suspects)}{order} {plural_reason(last.reason)}"
     return ", and ".join(describe_cause(alarm) for alarm in together) + order
 
 
@@ -92,10 +95,6 @@ def join_alarms(alarms: Sequence[Alarm]) -> Alarm:
     ranks = sorted({rank for alarm in alarms for rank in alarm.ranks})
     nodes = sorted({node for alarm in alarms for node in alarm.suspects})
     return msgspec.structs.replace(alarms[0], ranks=tuple(ranks), suspects=tuple(nodes))
-
-
-def _plural(reason: str) -> str:
-    return reason.replace("was killed", "were killed", 1).replace("has ", "have ", 1)
 
 
 def describe_echo(alarm: Alarm) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo, is_killed, list_killed
+from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo, is_killed, list_other_causes
 from holdfast.core.incident.incident_case import is_unwitnessed_fault
 from holdfast.model.decider_events import Progress
 from holdfast.model.detector_alarm import Alarm, Kind
@@ -44,7 +44,7 @@ class Incident(msgspec.Struct, kw_only=True):
     forgiven: int = 0  # of these, before a person let it go on
     judged: bool = False  # whether this round is among them
     first: Alarm | None = None  # the cause of the first round
-    first_named: Alarm | None = None  # the same with all ranks that were killed
+    first_named: Alarm | None = None  # the same with the ranks and nodes of all other causes
     first_text: str = ""  # and in words
     hosts: Mapping[str, str] = {}  # by node, as known when the round was judged
     last_kind: str = ""  # as in Record
@@ -207,7 +207,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.last_kind = cause.kind.value
         if self.first is None:
             self.first, self.first_text = self.shared_cause, self.cause_text
-            self.first_named = incident_text.join_alarms([self.first, *self.killed])
+            self.first_named = incident_text.join_alarms([self.first, *self.other_causes])
         return cause
 
     @property
@@ -218,15 +218,15 @@ class Incident(msgspec.Struct, kw_only=True):
         return incident_text.join_alarms([cause, *alike])
 
     @property
-    def killed(self) -> list[Alarm]:
-        """Return the alarms of a judged round about ranks that were killed besides the cause."""
-        return list_killed(self.alarms[0], self.alarms)
+    def other_causes(self) -> list[Alarm]:
+        """Return the alarms of a judged round that show other causes beside the first."""
+        return list_other_causes(self.alarms[0], self.alarms)
 
     @property
     def cause_text(self) -> str:
-        """Return the cause of a judged round as text, with all ranks that were killed."""
-        killed = sorted(self.killed, key=lambda a: a.ranks)
-        return incident_text.describe_causes([self.shared_cause, *killed], self.hosts)
+        """Return the causes of a judged round as text, with all ranks that were killed and all nodes that were lost."""
+        others = sorted(self.other_causes, key=lambda a: a.ranks)
+        return incident_text.describe_causes([self.shared_cause, *others], self.hosts)
 
     def describe_so_far(self) -> str:
         """Return the cause of an incident that is not over, as its record would have it if it ended now."""
@@ -270,8 +270,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def echoes(self) -> int:
-        killed = len(self.killed) if self.judged else 0
-        return len(self.alarms) - 1 - killed + self.dropped
+        others = len(self.other_causes) if self.judged else 0
+        return len(self.alarms) - 1 - others + self.dropped
 
     @property
     def silent(self) -> tuple[str, ...]:

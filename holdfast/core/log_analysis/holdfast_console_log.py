@@ -23,7 +23,10 @@ _CAUSE = re.compile(  # ends before the step at which it happened, what came aft
 _HUNG = re.compile(
     r"^ranks? (?P<ranks>[\d, andmore-]+?) on (?P<nodes>[\w., -]+?) (?:ha(?:s|ve) stood|keeps? the others waiting)\b"
 )
-_LOST = re.compile(r"^(?P<node>[\w.-]+) (?:has been silent for |(?:is gone|has lost its machine), says its fleet\b)")
+_LOST = re.compile(
+    r"^(?P<node>[\w.-]+)(?P<others>(?:, [\w.-]+| and \d+ more| and [\w.-]+)*) (?:ha(?:s|ve) been silent for |"
+    r"(?:is gone|has lost its machine), says its fleet\b|(?:are gone|have lost their machines), says their fleet\b)"
+)
 _LEFT = re.compile(rf"^ranks? (?P<ranks>[\d, andmore-]+?) on (?P<nodes>[\w., -]+?) left .*{WENT_ON}$")
 _STOOD = re.compile(
     r"^holdfast: (?:ranks? [\d, andmore-]+ on .* (?:ha(?:s|ve) stood|keeps? the others waiting)\b|no step for )"
@@ -120,7 +123,10 @@ def retell_incident(found: Diagnosis, told: ConsoleIncident) -> Diagnosis:
         )
     elif found.klass == "node_failure" and (lost := _LOST.search(told.cause)):
         found = msgspec.structs.replace(
-            found, action=EVICT, explanation=f"Holdfast said: {told.cause}.", node=lost["node"]
+            found,
+            action=EVICT,
+            explanation=f"Holdfast said: {told.cause}.",
+            node="" if lost["others"] else lost["node"],
         )
     elif found.klass == UNKNOWN and (left := _LEFT.search(told.cause)):
         one = left["ranks"].isdecimal()

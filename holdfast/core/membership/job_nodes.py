@@ -145,7 +145,7 @@ class JobNodes:
             )
             actions += released
             if not released and node in self.back:
-                self.standbys.on_ready(self.back[node], 0)
+                actions += self.standbys.on_ready(self.back[node], 0)
         return leaving, actions
 
     def forget_returned(self, nodes: Iterable[str]) -> None:

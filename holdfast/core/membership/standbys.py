@@ -40,6 +40,8 @@ class Standbys:
         self._checked: dict[str, float] = {}  # standbys, and when they are to be probed again
         self._met: dict[str, Ready] = {}
         self._evicted: set[str] = set()  # once before
+        self._returned: set[str] = set()  # had fallen silent, are back, and are checked first
+        self._turned_away: set[str] = set()  # told on the console that they may not return
         self._ids = ids
         self.faults = HostFaults(ids)
         self.fleet = FleetStates(limits.leave_s)
@@ -137,22 +139,35 @@ class Standbys:
         the fleet cannot acquire nodes, a node that left because it fell silent may come back."""
         return node not in self.gone or (not self.job.can_acquire and self.gone[node] is Kind.SILENCE)
 
-    def on_ready(self, event: Ready, level: int) -> tuple[Dismiss | Probe, ...]:
+    def on_ready(self, event: Ready, level: int) -> tuple[Dismiss | Probe | Say, ...]:
         """Make a new node a standby, or probe it first if `level` is above 0. Dismiss a node that may not return."""
-        self.coming.pop(event.node, None)
-        if not self.may_return(event.node):
-            why = "it had left the job before"
-            return (Dismiss(id=next(self._ids), node=event.node, reason=why, cause=Dismissal.REFUSED),)
-        self.gone.pop(event.node, None)
-        self._met[event.node] = event
-        self.fleet.doubt_gone(event.node)
-        if event.node in self.under_probe:
+        node = event.node
+        self.coming.pop(node, None)
+        if not self.may_return(node):
+            return self._turn_away(node)
+        returns = node in self.gone
+        self.gone.pop(node, None)
+        self._met[node] = event
+        self.fleet.doubt_gone(node)
+        if node in self.under_probe:
             return ()
         self.faults.on_accepted(event)
-        if level and self._is_checking_on and event.node not in self.pool:
-            return (self._start_check(event.node, level),)
-        self.pool[event.node] = event
-        return ()
+        if level and self._is_checking_on and node not in self.pool:
+            self._returned |= {node} if returns else set()
+            told = (Say(text=f"{node} is back, and is checked before it may have ranks again"),) if returns else ()
+            return (*told, self._start_check(node, level))
+        self.pool[node] = event
+        return (Say(text=f"{node} is back, and may have ranks again"),) if returns else ()
+
+    def _turn_away(self, node: str) -> tuple[Dismiss | Say, ...]:
+        """Dismiss a node that has left the job before. The console tells of each node once."""
+        why = "it had left the job before"
+        dismiss = Dismiss(id=next(self._ids), node=node, reason=why, cause=Dismissal.REFUSED)
+        known = node in self._turned_away
+        self._turned_away.add(node)
+        late = f"{node} came after it had been given back, and is not taken"
+        said = f"{node} is back, and is not taken again: {why}" if node in self._met else late
+        return (dismiss,) if known else (dismiss, Say(text=said))
 
     def _start_check(self, node: str, level: int) -> Probe:
         action = Probe(id=next(self._ids), generation=0, nodes=(node,), level=level)
@@ -169,13 +184,19 @@ class Standbys:
             return "", ()
         why = event.failed.get(node, "" if event.ok else event.detail)
         self._failed = self._failed + 1 if why else 0
+        returned = node in self._returned
+        self._returned.discard(node)
         if why and self._failed < _IN_A_ROW:
             reason = f"failed its check: {why}"
-            return f"{node} {reason}", self.dismiss_node(node, Kind.CRASH, reason, Dismissal.EVICTED)
-        said = f"{self._failed} nodes in a row failed their check, so standbys are not checked any more: {why}"
+            found, dismissed = f"{node} {reason}", self.dismiss_node(node, Kind.CRASH, reason, Dismissal.EVICTED)
+            return found, (*dismissed, Say(text=f"after its return: {found}")) if returned else dismissed
         self.pool[node] = self._met[node]
         self._checked[node] = now + self.limits.recheck_s
-        return (said, (Say(text=said),)) if why else (f"{node} passed its check and is a standby", ())
+        if why:
+            said = f"{self._failed} nodes in a row failed their check, so standbys are not checked any more: {why}"
+            return said, (Say(text=said),)
+        found = f"{node} passed its check and is a standby"
+        return found, (Say(text=f"after its return: {found}"),) if returned else ()
 
     def recheck_due(self, now: float) -> tuple[Probe, ...]:
         """Return probes of the standbys whose last check is too old or missing."""
@@ -189,6 +210,7 @@ class Standbys:
         """Remove a node that is now seated from the standbys and ignore any probe still running on it."""
         self.pool.pop(node, None)
         self._checked.pop(node, None)
+        self._returned.discard(node)
         for id in [id for id, other in self.checking.items() if other == node]:
             del self.checking[id]
 
@@ -249,6 +271,7 @@ class Standbys:
         self.pool.pop(node, None)
         self.coming.pop(node, None)
         self._checked.pop(node, None)
+        self._returned.discard(node)
         self.suspects.pop(node, None)
         self._linkless.pop(node, None)
         self.fleet.forget_node(node)

@@ -52,6 +52,26 @@ def test_a_state_that_a_peer_did_not_give_costs_no_node_and_is_not_the_scripts_f
         assert (verdict.remedy, verdict.reason) == (Remedy.RESTART, "no node is to blame: restarted in place")
 
 
+LOST_PEER = "RuntimeError: Connection closed by peer [127.0.0.1]:4123"
+LED_TO = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+
+
+def test_an_exception_stands_alone_if_no_other_failure_shows() -> None:
+    """Only then is it surely the rank's own, and no echo of another rank's end."""
+    assert ended(1, *TRACEBACK).alone
+    assert ended(1, *IN_A_CHILD).alone, "a child's exception is the rank's own"
+    for link in LED_TO:
+        for first in (LOST_PEER, "RuntimeError: what a library says of it"):
+            assert not ended(1, *TRACEBACK[:3], first, "", link, "", *TRACEBACK).alone
+    assert not ended(1, *TRACEBACK[:3], LOST_PEER, *TRACEBACK).alone, "it was printed, and gone on from"
+    assert not ended(1, LOST_PEER.removeprefix("RuntimeError: "), *TRACEBACK).alone
+    assert not ended(1, latched=TRACEBACK[-1]).alone, "who knows what was before"
+    assert not ended(-9).alone
+
+
 IN_A_CHILD = (
     "[rank3]: Traceback (most recent call last):",
     '[rank3]:   File "/job/train.py", line 88, in <module>',

@@ -62,12 +62,20 @@ def test_an_exit_is_what_the_live_judge_says_it_is(exit: Exit, klass: str, ended
         ("rank 1 on n1 has stood at step 12 for 4 s: rank 1 is stopped", "process_hang"),
         ("rank 1 on n1 keeps the others waiting, no step seen yet, for 40 s: it stands in f (a.py:3)", "process_hang"),
         ("n1 has been silent for 3 s", "node_failure"),
+        ("n1 and n2 have been silent for 3 s", "node_failure"),
+        ("n1 has been silent for 3 s, and rank 0 on n0 was killed by SIGKILL (sender unknown)", "node_failure"),
         ("n1 was started anew, and its ranks are gone", "node_failure"),
         ("rank 1 on n1 has a loss of nan since step 7", "nan_divergence"),
     ],
 )
 def test_other_incidents(cause: str, klass: str) -> None:
     assert diagnosis(console(cause)).klass == klass
+
+
+def test_of_several_lost_nodes_none_is_the_one() -> None:
+    for cause, node in (("n1 has been silent for 3 s", "n1"), ("n1 and n2 have been silent for 3 s", "")):
+        found = diagnosis(console(cause))
+        assert (found.klass, found.node, found.explanation) == ("node_failure", node, f"Holdfast said: {cause}.")
 
 
 def test_several_killed_ranks_are_a_kill_of_nobody_in_particular() -> None:

@@ -1,0 +1,90 @@
+"""What a job that lacks nodes waits for: how many, in whose place, since when, what the fleet says, and until when."""
+
+from holdfast.core.decide.decider import Decider
+from holdfast.model.decider_events import Begin, Event, Outcome, Phase, Progress, Ready, Tick
+from holdfast.model.decider_limits import Limits
+from holdfast.model.detector_alarm import Alarm, Kind
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
+from holdfast.model.job_and_seats import Job
+
+
+class Waiting:
+    """A job of two nodes, one of which is lost at 20 s."""
+
+    def __init__(self, *, can_acquire: bool = True, min_nodes: int = 2, ask_s: float = 0.0) -> None:
+        self.decider = Decider()
+        job = Job(run_id="r", min_nodes=min_nodes, max_nodes=2, can_acquire=can_acquire)
+        self.hear(0.0, Begin(job=job, limits=Limits(wait_s=600.0, ready_s=100.0, ask_s=ask_s, last_call_s=30.0)))
+
+    def hear(self, now: float, event: Event) -> None:
+        self.decider.step(now, event)
+
+    def ready(self, now: float, *nodes: str) -> None:
+        for order, node in enumerate(nodes):
+            self.hear(now, Ready(node=node, host=node, nproc=2, order=order))
+
+    def lose(self) -> None:
+        """Begin with a and b, train, and lose b."""
+        self.give(1.0, "a", "b")
+        self.ready(2.0, "a", "b")
+        self.hear(3.0, Outcome(action=self.decider.view.awaited, ok=True))
+        self.hear(4.0, Progress(generation=1, step=1, at=4.0, first_step=1, first_at=4.0, counted=False))
+        silence = Alarm(kind=Kind.SILENCE, at=17.0, suspects=("b",), reason="has been silent for 3 s", signature="b")
+        self.hear(20.0, silence)
+        self.hear(20.0, Outcome(action=self.decider.view.awaited, ok=True))
+        assert self.decider.view.phase is Phase.WAITING
+
+    def give(self, now: float, *nodes: str) -> None:
+        for asked in list(self.decider._state.nodes.standbys.acquiring):
+            self.hear(now, Outcome(action=asked, ok=True, nodes=nodes))
+
+    def told(self, now: float) -> str:
+        wait = self.decider.view.node_wait(now)
+        return wait.describe(now) if wait else ""
+
+
+def test_a_lost_node_is_waited_for_by_its_place_and_until_when() -> None:
+    job = Waiting()
+    job.lose()
+    here = "1 of 2 are there, to replace b (ranks 2-3)"
+    assert job.told(20.0) == f"the job waits for nodes: {here}; it goes on with 1 more, or gives up in 10 min"
+    job.give(21.0, "c")
+    assert job.told(55.0) == (
+        f"the job waits for nodes, for 35 s so far: {here}; 1 is on the way; "
+        "it goes on with 1 more, or gives up in 9 min"
+    )
+    job.hear(60.0, FleetReport(nodes={"c": FleetNode(state=FleetState.QUEUED, reason="Priority")}))
+    assert job.told(3620.0) == (
+        f"the job waits for nodes, for 60 min so far: {here}; of the others: queued, Priority; "
+        "it goes on with 1 more, however long the queue is"
+    )
+
+
+def test_what_the_fleet_says_of_those_that_did_not_come_is_told() -> None:
+    job = Waiting()
+    job.lose()
+    job.give(21.0, "c")
+    job.hear(30.0, FleetReport(nodes={"c": FleetNode(state=FleetState.GONE, reason="OutOfMemory")}))
+    assert "; the fleet: OutOfMemory; " in job.told(31.0)
+
+
+def test_a_job_that_asks_before_it_gives_up_says_so() -> None:
+    job = Waiting(can_acquire=False, ask_s=300.0)
+    job.lose()
+    assert job.told(21.0).endswith("; it goes on with 1 more, or asks a person in 10 min")
+    job.hear(620.0, Tick())
+    assert job.told(630.0).endswith("; it goes on with 1 more, or gives up in 5 min")
+
+
+def test_the_last_call_of_a_job_that_may_be_smaller() -> None:
+    job = Waiting(can_acquire=False, min_nodes=1)
+    job.ready(1.0, "a")
+    assert job.told(6.0) == "the job waits for nodes, for 6 s so far: 1 of 2 are there; it begins with these in 25 s"
+
+
+def test_a_job_that_has_its_nodes_waits_for_none() -> None:
+    job = Waiting()
+    job.lose()
+    job.give(21.0, "c")
+    job.ready(22.0, "c")
+    assert job.decider.view.phase is Phase.LAUNCHING and job.told(23.0) == ""
