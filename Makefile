@@ -5,6 +5,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 PEERS := .venv/peers/.ready
 OLDER := .venv/peers-dlrover/.ready
+ALIVE := build/peers-elastic/.ready
 SOURCES = $(wildcard holdfast tests examples benchmarks)
 # A name starting with an underscore is a part of other benchmarks, not one itself. Those in SLOW run only by name.
 SLOW ?= torture detect recovery ettr byterobust nccl compile cluster
@@ -110,6 +111,11 @@ $(PEERS) $(OLDER): .venv/%/.ready: benchmarks/%.txt | $(READY)
 	grep -v '^#' $< | xargs -n 1 $(PY) -m pip install --quiet --no-deps --upgrade --target $(@D) || true
 	@touch $@
 
+$(ALIVE): build/%/.ready: benchmarks/%.txt | $(READY)
+	grep -v '^#' $< | xargs -n 1 $(PY) -m pip install --quiet --no-deps --upgrade --target $(@D) || true
+	@mkdir -p $(@D) && touch $@
+
+bench-elastic: $(ALIVE)
 bench-ckpt: $(PEERS)
 bench-recovery: $(PEERS) $(OLDER)
 
