@@ -20,7 +20,7 @@ class Notes:
         self._file = (folder / f"{os.getpid()}.jsonl").open("a", buffering=1)
 
     def note_step(self, generation: int, rank: int) -> None:
-        """Write that a step is made, in so many-th groups since the job began; then rest, as all ways do."""
+        """Write that a step is made, in groups of this number (1 or more, rising); then rest, as all ways do."""
         self._write(f"step in {generation}", generation, rank)
         time.sleep(STEP_S)
 

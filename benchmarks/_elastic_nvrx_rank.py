@@ -76,7 +76,7 @@ def main() -> None:
             if rank == 0 and step % SAVE_EVERY == 0:
                 save(args.ckpt, model, optimizer, step)
             call.ping()
-            notes.note_step(call.iteration, rank)
+            notes.note_step(call.iteration + 1, rank)
 
     train()
 

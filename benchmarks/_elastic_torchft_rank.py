@@ -59,7 +59,7 @@ def main() -> None:
         if rank is None:
             notes.note_spare(-1)
         else:
-            notes.note_step(group.quorum, rank)
+            notes.note_step(group.quorum + 1, rank)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 """
 
 import os
+import statistics
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
@@ -39,7 +40,7 @@ def try_way(way: Way) -> Trial:
     """Train, kill one rank, and wait until all step again who are expected to."""
     with Job(SEATS, way.script) as job:
         way.start(job)
-        before = job.wait(lambda: find_seated(job.events(), 0, WARM_STEPS), START_LIMIT_S)
+        before = job.wait(lambda: find_seated(job.events(), 1, WARM_STEPS), START_LIMIT_S)
         if before is None:
             return Trial(failed=f"it never came to step {WARM_STEPS}: {job.last_words(3)}")
         if way.spares and not job.wait(lambda: count_spares(job.events()) >= way.spares or None, START_LIMIT_S):
@@ -65,7 +66,6 @@ def kill_one(job: Job, way: Way, before: Sequence[Event]) -> Trial:
         print(f"{way.name}: not all were back after {WAIT_S:g} s; the last words:\n{job.last_words()}", flush=True)
     survivors = find_survivors(job.events(), generation + 1, others)
     seated = find_seated(job.events(), generation + 1)
-    last = max(event.generation for event in job.events())
     return Trial(
         survivors_s=_last_s(survivors, killed_at),
         seats_s=_last_s(seated, killed_at),
@@ -76,10 +76,10 @@ def kill_one(job: Job, way: Way, before: Sequence[Event]) -> Trial:
 
 
 def find_seated(events: Sequence[Event], first: int, count: int = 1) -> list[Event] | None:
-    """Return the step of this number of each seat, in the first generation from `first` on in which all have made it."""
+    """Return each seat's step of this number, in the first generation from `first` on in which all have made it."""
     made: dict[int, dict[int, list[Event]]] = {}
     for event in events:
-        if event.generation >= max(1, first):
+        if event.generation >= first:
             made.setdefault(event.generation, {}).setdefault(event.pid, []).append(event)
     for generation in sorted(made):
         found = [steps[count - 1] for steps in made[generation].values() if len(steps) >= count]
@@ -97,6 +97,12 @@ def find_survivors(events: Sequence[Event], first: int, pids: Collection[int]) -
     return list(found.values()) if len(found) == len(pids) else None
 
 
+def kept_of(events: Sequence[Event], pids: Collection[int], generation: int) -> int:
+    """Return how many of these processes step in the newest generation, if that is newer than this one."""
+    last = max(event.generation for event in events)
+    return len({event.pid for event in events if event.generation == last and event.pid in pids}) * (last > generation)
+
+
 def count_spares(events: Sequence[Event]) -> int:
     return len({event.pid for event in events if event.kind == "spare"})
 
@@ -107,7 +113,8 @@ def median_step_s(events: Sequence[Event], generation: int) -> float:
     for event in events:
         if event.generation == generation:
             made.setdefault(event.pid, []).append(event.at)
-    return median([b - a for at in made.values() for a, b in pairwise(at[SETTLING_STEPS:])]) or 0.0
+    gaps = [b - a for at in made.values() for a, b in pairwise(at[SETTLING_STEPS:])]
+    return statistics.median(gaps) if gaps else 0.0
 
 
 def _last_s(events: Sequence[Event] | None, since: float) -> float | None:
