@@ -1,4 +1,4 @@
-"""Ways in which survivors of a killed rank go on, each as it is documented: ours, torchft, NVIDIA's in-process restart."""
+"""Ways in which survivors of a killed rank go on, each as documented: ours, torchft, NVIDIA's in-process restart."""
 
 import os
 import subprocess

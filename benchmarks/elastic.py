@@ -69,9 +69,7 @@ def kill_one(job: Job, way: Way, before: Sequence[Event]) -> Trial:
     return Trial(
         survivors_s=_last_s(survivors, killed_at),
         seats_s=_last_s(seated, killed_at),
-        kept=len(others & {event.pid for event in job.events() if event.generation == last})
-        if last > generation
-        else 0,
+        kept=kept_of(job.events(), others, generation),
     )
 
 
@@ -130,13 +128,13 @@ def judge(trials: Mapping[str, Sequence[Trial]], skipped: Mapping[str, str]) -> 
     findings.skipped |= {name: one.failed for name, mine in trials.items() for one in mine if one.failed}
     plain = middle_ms(told.get(PLAIN, ()))
     for name, mine in told.items():
-        key = name.replace(", ", "_").replace(" ", "_").replace("-", "_")
+        key = key_of(name)
         if step_ms := middle_ms(mine):
             findings.figures[f"{key}_step_ms"] = step_ms
             findings.figures |= {f"{key}_beside_plain": round(step_ms / plain, 3)} if plain else {}
         if name != PLAIN and mine:
-            findings.figures[f"{key}_survivors_s"] = rounded(median([one.survivors_s for one in mine]))
-            findings.figures[f"{key}_seats_s"] = rounded(median([one.seats_s for one in mine]))
+            findings.figures[f"{key}_survivors_s"] = rounded(middle_survivors(mine))
+            findings.figures[f"{key}_seats_s"] = rounded(middle_seats(mine))
             findings.figures[f"{key}_kept"] = sum(one.kept for one in mine) / len(mine)
     if told.get(OURS):
         findings.goals = judge_ours(told)
@@ -145,20 +143,31 @@ def judge(trials: Mapping[str, Sequence[Trial]], skipped: Mapping[str, str]) -> 
 
 def judge_ours(told: Mapping[str, Sequence[Trial]]) -> dict[str, bool]:
     """Ahead is whose median is sooner; who never comes to it is last. Spares are beside spares."""
-    survived, seated = median([one.survivors_s for one in told[OURS]]), median([one.seats_s for one in told[OURS]])
+    seated = middle_seats(told[OURS])
     goals = {
         f"under_{GOAL_S}_s": seated is not None and seated <= GOAL_S,
         "processes_go_on": all(one.kept == SEATS - 1 for one in told[OURS]),
     }
     if told.get(RESTART):
-        goals["sooner_than_a_restart"] = sooner(seated, median([one.seats_s for one in told[RESTART]]))
+        goals["sooner_than_a_restart"] = sooner(seated, middle_seats(told[RESTART]))
         goals["a_restart_keeps_none"] = not any(one.kept for one in told[RESTART])
     for name in (name for name in told if name not in (OURS, SPARES, RESTART, PLAIN) and told[name]):
-        theirs = told[name]
-        beside = median([one.seats_s for one in told[SPARES]]) if "spare" in name and told.get(SPARES) else seated
-        goals[f"survivors_sooner_than_{name}"] = sooner(survived, median([one.survivors_s for one in theirs]))
-        goals[f"seats_sooner_than_{name}"] = sooner(beside, median([one.seats_s for one in theirs]))
+        beside = told[SPARES] if "spare" in name and told.get(SPARES) else told[OURS]
+        goals[f"survivors_sooner_than_{key_of(name)}"] = sooner(middle_survivors(beside), middle_survivors(told[name]))
+        goals[f"seats_sooner_than_{key_of(name)}"] = sooner(middle_seats(beside), middle_seats(told[name]))
     return goals
+
+
+def key_of(name: str) -> str:
+    return name.replace(", ", "_").replace(" ", "_").replace("-", "_")
+
+
+def middle_survivors(trials: Sequence[Trial]) -> float | None:
+    return median([one.survivors_s for one in trials])
+
+
+def middle_seats(trials: Sequence[Trial]) -> float | None:
+    return median([one.seats_s for one in trials])
 
 
 def sooner(one: float | None, other: float | None) -> bool:
@@ -181,12 +190,13 @@ def show(trials: Mapping[str, Sequence[Trial]]) -> Table:
     for name, mine in trials.items():
         told = [one for one in mine if not one.failed]
         step_ms = middle_ms(told)
+        struck = told if name != PLAIN else []
         table.add_row(
             name,
             str(len(told)),
-            "" if name == PLAIN else f"{brief(median([one.survivors_s for one in told]))}" if told else "none",
-            "" if name == PLAIN else f"{brief(median([one.seats_s for one in told]))}" if told else "none",
-            "" if name == PLAIN else " ".join(str(one.kept) for one in told),
+            brief(middle_survivors(struck)) if struck else "",
+            brief(middle_seats(struck)) if struck else "",
+            " ".join(str(one.kept) for one in struck),
             f"{step_ms:.2f}" if step_ms else "",
             f"{step_ms / plain:.3f}" if step_ms and plain else "",
         )
