@@ -9,6 +9,7 @@ import torch
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_state import LayerUnit, MakeLayer, MakeOptimizer
+from holdfast.client.elastic.pass_times import PassTimes
 from holdfast.client.elastic.recovery_settlement import RankReport
 from holdfast.client.elastic.shadow_layers import add_shadows
 from holdfast.core.elastic.layer_owners import Held
@@ -46,6 +47,7 @@ class HeldLayers:
         )  # the last that was seen, with its totals
         self.broke_at = 0.0
         self.costs = PhaseCosts()
+        self.times = PassTimes()
         self.line = ""  # names what this generation writes to storage
         self.incidents = 0
 
@@ -57,6 +59,7 @@ class HeldLayers:
         self.bare, self.plan, self.worker = bare, plan, worker
         self.reach = choose_reach(plan, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         self.committed = plan.resume_step - 1
+        self.times.forget()
 
     def make_unit(self, number: int) -> LayerUnit:
         return LayerUnit(number, self._make[number], self._make_optimizer, self.job.seed)
@@ -64,7 +67,7 @@ class HeldLayers:
     def buffer_versions(self) -> list[int]:
         return [buffer._version for unit in self.units.values() for buffer in unit.module.buffers()]
 
-    def make_report(self, step_s: float) -> RankReport:
+    def make_report(self, step_s: float, rest_s: float) -> RankReport:
         return RankReport(
             meeting=self.meeting,
             worker=self.worker,
@@ -77,6 +80,9 @@ class HeldLayers:
             stored=self.files.newest_whole(),
             broke_at=self.broke_at,
             step_s=step_s,
+            rest_s=rest_s,
+            passes=self.times.list_layers(),
+            send_s=self.times.median_send_s(),
             costs=self.costs,
             incidents=self.incidents,
             line=secrets.token_hex(4),

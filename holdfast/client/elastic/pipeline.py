@@ -11,8 +11,9 @@ import torch.distributed as dist
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import MakeLayer, MakeOptimizer
-from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery
+from holdfast.client.elastic.pipeline_recovery import PipelineRecovery
 from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.recovery_account import Recovery
 from holdfast.client.elastic.routed_passes import (
     BatchOf,
     LossOf,
@@ -20,7 +21,7 @@ from holdfast.client.elastic.routed_passes import (
     RoutedPasses,
 )
 from holdfast.client.elastic.state_moves import digest_states
-from holdfast.client.elastic.step_phase_times import StepPhases
+from holdfast.client.elastic.step_phase_times import PASSES, StepPhases
 from holdfast.client.elastic.step_totals import (
     clip_scale,
     exchange_totals,
@@ -155,9 +156,9 @@ class ElasticPipeline:
     def _make_step(self, step: int, batch: BatchOf) -> tuple[float, ...]:
         held, phases, settings = self._held, self._phases, self._settings
         phases.begin()
-        phases.enter("passes")
+        phases.enter(PASSES)
         traffic = RankTraffic(held.device)
-        passes = RoutedPasses(settings.passes, held.units, traffic)
+        passes = RoutedPasses(settings.passes, held.units, traffic, held.times)
         buffers = held.buffer_versions()
         passes.run(held.plan, self._tasks, dist.get_rank(), step, batch)
         if held.buffer_versions() != buffers:
@@ -174,7 +175,9 @@ class ElasticPipeline:
         phases.enter("keep")
         self._keep_state(step, traffic)
         phases.end_step()
+        held.times.end_step()
         held.finished = step
+        self._recovery.watch_step(sum(phases.took_s.values()))
         return totals
 
     def _apply(self, step: int, totals: tuple[float, ...]) -> None:

@@ -37,8 +37,8 @@ class StateMoves:
             traffic,
         )
 
-    def follow(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
-        """Give `units` the layers of the plan. A worker that sends a layer keeps it until all workers have theirs."""
+    def fetch(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
+        """Give `units` the layers of the plan. A worker that sends a layer keeps it until `settle`."""
         step = plan.resume_step - 1
         if plan.rollback:
             self._roll_back(plan, units, rank, step)
@@ -46,7 +46,10 @@ class StateMoves:
         else:
             moves = [(one.layer, one.source, one.target) for one in plan.transfers]
             self._move(moves, rank, lambda layer: units[layer].pack(), units)
-        check_states(units, plan.held[rank], step)
+
+    def settle(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
+        """Compare all copies of each layer; then drop the layers that the plan gives to others."""
+        check_states(units, plan.held[rank], plan.resume_step - 1)
         for layer in set(units).difference(plan.held[rank]):
             del units[layer]
 

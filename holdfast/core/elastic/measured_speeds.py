@@ -6,12 +6,14 @@ hold the same layers, or if workers between them do. The fastest worker among th
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 ALIKE = 0.25  # differences up to this part are noise: such workers and such layers count as alike
-_ROUNDS = 30  # of the fit; one is exact if all workers in question hold the same layers
+_ROUNDS = 300  # of the fit, at most; one is exact if all workers in question hold the same layers
+_CLOSE = 1e-6  # change of the logarithms of speeds at which the fit ends
 
 LayerSeconds = Mapping[int, float]  # by layer: seconds for one microbatch, forward and backward
 
@@ -61,7 +63,8 @@ def _comparable(times: Sequence[LayerSeconds]) -> Iterable[list[int]]:
 def _fit_group(times: Mapping[int, LayerSeconds]) -> dict[int, float]:
     """Return the speed of each worker, beside the fastest. In turns, layers get the work that fits the workers' speeds,
     and workers the speed that fits the layers' works, on average in logarithms."""
-    logs = {worker: {layer: math.log(s) for layer, s in mine.items()} for worker, mine in times.items()}
+    shared = Counter(layer for mine in times.values() for layer in mine)  # a layer of one worker says nothing of speeds
+    logs = {worker: {n: math.log(s) for n, s in mine.items() if shared[n] > 1} for worker, mine in times.items()}
     speeds = dict.fromkeys(logs, 0.0)
     for _ in range(_ROUNDS):
         by_layer: dict[int, list[float]] = {}
@@ -69,12 +72,15 @@ def _fit_group(times: Mapping[int, LayerSeconds]) -> dict[int, float]:
             for layer, log in mine.items():
                 by_layer.setdefault(layer, []).append(log + speeds[worker])
         works = {layer: statistics.fmean(found) for layer, found in by_layer.items()}
-        speeds = {
-            worker: statistics.fmean([works[layer] - log for layer, log in mine.items()])
-            for worker, mine in logs.items()
-        }
+        before, speeds = speeds, {worker: _mean_gap(works, mine) for worker, mine in logs.items()}
+        if max(abs(speeds[worker] - before[worker]) for worker in speeds) < _CLOSE:
+            break
     fastest = max(speeds.values())
     return {worker: math.exp(speed - fastest) for worker, speed in speeds.items()}
+
+
+def _mean_gap(works: Mapping[int, float], logs: Mapping[int, float]) -> float:
+    return statistics.fmean([works[layer] - log for layer, log in logs.items()]) if logs else 0.0
 
 
 def _works(times: Sequence[LayerSeconds], speeds: Sequence[float]) -> dict[int, list[float]]:
