@@ -23,8 +23,8 @@ class PipelineTemplate(msgspec.Struct, frozen=True):
 def make_templates(
     job: PipelineJob, until: tuple[float, ...], most: int, send: float = 0.0
 ) -> dict[int, PipelineTemplate]:
-    """Return the template of each size up to `most` whose stages fit into memory. `send` is the time that a worker needs
-    to send one microbatch to the next worker."""
+    """Return the template of each size up to `most` whose stages fit into memory. `send` is how long a worker sends
+    one microbatch to the next."""
     found = {}
     for stages in range(1, min(most, job.layers) + 1):
         cuts = _even_cuts(job, until, stages) or _best_cuts(job.layers, until, stages, job.capacity)
