@@ -69,6 +69,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     from_zero: bool = False  # it may begin at step 0 if all states are in doubt
 
 
+class HandOver(msgspec.Struct, frozen=True):
+    """Before ranks park: finish the step, and give to others what only the ranks that are about to leave hold."""
+
+    leaving: tuple[int, ...]  # ranks on nodes that leave
+    within_s: float  # then ranks leave the step that they are in, as after a failure
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End all ranks of the generation on these nodes. With `park_s`, ranks may park within this time instead; those
     that do not are ended."""
@@ -80,6 +87,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     park_s: float = 0.0  # for ranks to park themselves; those that have not by then are ended; 0: all are
     parking: int = 0  # how many ranks are told to, so that people can be
     standing: tuple[int, ...] = ()  # ranks that hang: they could not park themselves, and are ended at once
+    hand_over: HandOver | None = None  # the end of a node is known ahead, and the state lives in the ranks
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from holdfast.model.action import HandOver
 from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import Ease, Skip
@@ -35,6 +36,14 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     keep: bool = False  # as in Launch
 
 
+class Parking(msgspec.Struct, frozen=True):
+    """How the ranks of a node that is stopped may park."""
+
+    park_s: float
+    standing: tuple[int, ...]
+    hand_over: HandOver | None
+
+
 class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End or park the ranks of this generation and of every older one."""
 
@@ -43,6 +52,11 @@ class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     grace_s: float
     park_s: float = 0.0  # as in Stop
     standing: tuple[int, ...] = ()
+    hand_over: HandOver | None = None
+
+    @property
+    def parking(self) -> Parking | None:
+        return Parking(self.park_s, self.standing, self.hand_over) if self.park_s > 0 else None
 
 
 class StageHere(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):

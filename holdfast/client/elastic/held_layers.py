@@ -48,6 +48,7 @@ class HeldLayers:
         self.broke_at = 0.0
         self.costs = PhaseCosts()
         self.times = PassTimes()
+        self.handed: dict[int, LayerUnit] = {}  # copies that a leaving worker gave this one, as of `committed`
         self.line = ""  # names what this generation writes to storage
         self.incidents = 0
 
@@ -61,6 +62,10 @@ class HeldLayers:
         self.committed = plan.resume_step - 1
         self.times.forget()
 
+    def take_over(self) -> None:
+        """Hold the layers that were handed over, as this worker meets the others without those who left."""
+        self.units |= self.handed
+
     def make_unit(self, number: int) -> LayerUnit:
         return LayerUnit(number, self._make[number], self._make_optimizer, self.job.seed)
 
@@ -73,6 +78,7 @@ class HeldLayers:
             worker=self.worker,
             plan=self.bare if self.meeting else None,
             layers=tuple((number, unit.step) for number, unit in sorted(self.units.items()) if unit.whole),
+            handed=tuple(sorted(self.handed)),
             ready=self.ready,
             voted=self.vote[0],
             totals=self.vote[1],

@@ -29,6 +29,7 @@ from holdfast.client.elastic.step_totals import (
     mean_loss,
 )
 from holdfast.client.elastic.task_order import order_tasks
+from holdfast.client.survival.hand_over_request import HAND_OVER
 from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.model.pipeline_routes import PipelineJob, Semantics
@@ -40,6 +41,9 @@ _FLOORS = {
 }
 
 _FOLLOWED = tuple(name for name in POLICIES if name not in (MIGRATE, SAVE))  # what is carried out so far
+
+
+_LEAVES_S, _LOOK_S = 10.0, 0.02  # how long ranks that have handed over wait to be told to leave
 
 
 class StepSettings(NamedTuple):
@@ -105,6 +109,7 @@ class ElasticPipeline:
         self._held = HeldLayers(self.job, list(layers), optimizer, None if path is None else Path(path))
         self._held.keeps_shadows = shadows
         self._phases = StepPhases()
+        self._asked = False  # in the newest vote, to hand over
         self._recovery = PipelineRecovery(self._held, self._phases, self._apply, tuple(policies))
 
     @property
@@ -128,6 +133,17 @@ class ElasticPipeline:
             yield step
             if self._held.committed != step:
                 raise RuntimeError(f"step {step} was not made: call step() once for each number that steps() yields")
+            if self._asked:
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Hand over what leaving ranks hold, and wait to be told to leave this generation, which ends this function."""
+        self._asked = False
+        self._recovery.hand_over(HAND_OVER.leaving)
+        HAND_OVER.finish()
+        until = time.monotonic() + _LEAVES_S
+        while time.monotonic() < until:  # if nobody tells us, the next step fails or is made
+            time.sleep(_LOOK_S)
 
     def _prepare(self) -> None:
         """Prepare what all steps of a plan share: the order of the tasks and the gradient sums."""
@@ -155,6 +171,7 @@ class ElasticPipeline:
 
     def _make_step(self, step: int, batch: BatchOf) -> tuple[float, ...]:
         held, phases, settings = self._held, self._phases, self._settings
+        held.handed = {}  # if others were handed over to and nobody left, they grow old now
         phases.begin()
         phases.enter(PASSES)
         traffic = RankTraffic(held.device)
@@ -168,7 +185,9 @@ class ElasticPipeline:
         held.ready = step
         phases.enter("vote")
         norms = settings.clip_norm is not None
-        totals = exchange_totals(self.job, held.plan, held.units, passes.losses, norms=norms)
+        totals, self._asked = exchange_totals(
+            self.job, held.plan, held.units, passes.losses, norms=norms, asked=HAND_OVER.leaving is not None
+        )
         held.vote = (step, totals)
         phases.enter("apply")
         self._apply(step, totals)

@@ -18,6 +18,7 @@ from holdfast.client.elastic.recovery_account import (
     Recovery,
     StepWatch,
     compare_phases,
+    describe_hand_over,
     describe_recovery,
     describe_slow,
     describe_steps,
@@ -35,6 +36,7 @@ from holdfast.client.elastic.state_moves import STORAGE, StateMoves
 from holdfast.client.elastic.step_phase_times import StepPhases
 from holdfast.client.training.progress import here as progress
 from holdfast.core.decoding import from_msgpack
+from holdfast.core.elastic.hand_over import plan_hand_over
 from holdfast.core.elastic.layer_owners import Held
 from holdfast.core.elastic.plan_choice import POLICIES, choose_plan, first_plan
 from holdfast.core.elastic.plan_ground import predict_step_s, survey
@@ -67,6 +69,7 @@ class PipelineRecovery:
         if not dist.is_initialized() or str(dist.get_backend()) != "gloo":
             raise RuntimeError('an ElasticPipeline needs init_process_group("gloo"); other backends were not tried')
         held, phases = self._held, self._phases
+        held.take_over()
         began_at = time.time()
         phases.begin()
         phases.enter("agree")
@@ -78,6 +81,7 @@ class PipelineRecovery:
         self._follow(plan, settle_step(reports).held)
         held.meeting = max(report.meeting for report in reports) + 1
         held.incidents = max(report.incidents for report in reports)
+        held.handed = {}
         if held.vote[0] > held.committed:
             held.vote = (0, ())
         phases.enter("")
@@ -117,6 +121,18 @@ class PipelineRecovery:
         self._watch.end()
         self._follow(then, held.plan.held)
         return True
+
+    def hand_over(self, leaving: tuple[int, ...] | None) -> None:
+        """Copy the layers that only leaving workers hold to workers that stay. Call this between two steps, on all
+        workers; `leaving` is None on a worker that has not been told yet."""
+        held, told = self._held, [()] * dist.get_world_size()
+        dist.all_gather_object(told, leaving or ())
+        gone = sorted({rank for mine in told for rank in mine})
+        transfers = plan_hand_over(held.bare.held, gone)
+        moves = StateMoves(held.make_unit, held.snapshots, held.files, RankTraffic(held.device))
+        held.handed = moves.copy(transfers, held.units, dist.get_rank())
+        if dist.get_rank() == 0:
+            _say(describe_hand_over(held.committed, gone, transfers))
 
     def _follow(self, bare: RoutePlan, have: Held) -> None:
         held, rank = self._held, dist.get_rank()

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.state_moves import STORAGE
 from holdfast.core.elastic.proposal import PhaseCosts, Proposal
-from holdfast.model.pipeline_routes import Semantics
+from holdfast.model.pipeline_routes import LayerTransfer, Semantics
 
 _SETTLING, _SETTLED = 1, 5  # steps after a recovery: the first is not typical, the next ones say what a step takes
 
@@ -110,6 +110,12 @@ def describe_steps(recovery: Recovery) -> str:
     expected = f", {recovery.expected_step_s:.3f} s expected" if recovery.expected_step_s else ""
     before = f", {recovery.before_step_s:.3f} s before" if recovery.before_step_s else ""
     return f"a step takes {recovery.took_step_s:.3f} s after {recovery.policy}{expected}{before}"
+
+
+def describe_hand_over(step: int, leaving: Sequence[int], transfers: Sequence[LayerTransfer]) -> str:
+    """Return a line about what leaving workers have handed over, after which step."""
+    given = f"{len(transfers)} layers have gone to others" if transfers else "others hold all of their layers"
+    return f"workers {', '.join(map(str, leaving))} are about to leave after step {step}; {given}"
 
 
 def describe_slow(speeds: Sequence[float]) -> str:

@@ -22,6 +22,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     worker: int = -1  # its number there
     plan: RoutePlan | None = None
     layers: tuple[tuple[int, int], ...] = ()  # that it holds whole, each with the last step whose update is in it
+    handed: tuple[int, ...] = ()  # of these, layers that a worker gave it before it left
     ready: int = 0  # the step whose summed gradients it has in hand; 0: none
     voted: int = 0  # the last step whose vote it came out of
     totals: tuple[float, ...] = ()  # of that vote: losses by microbatch, then squares of gradients by layer
@@ -99,7 +100,7 @@ def _split_shadows(
 ) -> tuple[tuple[int, ...], ...]:
     """Return each worker's layers: with `shadows`, only those that its plan does not give it, else only the rest."""
     own = [
-        plan.held[report.worker] if plan and report.meeting == newest and report.plan else mine
+        (*plan.held[report.worker], *report.handed) if plan and report.meeting == newest and report.plan else mine
         for report, mine in zip(reports, held, strict=True)
     ]
     return tuple(

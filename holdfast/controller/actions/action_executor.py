@@ -365,9 +365,16 @@ class ActionExecutor:
 
     async def _stop_ranks(self, action: Stop) -> Outcome:
         self.dispatch.on_stop(action.generation)
-        generation, park_s, grace_s = action.generation, action.park_s, action.grace_s
-        errand = StopHere(id=action.id, generation=generation, grace_s=grace_s, park_s=park_s, standing=action.standing)
-        within_s = park_s + grace_s + self.view.limits.stop_s
+        park_s, grace_s, hand_over = action.park_s, action.grace_s, action.hand_over
+        errand = StopHere(
+            id=action.id,
+            generation=action.generation,
+            grace_s=grace_s,
+            park_s=park_s,
+            standing=action.standing,
+            hand_over=hand_over,
+        )
+        within_s = park_s + grace_s + self.view.limits.stop_s + (hand_over.within_s if hand_over else 0.0)
         return await self._gather_outcome(action.id, dict.fromkeys(action.nodes, errand), within_s)
 
     async def _finish_job(self, action: Finish) -> Outcome:
