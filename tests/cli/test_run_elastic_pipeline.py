@@ -167,3 +167,23 @@ def test_a_job_that_has_lost_all_ranks_begins_again_from_files(start: Start, cal
     assert len(struck(job)) == 4
     assert (digests(job), losses(job.folder)) == calm
     assert [step for step, _, generation in made_steps(job.folder) if generation > 1] == [5, 6, 7, 8]
+
+
+@slow
+def test_a_node_that_is_to_leave_hands_over_what_it_alone_holds(start: Start, tmp_path: Path) -> None:
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", *QUICK)
+    asked = json.dumps({"snapshot_every": 0})
+    job = start(*flags, script=TRAIN, HOLDFAST_JOB=asked, HOLDFAST_GATES="[4]", HOLDFAST_STEPS="40")
+    job.until(lambda: job.ready_standbys() == 1, "a standby")
+    reaches(job, 3)
+    before = job.ranks(2)
+    leaving = node_of(job, 1)
+    job.order("drain", leaving)
+    (job.folder / "go-4").touch()
+    job.ends(0)
+    after = job.ranks(2, generation=2)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False]
+    assert [(one["policy"], one["again"]) for one in recoveries(job)] == [("replace", 0)]
+    steps = [step for step, _, _ in made_steps(job.folder)]
+    assert steps == list(range(1, 41)), "no step is made twice, and none is left out"
+    assert digests(job) == {alone(tmp_path, HOLDFAST_STEPS="40")}

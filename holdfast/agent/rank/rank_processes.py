@@ -355,9 +355,8 @@ class RankProcesses:
         self.survivors.part_ranks(up_to, parking.hand_over)
         handing_s = parking.hand_over.within_s if parking.hand_over else 0.0
         until = self._clock.monotonic() + handing_s + parking.park_s
-        while any(
-            self._may_park(one) for one in self.running_ranks(up_to) if one.rank_key.rank not in parking.standing
-        ):
+        hung = parking.standing
+        while any(self._may_park(one) for one in self.running_ranks(up_to) if one.rank_key.rank not in hung):
             if not await self._wait_changed(until):
                 return
 

@@ -127,6 +127,7 @@ class ElasticPipeline:
         for each. All ranks call this together, at the beginning of the function that survives."""
         self._recovery.meet()
         self._prepare()
+        HAND_OVER.serving = True
         while (step := self._held.committed + 1) <= total:
             if self._recovery.change_plan():
                 self._prepare()
@@ -135,6 +136,7 @@ class ElasticPipeline:
                 raise RuntimeError(f"step {step} was not made: call step() once for each number that steps() yields")
             if self._asked:
                 self._hand_over()
+        HAND_OVER.serving = False
 
     def _hand_over(self) -> None:
         """Hand over what leaving ranks hold, and wait to be told to leave this generation, which ends this function."""

@@ -1,4 +1,4 @@
-"""A request of the agent that the ranks finish their step and hand over what only leaving ranks hold, and its answer."""
+"""The agent's request that ranks finish their step and hand over what only leaving ranks hold, and their answer."""
 
 import threading
 
@@ -8,16 +8,18 @@ class HandOverRequest:
 
     def __init__(self) -> None:
         self.leaving: tuple[int, ...] | None = None  # ranks that are about to leave; None: nothing is asked
+        self.serving = False  # the main thread makes steps, and looks here between two of them
         self._done = threading.Event()
 
     def reset(self) -> None:
-        self.leaving = None
+        self.leaving, self.serving = None, False
         self._done.clear()
 
     def ask(self, leaving: tuple[int, ...], within_s: float) -> None:
-        """Ask, and wait until it is done, for so long at most."""
-        self.leaving = leaving
-        self._done.wait(within_s)
+        """Ask, and wait until it is done, for so long at most; not if nobody looks."""
+        if self.serving:
+            self.leaving = leaving
+            self._done.wait(within_s)
 
     def finish(self) -> None:
         self._done.set()

@@ -33,8 +33,8 @@ def pause_job(
     state: JobState, now: float, why: str, release: int = 0, *, grows: bool = False, leaving: tuple[str, ...] = ()
 ) -> str:
     """End all ranks for a planned restart. If an earlier planned restart has made no step yet, the new one replaces it.
-    If the job grows, ranks that can continue in a larger job are parked instead of ended. If nodes leave, ranks that can
-    continue without them are, and ranks that hold the job's state finish their step and hand it over."""
+    If the job grows, ranks that can continue in a larger job are parked instead of ended. If nodes leave, so are ranks
+    that can continue without them; if these hold the job's state, they finish their step and hand it over first."""
     if state.incident is None:
         replaced = state.pause
         pause = state.interruption = Pause.begin_pause(now, why, state.generation, state.progress)

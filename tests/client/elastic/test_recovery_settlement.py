@@ -65,6 +65,13 @@ def test_who_missed_the_newest_plan_has_no_place_in_it() -> None:
     assert situation.held == ((0,), (1,)), "what it holds counts all the same"
 
 
+def test_what_was_handed_over_is_held_and_no_shadow() -> None:
+    given = msgspec.structs.replace(report(0, 4), layers=((0, 4), (1, 4)), handed=(1,))
+    situation = describe_situation([given, NEW], settle_step([given, NEW]))
+    assert (situation.held, situation.shadows) == (((0, 1), ()), ((), ()))
+    assert situation.lost == ((1,), (0,), (1,))
+
+
 def test_costs_are_those_of_whoever_has_seen_most() -> None:
     seen = RankReport(costs=PhaseCosts(rebuild_s=0.25), incidents=2, step_s=0.5)
     found = choose_costs([RankReport(step_s=0.75), seen], MeasuredSpeeds())
