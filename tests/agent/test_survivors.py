@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.model.action import HandOver
+from holdfast.model.node_errands import Parking
 from holdfast.wire import survivor_messages, unix_sockets
 from holdfast.wire.holder_messages import (
     ExecRank,
@@ -27,8 +29,6 @@ from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.progress_environment import REHEARSAL, SEATLESS, STANDING
 from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
-from holdfast.model.action import HandOver
-from holdfast.model.node_errands import Parking
 from tests.agent.test_rank_processes import Bench, close, launch_of
 
 

@@ -13,7 +13,7 @@ from _pytest.mark import ParameterSet
 
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.conftest import Start
-from tests.cli.driver import Job
+from tests.cli.driver import Job, run_command
 from tests.cli.elastic_job import POINTS, STRUCK, TRAIN, losses, made_steps, recoveries, strike_at, struck
 from tests.cli.rungs import CALM, QUICK, lose, node_of, reaches, said
 from tests.conftest import job_environment
@@ -173,17 +173,18 @@ def test_a_job_that_has_lost_all_ranks_begins_again_from_files(start: Start, cal
 def test_a_node_that_is_to_leave_hands_over_what_it_alone_holds(start: Start, tmp_path: Path) -> None:
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", *QUICK)
     asked = json.dumps({"snapshot_every": 0})
-    job = start(*flags, script=TRAIN, HOLDFAST_JOB=asked, HOLDFAST_GATES="[4]", HOLDFAST_STEPS="40")
-    job.until(lambda: job.ready_standbys() == 1, "a standby")
+    job = start(*flags, script=TRAIN, HOLDFAST_JOB=asked, HOLDFAST_GATES="[4]", HOLDFAST_STEPS="200")
     reaches(job, 3)
-    before = job.ranks(2)
-    leaving = node_of(job, 1)
-    job.order("drain", leaving)
+    job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby")
+    before, leaving = job.ranks(2), node_of(job, 1)
+    told = run_command("drain", leaving, str(job.run_dir), "--no-wait", folder=job.folder)
+    assert told.returncode == 0, told.stderr
+    job.until(lambda: job.phase() == "pausing", "the order to leave")
     (job.folder / "go-4").touch()
     job.ends(0)
     after = job.ranks(2, generation=2)
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False]
     assert [(one["policy"], one["again"]) for one in recoveries(job)] == [("replace", 0)]
     steps = [step for step, _, _ in made_steps(job.folder)]
-    assert steps == list(range(1, 41)), "no step is made twice, and none is left out"
-    assert digests(job) == {alone(tmp_path, HOLDFAST_STEPS="40")}
+    assert steps == list(range(1, 201)), "no step is made twice, and none is left out"
+    assert digests(job) == {alone(tmp_path, HOLDFAST_STEPS="200")}

@@ -108,8 +108,8 @@ def test_it_hands_over_first_if_it_makes_steps(agent: Agent) -> None:
     while HAND_OVER.leaving is None and time.monotonic() < until:
         time.sleep(0.01)
     assert HAND_OVER.leaving == (3,) and not agent.broken.is_set()
+    threading.Timer(0.1, HAND_OVER.finish).start()
     with pytest.raises(Parting) as caught:
-        HAND_OVER.finish()
         compute()
     assert leave(agent, caught.value) and agent.broken.is_set()
 
