@@ -70,9 +70,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """Before ranks park: finish the step, and give to others what only the ranks that are about to leave hold."""
+    """Before ranks park: finish the step, and give to others what only the ranks that are about to leave hold; or to
+    storage, if all leave."""
 
-    leaving: tuple[int, ...]  # ranks on nodes that leave
+    leaving: tuple[int, ...]  # ranks on nodes that leave; (): all, as the job ends
     within_s: float  # then ranks leave the step that they are in, as after a failure
 
 
@@ -137,6 +138,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     last_s: float = 0.0  # for ranks to end and for storage to take the state; 0: it is not asked to
     not_after: int | None = None  # later states are doubted
     verified: bool = False  # and so are those that were not found good some steps later
+    hand_over: HandOver | None = None  # the state lives in the ranks, which may write it to storage themselves
 
 
 class Say(msgspec.Struct, frozen=True, kw_only=True, tag="say"):

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, run_command
@@ -188,3 +190,19 @@ def test_a_node_that_is_to_leave_hands_over_what_it_alone_holds(start: Start, tm
     steps = [step for step, _, _ in made_steps(job.folder)]
     assert steps == list(range(1, 201)), "no step is made twice, and none is left out"
     assert digests(job) == {alone(tmp_path, HOLDFAST_STEPS="200")}
+
+
+@slow
+def test_a_job_that_is_ended_finishes_its_step_and_writes_it(start: Start) -> None:
+    asked = json.dumps({"snapshot_every": 0, "store_every": 1000})
+    job = start(*TWO, *QUICK, script=TRAIN, HOLDFAST_JOB=asked, HOLDFAST_GATES="[4]", HOLDFAST_STEPS="100000")
+    reaches(job, 3)
+    stopping = threading.Thread(target=run_command, args=("stop", str(job.run_dir)), kwargs={"folder": job.folder})
+    stopping.start()
+    job.until(lambda: job.phase() == "ending", "the order to end")
+    (job.folder / "go-4").touch()
+    stopping.join()
+    job.until(lambda: job.process.poll() is not None, "its end")
+    last = max(losses(job.folder))
+    assert last >= 4
+    assert LayerFiles(job.folder / "layers", 6).newest_whole() == last

@@ -5,6 +5,7 @@ import secrets
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
@@ -12,6 +13,7 @@ from holdfast.client.elastic.layer_state import LayerUnit, MakeLayer, MakeOptimi
 from holdfast.client.elastic.pass_times import PassTimes
 from holdfast.client.elastic.recovery_settlement import RankReport
 from holdfast.client.elastic.shadow_layers import add_shadows
+from holdfast.client.elastic.step_totals import first_holder
 from holdfast.core.elastic.layer_owners import Held
 from holdfast.core.elastic.proposal import PhaseCosts
 from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
@@ -65,6 +67,15 @@ class HeldLayers:
     def take_over(self) -> None:
         """Hold the layers that were handed over, as this worker meets the others without those who left."""
         self.units |= self.handed
+
+    def store_layers(self) -> None:
+        """Write the layers of which this worker is the first holder to storage. All workers call it at one step."""
+        rank = dist.get_rank()
+        for layer, unit in sorted(self.units.items()):
+            if first_holder(self.plan, layer) == rank:
+                self.files.write(layer, self.committed, self.line, unit.pack())
+        if rank == 0:
+            self.files.drop_old()
 
     def make_unit(self, number: int) -> LayerUnit:
         return LayerUnit(number, self._make[number], self._make_optimizer, self.job.seed)

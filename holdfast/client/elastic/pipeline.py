@@ -25,7 +25,6 @@ from holdfast.client.elastic.step_phase_times import PASSES, StepPhases
 from holdfast.client.elastic.step_totals import (
     clip_scale,
     exchange_totals,
-    first_holder,
     mean_loss,
 )
 from holdfast.client.elastic.task_order import order_tasks
@@ -127,7 +126,7 @@ class ElasticPipeline:
         for each. All ranks call this together, at the beginning of the function that survives."""
         self._recovery.meet()
         self._prepare()
-        HAND_OVER.serving = True
+        HAND_OVER.serving, HAND_OVER.saves = True, self._held.files.is_there
         while (step := self._held.committed + 1) <= total:
             if self._recovery.change_plan():
                 self._prepare()
@@ -214,11 +213,7 @@ class ElasticPipeline:
         if settings.snapshot_every and step % settings.snapshot_every == 0:
             held.snapshots.take(step, held.units, traffic, held.reach)
         if settings.store_every and step % settings.store_every == 0:
-            for layer, unit in sorted(held.units.items()):
-                if first_holder(held.plan, layer) == dist.get_rank():
-                    held.files.write(layer, step, held.line, unit.pack())
-            if dist.get_rank() == 0:
-                held.files.drop_old()
+            held.store_layers()
 
 
 def _check_arguments(

@@ -125,14 +125,27 @@ class PipelineRecovery:
     def hand_over(self, leaving: tuple[int, ...] | None) -> None:
         """Copy the layers that only leaving workers hold to workers that stay. Call this between two steps, on all
         workers; `leaving` is None on a worker that has not been told yet."""
-        held, told = self._held, [()] * dist.get_world_size()
-        dist.all_gather_object(told, leaving or ())
-        gone = sorted({rank for mine in told for rank in mine})
+        held = self._held
+        told: list[tuple[int, ...] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, leaving)
+        if () in told:
+            self._save(held.files.newest_whole())
+            return
+        gone = sorted({rank for mine in told if mine for rank in mine})
         transfers = plan_hand_over(held.bare.held, gone)
         moves = StateMoves(held.make_unit, held.snapshots, held.files, RankTraffic(held.device))
         held.handed = moves.copy(transfers, held.units, dist.get_rank())
         if dist.get_rank() == 0:
             _say(describe_hand_over(held.committed, gone, transfers))
+
+    def _save(self, stored: int) -> None:
+        """Write all layers to storage, because all workers are about to leave. Return once all are written."""
+        held = self._held
+        if stored < held.committed:
+            held.store_layers()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            _say(f"all workers are about to leave: storage has all layers after step {held.committed}")
 
     def _follow(self, bare: RoutePlan, have: Held) -> None:
         held, rank = self._held, dist.get_rank()

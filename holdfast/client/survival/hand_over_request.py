@@ -7,8 +7,9 @@ class HandOverRequest:
     """Is asked by the thread that hears the agent, and answered by the main thread between two steps."""
 
     def __init__(self) -> None:
-        self.leaving: tuple[int, ...] | None = None  # ranks that are about to leave; None: nothing is asked
+        self.leaving: tuple[int, ...] | None = None  # ranks that are about to leave, (): all; None: nothing is asked
         self.serving = False  # the main thread makes steps, and looks here between two of them
+        self.saves = False  # and it can write its layers to storage
         self._done = threading.Event()
 
     def reset(self) -> None:
@@ -16,8 +17,8 @@ class HandOverRequest:
         self._done.clear()
 
     def ask(self, leaving: tuple[int, ...], within_s: float) -> None:
-        """Ask, and wait until it is done, for so long at most; not if nobody looks."""
-        if self.serving:
+        """Ask, and wait until it is done, for so long at most; not if nobody looks, or nothing can be done."""
+        if self.serving and (leaving or self.saves):
             self.leaving = leaving
             self._done.wait(within_s)
 

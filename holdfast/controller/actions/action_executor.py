@@ -428,9 +428,12 @@ class ActionExecutor:
         """End all ranks, so that no state changes any more; then choose the copies for a last checkpoint."""
         self.dispatch.on_stop(kept.generation)
         id = -(_LAST_IDS + action.id)
+        park_s, hand_over = self.view.limits.survive_s, action.hand_over
         errand = StopHere(id=id, generation=kept.generation, grace_s=action.grace_s)
+        if hand_over:
+            errand = msgspec.structs.replace(errand, park_s=park_s, hand_over=hand_over)
         present = [node for node in self.registry.present_nodes() if node in kept.nodes]
-        within_s = action.grace_s + self.view.limits.stop_s
+        within_s = action.grace_s + self.view.limits.stop_s + (hand_over.within_s + park_s if hand_over else 0.0)
         answers = await self.dispatch.ask_nodes(id, dict.fromkeys(present, errand), within_s)
         copies = {node: done.copies for node, done in answers.items()}
         stored = max((done.stored for done in answers.values()), default=-1)
