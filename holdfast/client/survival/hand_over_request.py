@@ -23,6 +23,7 @@ class HandOverRequest:
             self._done.wait(within_s)
 
     def finish(self) -> None:
+        self.leaving = None
         self._done.set()
 
 
