@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.action import HandOver
+from holdfast.model.action import HandOver, Stop
 from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import Ease, Skip
@@ -43,6 +43,11 @@ class Parking(msgspec.Struct, frozen=True):
     standing: tuple[int, ...]
     hand_over: HandOver | None
 
+    @property
+    def within_s(self) -> float:
+        """How long it may take until all have."""
+        return self.park_s + (self.hand_over.within_s if self.hand_over else 0.0)
+
 
 class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End or park the ranks of this generation and of every older one."""
@@ -53,6 +58,11 @@ class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     park_s: float = 0.0  # as in Stop
     standing: tuple[int, ...] = ()
     hand_over: HandOver | None = None
+
+    @classmethod
+    def of_action(cls, action: Stop) -> "StopHere":
+        shared = {name: getattr(action, name) for name in cls.__struct_fields__}
+        return cls(**shared)
 
     @property
     def parking(self) -> Parking | None:

@@ -353,9 +353,7 @@ class RankProcesses:
     async def _park_ranks(self, up_to: int, parking: Parking) -> None:
         """Tell ranks to leave their generation. Wait for those that can park."""
         self.survivors.part_ranks(up_to, parking.hand_over)
-        handing_s = parking.hand_over.within_s if parking.hand_over else 0.0
-        until = self._clock.monotonic() + handing_s + parking.park_s
-        hung = parking.standing
+        until, hung = self._clock.monotonic() + parking.within_s, parking.standing
         while any(self._may_park(one) for one in self.running_ranks(up_to) if one.rank_key.rank not in hung):
             if not await self._wait_changed(until):
                 return
@@ -396,10 +394,10 @@ class RankProcesses:
         they may. Return in words which processes still live."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = parking is not None, 0
-        if parking is None:
-            self._spares.drop_all()
-        else:
+        if parking:
             await self._park_ranks(up_to, parking)
+        else:
+            self._spares.drop_all()
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
             stopped = process_attributes.process_state(rank.pid) in ("T", "t")

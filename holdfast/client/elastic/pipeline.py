@@ -28,7 +28,7 @@ from holdfast.client.elastic.step_totals import (
     mean_loss,
 )
 from holdfast.client.elastic.task_order import order_tasks
-from holdfast.client.survival.hand_over_request import HAND_OVER
+from holdfast.client.elastic.hand_over_request import HAND_OVER
 from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.model.pipeline_routes import PipelineJob, Semantics
