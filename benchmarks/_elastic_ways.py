@@ -11,7 +11,8 @@ import msgspec
 from benchmarks._harness import START_LIMIT_S, Job, executable, free_port, holdfast, is_listening
 
 HERE = Path(__file__).parent
-OTHERS = HERE.parent / "build" / "peers-elastic"  # where `make bench-elastic` puts them
+BUILD = HERE.parent / "build"
+TORCHFT, INPROCESS = BUILD / "peers-torchft", BUILD / "peers-inprocess"  # where `make bench-elastic` puts them
 SEATS = 4
 NODES = ("--nnodes=2", "--nproc-per-node=2")
 # torchft's replicas beat ten times a second. Ten missed beats, not the default fifty, and nobody who may still come is
@@ -50,7 +51,7 @@ def list_ways() -> tuple[list[Way], dict[str, str]]:
         ),
     ]
     skipped = {}
-    if why := find_hindrance("torchft"):
+    if why := find_hindrance(TORCHFT, "torchft"):
         skipped["torchft"] = why
     else:
         script = HERE / "_elastic_torchft_rank.py"
@@ -58,7 +59,7 @@ def list_ways() -> tuple[list[Way], dict[str, str]]:
             Way(name="torchft", script=script, start=lambda job: run_torchft(job, SEATS)),
             Way(name="torchft, a spare", script=script, start=lambda job: run_torchft(job, SEATS + 1), spares=1),
         ]
-    if why := find_hindrance("nvidia_resiliency_ext.inprocess"):
+    if why := find_hindrance(INPROCESS, "nvidia_resiliency_ext.inprocess"):
         skipped["in-process restart"] = why
     else:
         script = HERE / "_elastic_nvrx_rank.py"
@@ -73,18 +74,18 @@ def list_ways() -> tuple[list[Way], dict[str, str]]:
     return found, skipped
 
 
-def find_hindrance(module: str) -> str:
+def find_hindrance(folder: Path, module: str) -> str:
     """Return why a package of others cannot be used here; empty if it can."""
-    if not OTHERS.exists():
-        return f"{OTHERS.name} is not there; `make bench-elastic` installs it"
+    if not (folder / module.partition(".")[0]).exists():
+        return f"it is not in {folder.name}, where `make bench-elastic` installs it if pip has it for this machine"
     tried = subprocess.run(
-        [sys.executable, "-c", f"import {module}"], env=with_others(), capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"import {module}"], env=with_path(folder), capture_output=True, text=True, check=False
     )
     return f"it is not importable: {tried.stderr.strip().rpartition(chr(10))[2]}" if tried.returncode else ""
 
 
-def with_others() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(OTHERS)}
+def with_path(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(folder)}
 
 
 def run_plain(job: Job) -> None:
@@ -97,8 +98,8 @@ def run_holdfast(job: Job, *flags: str) -> None:
 
 def run_torchft(job: Job, replicas: int) -> None:
     """A lighthouse, and for each replica a torchrun that starts it again when it dies."""
-    port, env = free_port(), with_others()
-    job.spawn([str(OTHERS / "bin" / "torchft_lighthouse"), f"--bind=127.0.0.1:{port}", *LIGHTHOUSE], env)
+    port, env = free_port(), with_path(TORCHFT)
+    job.spawn([str(TORCHFT / "bin" / "torchft_lighthouse"), f"--bind=127.0.0.1:{port}", *LIGHTHOUSE], env)
     if job.wait(lambda: is_listening(port) or None, START_LIMIT_S) is None:
         raise RuntimeError(f"torchft's lighthouse did not start: {job.last_words(3)}")
     for number in range(replicas):
@@ -116,7 +117,9 @@ def run_inprocess(job: Job, world: int) -> None:
         "WORLD_SIZE": str(world),
     }
     for rank in range(world):
-        job.start([sys.executable], {**with_others(), **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, seats())
+        job.start(
+            [sys.executable], {**with_path(INPROCESS), **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, seats()
+        )
 
 
 def seats() -> Sequence[str]:

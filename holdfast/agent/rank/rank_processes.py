@@ -390,8 +390,7 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, parking: Parking | None = None) -> str:
-        """End ranks of generations up to `up_to` by SIGTERM and, `grace_s` later, by SIGKILL. Spare those that park, if
-        they may. Return in words which processes still live."""
+        """End ranks up to this generation by SIGTERM, then by SIGKILL; spare those that park. Return who still lives."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = parking is not None, 0
         if parking:

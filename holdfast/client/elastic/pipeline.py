@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
+from holdfast.client.elastic.hand_over_request import HAND_OVER
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import MakeLayer, MakeOptimizer
 from holdfast.client.elastic.pipeline_recovery import PipelineRecovery
@@ -28,7 +29,6 @@ from holdfast.client.elastic.step_totals import (
     mean_loss,
 )
 from holdfast.client.elastic.task_order import order_tasks
-from holdfast.client.elastic.hand_over_request import HAND_OVER
 from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.model.pipeline_routes import PipelineJob, Semantics

@@ -420,10 +420,8 @@ class ActionExecutor:
         """End all ranks, so that no state changes any more; then choose the copies for a last checkpoint."""
         self.dispatch.on_stop(kept.generation)
         id = -(_LAST_IDS + action.id)
-        park_s = self.view.limits.survive_s if action.hand_over else 0.0
-        errand = StopHere(
-            id=id, generation=kept.generation, grace_s=action.grace_s, park_s=park_s, hand_over=action.hand_over
-        )
+        hand_over, park_s = action.hand_over, self.view.limits.survive_s if action.hand_over else 0.0
+        errand = StopHere(id=id, generation=kept.generation, grace_s=action.grace_s, park_s=park_s, hand_over=hand_over)
         present = [node for node in self.registry.present_nodes() if node in kept.nodes]
         within_s = (errand.parking.within_s if errand.parking else 0.0) + action.grace_s + self.view.limits.stop_s
         answers = await self.dispatch.ask_nodes(id, dict.fromkeys(present, errand), within_s)
