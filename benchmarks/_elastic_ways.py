@@ -117,9 +117,8 @@ def run_inprocess(job: Job, world: int) -> None:
         "WORLD_SIZE": str(world),
     }
     for rank in range(world):
-        job.start(
-            [sys.executable], {**with_path(INPROCESS), **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, seats()
-        )
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        job.start([sys.executable], {**with_path(INPROCESS), **shared, **own}, seats())
 
 
 def seats() -> Sequence[str]:

@@ -65,6 +65,8 @@ def kill_one(job: Job, way: Way, before: Sequence[Event]) -> Trial:
     if job.wait(look, WAIT_S) is None:
         print(f"{way.name}: not all were back after {WAIT_S:g} s; the last words:\n{job.last_words()}", flush=True)
     survivors = find_survivors(job.events(), generation + 1, others)
+    if survivors is None:
+        print(f"{way.name}: not all survivors went on; the last words:\n{job.last_words()}", flush=True)
     seated = find_seated(job.events(), generation + 1)
     return Trial(
         survivors_s=_last_s(survivors, killed_at),
