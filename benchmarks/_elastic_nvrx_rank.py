@@ -44,7 +44,7 @@ def main() -> None:
     store = dist.TCPStore("127.0.0.1", port, world, is_master=first, multi_tenant=True, wait_for_workers=False)
     look = timedelta(seconds=LOOK_S)
 
-    @inprocess.Wrapper(
+    @inprocess.Wrapper(  # type: ignore[untyped-decorator]
         store_kwargs={"port": int(os.environ["WRAPPER_PORT"])},
         rank_assignment=inprocess.Compose(
             inprocess.rank_assignment.MaxActiveWorldSize(args.seats), inprocess.rank_assignment.ShiftRanks()

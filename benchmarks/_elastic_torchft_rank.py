@@ -16,7 +16,7 @@ from benchmarks._elastic_job import Notes, build_model, make_loss, read_argument
 GROUP_S, CALL_S = 5.0, 30.0  # limits of a collective and of everything else, as in torchft's own example
 
 
-class CountedGloo(ProcessGroupGloo):
+class CountedGloo(ProcessGroupGloo):  # type: ignore[misc]
     """Gloo as torchft makes it anew, with the number of the quorum that it is for."""
 
     quorum = 0

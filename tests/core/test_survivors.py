@@ -1,6 +1,6 @@
 """When ranks are parked and not ended, and when parked ranks go on."""
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import pytest
@@ -334,7 +334,7 @@ def test_a_newer_release_says_anew_where_its_state_lives() -> None:
 
 
 @pytest.mark.parametrize("verb", ["drain", "evict"])
-def test_they_stay_when_a_node_leaves_by_order(verb: str) -> None:
+def test_they_stay_when_a_node_leaves_by_order(verb: Literal["drain", "evict"]) -> None:
     play = Play(standbys=1)
     stop = play.find(Stop, play.hear(Order(verb=verb, who="ann", node="a")))
     assert (stop.park_s, stop.parking, stop.hand_over) == (LIMITS.survive_s, 4, None)

@@ -390,7 +390,7 @@ class RankProcesses:
             pass
 
     async def stop_ranks(self, up_to: int, grace_s: float, parking: Parking | None = None) -> str:
-        """End ranks up to a generation by SIGTERM, then by SIGKILL; spare those that park. Return in words who lives."""
+        """End ranks up to a generation by SIGTERM, then by SIGKILL; spare those that park. Return as in the port."""
         self._stopped = max(self._stopped, up_to)
         self._spares_parked, self.kept = parking is not None, 0
         if parking:

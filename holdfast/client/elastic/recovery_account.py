@@ -69,8 +69,9 @@ def gather_longest(took_s: Mapping[str, float]) -> dict[str, float]:
 def compare_phases(proposal: Proposal, took_s: Mapping[str, float]) -> dict[str, PhaseTimes]:
     """Return expected and real times of the phases. The new groups include the abort: ranks that leave a step cannot
     tell the two apart. The detection is not known to the ranks."""
-    expected = {name: s for name, s in proposal.downtime_s.items() if name not in ("detect", "abort")}
-    expected["rebuild"] = expected.get("rebuild", 0.0) + proposal.downtime_s.get("abort", 0.0)
+    expected: dict[str, float] = {**proposal.downtime_s}
+    expected.pop("detect", None)
+    expected["rebuild"] = expected.pop("abort", 0.0) + expected.get("rebuild", 0.0)
     names = [*expected, *(name for name in took_s if name not in expected)]
     found = {name: PhaseTimes(expected.get(name, 0.0), took_s.get(name, 0.0)) for name in names}
     return {name: times for name, times in found.items() if any(times)}

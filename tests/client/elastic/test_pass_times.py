@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.client.elastic.pass_times import LayerPassTimes, PassTimes
+from holdfast.client.elastic.pass_times import PassTimes
 
 
 class Clock:
@@ -29,6 +29,11 @@ def make_step(times: PassTimes, clock: Clock, forward_s: float, *, microbatches:
     times.end_step()
 
 
+def forward_s(times: PassTimes) -> float:
+    [found] = times.list_layers()
+    return found.forward_s
+
+
 def test_a_few_steps_say_nothing() -> None:
     clock = Clock()
     times = PassTimes(clock)
@@ -37,7 +42,7 @@ def test_a_few_steps_say_nothing() -> None:
     assert (times.list_layers(), times.median_send_s()) == ((), 0.0)
     make_step(times, clock, 0.01)
     [found] = times.list_layers()
-    assert (found.layer, found.forward_s, found.backward_s) == (3, pytest.approx(0.01), pytest.approx(0.02))
+    assert found.layer == 3 and (found.forward_s, found.backward_s) == pytest.approx((0.01, 0.02))
     assert times.median_send_s() == pytest.approx(0.002)
 
 
@@ -46,10 +51,10 @@ def test_a_few_slow_steps_change_nothing_and_a_lasting_change_does() -> None:
     times = PassTimes(clock)
     for number in range(16):
         make_step(times, clock, 0.5 if number % 4 == 0 else 0.01)
-    assert times.list_layers() == (LayerPassTimes(3, pytest.approx(0.01), pytest.approx(0.02)),)
+    assert forward_s(times) == pytest.approx(0.01)
     for _ in range(12):
         make_step(times, clock, 0.04)
-    assert times.list_layers() == (LayerPassTimes(3, pytest.approx(0.04), pytest.approx(0.08)),)
+    assert forward_s(times) == pytest.approx(0.04)
 
 
 def test_another_plan_begins_anew() -> None:

@@ -28,7 +28,7 @@ def test_workers_that_are_alike_stay_alike_within_noise() -> None:
 def test_a_slow_worker_is_beside_its_replica_and_not_its_layers() -> None:
     found = fit_speeds(timed([1, 1, 1, 0.5], [0.02] * 6, [*STAGES, *STAGES]), 6)
     assert found.speeds == (1.0, 1.0, 1.0, 0.5)
-    assert (found.layer_s, found.unit_s) == ((), pytest.approx(0.02))
+    assert found.layer_s == () and found.unit_s == pytest.approx(0.02)
 
 
 def test_heavy_layers_are_not_slow_workers() -> None:
@@ -38,7 +38,8 @@ def test_heavy_layers_are_not_slow_workers() -> None:
 
 
 def test_both_are_told_apart_through_workers_between_them() -> None:
-    works, held = [0.01, 0.02, 0.02, 0.02, 0.04], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]
+    works = [0.01, 0.02, 0.02, 0.02, 0.04]
+    held: list[tuple[int, ...]] = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)]
     speeds = [1.0, 0.5, 1.0, 0.6, 1.0]
     found = fit_speeds(timed(speeds, works, held), 5)
     assert found.speeds == pytest.approx(speeds, abs=0.002)
@@ -52,7 +53,7 @@ def test_who_cannot_be_compared_is_as_fast_as_others() -> None:
 
 
 def test_a_worker_just_beyond_noise_counts_as_slow() -> None:
-    assert fit_speeds([{0: 1.0}, {0: 1 / (1 - ALIKE - 0.05)}], 1).speeds == (1.0, pytest.approx(1 - ALIKE - 0.05))
+    assert fit_speeds([{0: 1.0}, {0: 1 / (1 - ALIKE - 0.05)}], 1).speeds == pytest.approx((1.0, 1 - ALIKE - 0.05))
 
 
 @pytest.mark.parametrize("seed", range(40))
