@@ -5,6 +5,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 PEERS := .venv/peers/.ready
 OLDER := .venv/peers-dlrover/.ready
+ALIVE := build/peers-torchft/.ready build/peers-inprocess/.ready
 SOURCES = $(wildcard holdfast tests examples benchmarks)
 # A name starting with an underscore is a part of other benchmarks, not one itself. Those in SLOW run only by name.
 SLOW ?= torture detect recovery ettr byterobust nccl compile cluster
@@ -123,6 +124,13 @@ $(PEERS) $(OLDER): .venv/%/.ready: benchmarks/%.txt | $(READY)
 	grep -v '^#' $< | xargs -n 1 $(PY) -m pip install --quiet --no-deps --upgrade --target $(@D) || true
 	@touch $@
 
+# All of one file at once: some of these packages share a folder.
+$(ALIVE): build/%/.ready: benchmarks/%.txt | $(READY)
+	rm -rf $(@D)
+	$(PY) -m pip install --quiet --no-deps --target $(@D) -r $< || true
+	@mkdir -p $(@D) && touch $@
+
+bench-elastic: $(ALIVE)
 bench-ckpt: $(PEERS)
 bench-recovery: $(PEERS) $(OLDER)
 

@@ -19,7 +19,7 @@ from holdfast.model.code_release import Release
 from holdfast.model.copy_aim import Aim
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import HostIdentity
-from holdfast.model.node_errands import Done, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
+from holdfast.model.node_errands import Done, LaunchHere, Leave, PairTestHere, Parking, ProbeHere, ReplayHere, StageHere
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
 from holdfast.model.rank_traces import Trace
 from holdfast.model.state_copy import Address, Copy
@@ -105,9 +105,9 @@ class NodeRanks(Protocol):
     async def launch_ranks(self, errand: LaunchHere) -> str:
         """Start the seat's ranks, or continue the parked ones; return an error in words, empty if every rank runs."""
 
-    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """End all ranks of generations up to `up_to`, except those that park within `park_s`. Return in words which
-        processes still live; empty if none does."""
+    async def stop_ranks(self, up_to: int, grace_s: float, parking: Parking | None = None) -> str:
+        """End all ranks of generations up to `up_to`, except those that park. Return in words which processes still
+        live; empty if none does."""
 
     def quit_holder(self, code: int) -> None:
         """End everything on this node, this agent included."""

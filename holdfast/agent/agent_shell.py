@@ -310,8 +310,8 @@ class Agent:
             if isinstance(errand, Leave) and self.life.is_alone:
                 self.notes.write_departure(self._make_departure(errand.reason))
             self.life.returned = returned_ranks(self._read_slots().values(), generation)
-            parking = (errand.park_s, errand.standing) if isinstance(errand, StopHere) else (0.0, ())
-            error = await self.ranks.stop_ranks(generation, errand.grace_s, *parking)
+            parking = errand.parking if isinstance(errand, StopHere) else None
+            error = await self.ranks.stop_ranks(generation, errand.grace_s, parking)
             await self.staging.gather_outputs()
         if isinstance(errand, Leave):
             await self.keeper.leave_job(errand)

@@ -15,7 +15,7 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.core.rank_ranges import format_nodes, format_ranks
-from holdfast.model.action import Action, Finish, Say, Stop
+from holdfast.model.action import Action, Finish, HandOver, Say, Stop
 from holdfast.model.code_release import Fate
 from holdfast.model.decider_events import Begin, Ended, MeshReport, Outcome, Progress, Ready
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
@@ -403,6 +403,7 @@ def finish_job(
     state.interruption = None
     stop_s = state.limits.shutdown_grace_s if last_s is None else last_s
     last_s = 0.0 if grace_s == 0 else stop_s  # who is in a hurry does not wait for storage
+    saves = last_s > 0 and state.phase is Phase.TRAINING and state.carries and not limits
     finish = Finish(
         id=next(state.ids),
         code=code,
@@ -411,6 +412,7 @@ def finish_job(
         last_s=last_s,
         not_after=min(limits, default=None),
         verified=doubts.verified,
+        hand_over=HandOver((), last_s / 2) if saves else None,
     )
     state.emit(finish)
     state.exit_code = code
