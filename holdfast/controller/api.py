@@ -177,10 +177,6 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     async def status(request: web.Request) -> web.Response:
         return _json_response(msgspec.structs.replace(status_of(controller), right=_right_name(CALLER.get())))
 
-    async def rank(request: web.Request) -> web.Response:
-        found = view_rank(controller, int(request.match_info["rank"]))
-        return _json_response(found) if found else _error_response(404, _no_such_rank(controller))
-
     async def report(request: web.Request) -> web.Response:
         return _json_response(report_of(controller.ledger.make_account(controller.clock())))
 
@@ -202,7 +198,7 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
 
     app.router.add_get(_AGENT, built.ingest.serve_agent)
     app.router.add_get("/api/v1/status", status)
-    app.router.add_get("/api/v1/ranks/{rank:[0-9]{1,9}}", rank)
+    app.router.add_get("/api/v1/ranks/{rank:[0-9]{1,9}}", _rank_route(controller))
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", _order_route(controller, door.audit))
@@ -258,6 +254,14 @@ async def _order_fault(controller: Controller, order: Order) -> str:
     if refusal := order_refusal(controller.view, order, controller.links.linked_nodes):
         return refusal.text
     return release_api.update_fault(controller, order) or await release_api.signature_fault(controller, order)
+
+
+def _rank_route(controller: Controller) -> Answer:
+    async def rank(request: web.Request) -> web.Response:
+        found = view_rank(controller, int(request.match_info["rank"]))
+        return _json_response(found) if found else _error_response(404, _no_such_rank(controller))
+
+    return rank
 
 
 def _releases_route(controller: Controller) -> Answer:
