@@ -1,6 +1,7 @@
 // Incidents: the list, and each as a story from its first signal to its outcome, with what was not done and why.
 
 import { phaseBar } from "./charts.js";
+import { countRanks, flame } from "./stacks.js";
 import { block, fetchStory, job, onLeave } from "./store.js";
 import { capital, clock, count, duration, h, plural, quote, sheet, someNames } from "./words.js";
 
@@ -138,7 +139,8 @@ function storyLine(line, began) {
     h("span", { class: `part ${line.part}${failed}` }, PARTS[line.part] || line.part),
     h("div", { class: "what" }, capital(line.text), more,
       line.remarks?.length ? h("ul", {}, line.remarks.map((text) => h("li", {}, capital(text)))) : null,
-      line.evidence?.length ? quote("Evidence", line.evidence.join("\n")) : null));
+      line.evidence?.length ? quote("Evidence", line.evidence.join("\n")) : null,
+      line.stacks?.length ? h("details", { open: line.part === "alarm" }, h("summary", { class: "soft small" }, `Where ${plural(countRanks(line.stacks), "rank")} stood then`), flame(line.stacks)) : null));
 }
 
 const sinceText = (seconds) => `${seconds < 0 ? "−" : "+"}${duration(Math.abs(seconds))}`;
