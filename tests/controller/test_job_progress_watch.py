@@ -9,10 +9,10 @@ import pytest
 from holdfast.config import Settings
 from holdfast.controller.job_progress_watch import StallWatch
 from holdfast.model.action import Launch
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.event import Phase
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat, Strain, StrainKind
-from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.rank_traces import Arrival, Trace
 from tests.core.diagnose.places import process, trace
 

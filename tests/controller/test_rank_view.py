@@ -38,7 +38,7 @@ async def test_a_rank_is_told_by_the_beat_of_its_node(desk_of: Open) -> None:
             mute=(0,),
         )
         await agent.ws.send_bytes(agent_messages.encode(beat))
-        await desk.until(lambda: desk.built.registry.beats["a"].step == 5, "the beat")
+        await desk.until(lambda: desk.controller.registry.beats["a"].step == 5, "the beat")
         status, told = await view(desk, 1)
         assert status == 200
         assert (told["node"], told["step"], told["loss"], told["phase"], told["mute"]) == (
@@ -59,7 +59,7 @@ async def test_of_an_older_launch_nothing_is_told(desk_of: Open) -> None:
     async with desk_of() as desk:
         agent = await desk.train()
         await agent.beat(8, generation=0)
-        await desk.until(lambda: desk.built.registry.beats["a"].generation == 0, "the beat")
+        await desk.until(lambda: desk.controller.registry.beats["a"].generation == 0, "the beat")
         told = (await view(desk, 0))[1]
         assert (told["beat_s"], told["step"], told["collectives"]) == (None, -1, [])
 
