@@ -13,10 +13,7 @@ from holdfast.core.record.page_view import PageFold, PageView
 from holdfast.model.action import Action, Launch, Probe
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.event import Begin, Decision, Entry, Event, Outcome, Phase, Progress
-from tests.cli.page_in_browser import (
-    open_view,
-    write_journal,
-)
+from tests.cli.page_in_browser import open_view, write_journal
 from tests.core.diagnose.places import REDUCE, SLEEP, process, trace
 from tests.core.test_page_view import simulated
 
