@@ -81,7 +81,7 @@ def test_no_view_has_a_barrier(scheme: str, journal: Path, browser: Any) -> None
             found += find_barriers(page, f"a rank {wide}")
             page.keyboard.press("Escape")
             show_view(page, "nodes")
-            page.locator("td button").first.press("Enter")
+            page.locator("td button.plain").first.press("Enter")
             page.wait_for_selector("dialog p[role=status]")
             found += find_barriers(page, f"an order {wide}")
             page.keyboard.press("Escape")
