@@ -15,7 +15,7 @@ from holdfast.core.diagnose.blocking_ranks import STOPPED, training_processes
 from holdfast.core.diagnose.stack_folding import Folded, fold_stack, main_frames
 from holdfast.core.diagnose.stack_tree import StackBranch, merge_stacks, sort_branches
 from holdfast.core.rank_ranges import format_ranks
-from holdfast.model.detector_alarm import Alarm
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.rank_traces import Frame, Process, StackRow, Trace
 
 OUTLINE_BYTES = 32 << 10
@@ -26,7 +26,10 @@ _STOPPED_FRAME = "stopped by a signal"
 
 
 def keep_stacks(alarm: Alarm, traces: Sequence[Trace], blocking: Collection[int]) -> Alarm:
-    """Return the alarm with the stacks that it was raised for. `blocking` are marked if the alarm names no ranks."""
+    """Return the alarm with the stacks that it was raised for. `blocking` are marked if the alarm names no ranks. An
+    alarm that only notes a pause stays small: a job that pauses every few minutes would fill its journal."""
+    if alarm.stance is Stance.OBSERVE and not alarm.ranks:
+        return alarm
     return msgspec.structs.replace(alarm, stacks=outline_stacks(traces, alarm.ranks or blocking))
 
 

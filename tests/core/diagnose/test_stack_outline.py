@@ -6,7 +6,7 @@ import pytest
 from holdfast.core.diagnose.stack_outline import LEFT_OUT, OUTLINE_BYTES, keep_stacks, outline_stacks
 from holdfast.core.diagnose.stack_tree import grow_tree, sort_branches
 from holdfast.core.rank_ranges import format_ranks
-from holdfast.model.detector_alarm import Alarm, Kind
+from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.rank_traces import StackRow
 from tests.core.diagnose.places import RECEIVE, REDUCE, SCRIPT, SLEEP, process, trace
 
@@ -85,6 +85,8 @@ def test_an_alarm_keeps_them_in_the_journal_and_older_alarms_have_none() -> None
     unnamed = keep_stacks(msgspec.structs.replace(ALARM, ranks=()), trace(process(2), process(3, SLEEP)), (2,))
     assert {row.ranks for row in unnamed.stacks if row.named} == {"rank 2"}
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(alarm), type=Alarm) == alarm
+    note = msgspec.structs.replace(ALARM, ranks=(), stance=Stance.OBSERVE)
+    assert keep_stacks(note, trace(process(2)), (2,)) == note, "a pause that is only noted"
     older = msgspec.to_builtins(ALARM)
     del older["stacks"]
     assert msgspec.convert(older, Alarm).stacks == ()
