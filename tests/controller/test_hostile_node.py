@@ -274,8 +274,12 @@ async def test_long_texts_are_cut_and_sentences_for_the_console_are_few(desk_of:
         own = changed(ALARM, kind=Kind.HEALTH, generation=0, suspects=("evil",), stance=Stance.NOTIFY)
         stacks = (StackRow(depth=0, frame="F" * 900_000, ranks="rank 0", count=1),)
         await evil.post(changed(own, reason="A" * 900_000, evidence=("C" * 5000,) * 20, stacks=stacks))
-        await desk.until(lambda: any(isinstance(e, Alarm) for e in desk.events()), "an alarm")
-        [alarm] = [event for event in desk.events() if isinstance(event, Alarm)]
+
+        def told() -> list[Alarm]:  # a busy host may also have the job stand for a while
+            return [event for event in desk.events() if isinstance(event, Alarm) and event.kind is Kind.HEALTH]
+
+        await desk.until(told, "an alarm")
+        [alarm] = told()
         assert len(alarm.reason) < 2100 and alarm.reason.endswith("(900,000 characters)")
         assert all(len(line) < 2100 for line in alarm.evidence)
         assert alarm.stacks == (), "only the controller puts stacks into an alarm"

@@ -32,9 +32,10 @@ def test_ranks_at_one_place_share_rows_and_named_ones_are_marked() -> None:
 def test_a_stopped_rank_and_one_that_is_gone_have_rows_of_their_own() -> None:
     gone = msgspec.structs.replace(process(2, ()), state="X", error="gone: it has ended (exit code 7)")
     rows = outline_stacks(trace(process(0), process(1, state="T"), gone), named=(1, 2))
-    waits, stopped, ended = sorted(innermost(rows), key=lambda row: row.ranks)
-    assert [waits.named, stopped.named, ended.named] == [False, True, True]
-    assert stopped.depth == waits.depth + 1 and ended.depth == 0 and "exit code 7" in ended.frame
+    (stopped,), (ended,) = ([row for row in rows if row.ranks == f"rank {rank}"] for rank in (1, 2))
+    assert [row for row in rows if row.named] == [stopped, ended]
+    waits = rows[rows.index(stopped) - 1]
+    assert (waits.count, stopped.depth, ended.depth) == (2, waits.depth + 1, 0) and "exit code 7" in ended.frame
 
 
 def test_children_count_only_where_they_make_the_steps() -> None:
