@@ -272,7 +272,7 @@ async def test_long_texts_are_cut_and_sentences_for_the_console_are_few(desk_of:
         evil = await comes_in(desk)
         await says(evil, *[NodeNotice(node="evil", text="B" * 500_000)] * 40)
         own = changed(ALARM, kind=Kind.HEALTH, generation=0, suspects=("evil",), stance=Stance.NOTIFY)
-        stacks = (StackRow(depth=0, frame="F" * 900_000, ranks="rank 0", count=1),)
+        stacks = (StackRow(depth=0, frame="F" * 5000, ranks="rank 0", count=1),)
         await evil.post(changed(own, reason="A" * 900_000, evidence=("C" * 5000,) * 20, stacks=stacks))
 
         def told() -> list[Alarm]:  # a busy host may also have the job stand for a while
