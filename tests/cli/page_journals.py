@@ -73,7 +73,9 @@ def told() -> tuple[Entry, ...]:
     view = fold(entries).make_view(None)
     evicted = next(node.node for node in view.nodes if node.role == "evicted")
     standby = next((node.node for node in view.nodes if node.role == "ready"), evicted)
-    for number, (node, found) in enumerate(((evicted, "memory differs"), (evicted, "links differ"), (standby, ""), ("n1", ""))):
+    for number, (node, found) in enumerate(
+        ((evicted, "memory differs"), (evicted, "links differ"), (standby, ""), ("n1", ""))
+    ):
         follow(entries, entries[-1].event, Probe(id=9000 + number, generation=0, nodes=(node,), level=2))
         failed = {node: found} if found else {}
         follow(entries, Outcome(action=9000 + number, ok=True, failed=failed))
