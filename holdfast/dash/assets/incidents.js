@@ -21,13 +21,13 @@ function list(view) {
   const side = shown.length < view.incidents.length ? `the newest ${SHOWN} of ${count(view.incidents.length)}` : `${view.incidents.length}, the newest first`;
   const long = view.head.end_at - view.head.start_at > 86400;
   const rows = shown.map((one) => h("tr", {},
-    h("td", {}, h("a", { href: `#/incidents/${one.number}`, "aria-label": `Incident ${one.number}` }, String(one.number))),
+    h("td", { "data-name": "Incident" }, h("a", { href: `#/incidents/${one.number}`, "aria-label": `Incident ${one.number}` }, String(one.number))),
     h("td", { class: "nowrap soft" }, clock(one.alarm_at, long)),
     h("td", {}, capital(one.cause), h("div", { class: "soft small" }, one.label)),
     h("td", { "data-name": "Done:" }, remedyText(one)),
     h("td", { class: "num", "data-name": "Lost:" }, duration(one.lost_s))));
   if (opened) rows.unshift(h("tr", {},
-    h("td", {}, h("a", { href: `#/incidents/${opened.number}`, "aria-label": `Incident ${opened.number}` }, String(opened.number))),
+    h("td", { "data-name": "Incident" }, h("a", { href: `#/incidents/${opened.number}`, "aria-label": `Incident ${opened.number}` }, String(opened.number))),
     h("td", { class: "nowrap soft" }, clock(opened.alarm_at, long)),
     h("td", {}, capital(opened.cause), h("div", { class: "soft small" }, "open")),
     h("td", { "data-name": "Done:" }, capital(opened.why || "open")), h("td", { class: "num", "data-name": "Lost:" }, "")));
@@ -105,8 +105,13 @@ function storyOf(number, story) {
   const parts = [head, sheet("What happened", note, h("ol", { class: "story" }, foldEchoes(story.lines).map((line) => storyLine(line, began))),
     story.left_out ? h("p", { class: "soft" }, `${plural(story.left_out, "more line")} of this long incident are in the journal.`) : null)];
   if (story.undone.length) parts.push(sheet("What was not done, and why", "", h("ul", { class: "undone" }, story.undone.map((text) => h("li", {}, text)))));
-  if (story.logs?.length) parts.push(sheet("What ranks printed last before it", story.logs.some((log) => log.lines) ? "err marks stderr, out stdout" : "", story.logs.map(logPart)));
+  if (story.logs?.length) parts.push(sheet("What ranks printed last before it", story.logs.some((log) => log.lines) ? "err marks stderr, out stdout" : "", logParts(story.logs)));
   return parts;
+}
+
+function logParts(logs) {
+  if (logs.some((log) => log.lines)) return logs.map(logPart);
+  return [...new Set(logs.map((log) => log.absence))].map((why) => h("p", { class: "soft" }, `${capital(why)}.`));
 }
 
 function logPart(log) {

@@ -5,7 +5,7 @@ import { ask, job } from "./store.js";
 import { capital, clock, count, duration, h, plural, quote } from "./words.js";
 
 export function showDialog(title, ...content) {
-  const box = h("dialog", { "aria-label": title }, h("h2", {}, title), ...content,
+  const box = h("dialog", { "aria-label": title }, h("h2", { tabindex: "-1", autofocus: true }, title), ...content,
     h("div", { class: "choices" }, h("button", { onclick: () => box.close() }, "Close")));
   box.addEventListener("close", () => box.remove());
   document.body.append(box);
@@ -20,7 +20,7 @@ const loading = () => h("p", { class: "soft" }, "Looking…");
 
 function nodeFacts(node) {
   const [name, role, first, nproc, host, near, alarms, incidents, last, lag, phase] = node;
-  return [["Node", name], ["Host", host], ["Place", near.join(" / ")], ["State", role === "ready" ? "standby" : role],
+  return [["Host", host === name ? "" : host], ["Place", near.join(" / ")], ["State", role === "ready" ? "standby" : role],
     ["Its ranks", first < 0 ? "none" : nproc > 1 ? `${first} to ${first + nproc - 1}` : String(first)], ["Doing", phase], ["Behind", lag ? plural(lag, "step") : ""],
     ["Named by", alarms || incidents ? `${plural(alarms, "alarm")}, ${plural(incidents, "incident")}` : "no alarm"], ["Last said of it", last && capital(last)]];
 }
@@ -39,7 +39,7 @@ export function openRank(rank, node, late, named) {
   const own = named ? [["Named in", `${named.kind} alarm at ${clock(named.at, true)}: ${named.reason}`]] : [];
   const lines = quote("Output", "…"), live = h("div", {}, loading()), stack = h("div", {}), all = h("div", {});
   const mayLook = job.view.orders_taken;
-  showDialog(`Rank ${rank}`, factList([...own, ...nodeFacts(node), ["Pace", late]]),
+  showDialog(`Rank ${rank}`, factList([...own, ["Node", node[0]], ...nodeFacts(node), ["Pace", late]]),
     job.embedded ? null : part("Last heard of it", live),
     mayLook ? part("Its stack now", stack) : null,
     job.embedded ? null : part("Last output", lines),

@@ -5,7 +5,7 @@ import { openNode, showDialog } from "./rank.js";
 import { ask, block, job } from "./store.js";
 import { capital, clock, count, duration, h, quote, sheet } from "./words.js";
 
-const SHOWN = 300;
+const SHOWN = 100;
 const HERE = ["active", "admitting", "draining", "ready", "probing"];
 let wanted = "";
 
@@ -58,7 +58,7 @@ function nodeOrders(node) {
 
 export function releasesView() {
   return [block(["releases", "paces"], (view) => sheet("Releases", "", table(["#", "Brought", "From", "By", "Steps ", "Pace"],
-    view.releases.map((one) => h("tr", {}, cell(String(one.number)), cell(clock(one.at, true), "", "nowrap soft"), cell([one.source, one.message ? h("div", { class: "soft small" }, one.message) : ""]),
+    view.releases.map((one) => h("tr", {}, cell(String(one.number), "Release"), cell(clock(one.at, true), "", "nowrap soft"), cell([one.source, one.message ? h("div", { class: "soft small" }, one.message) : ""]),
       cell(one.who, one.who ? "By:" : ""), cell(`${count(one.steps)}${one.redone ? ` and ${count(one.redone)} redone` : ""}`, "Steps:", "num"), cell([one.pace, differenceButton(view.releases, one)], "")))))),
   block(["stored", "head"], checkpoints), block(["orders"], orders)];
 }
@@ -97,7 +97,7 @@ function orders(view) {
 }
 
 export function settingsView() {
-  const rows = (value) => Object.entries(value || {}).filter(([, one]) => typeof one !== "object" || one?.length).map(([name, one]) =>
+  const rows = (value) => Object.entries(value || {}).filter(([, one]) => one !== "" && (typeof one !== "object" || one?.length)).map(([name, one]) =>
     h("tr", {}, h("td", { class: "mono" }, name), h("td", {}, name.endsWith("_s") ? duration(one) : String(one))));
   return [sheet("The job as it was asked for", "", table(["Name", "Value"], rows(job.view.job))),
     sheet("Limits of the decider", h("span", {}, "docs/SETTINGS.md explains each"), table(["Name", "Value"], rows(job.view.limits)))];
