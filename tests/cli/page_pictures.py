@@ -48,7 +48,7 @@ kind = "node.kill"
 node = "n1"
 after_s = 20
 """
-SIMULATED = SimSetup(seed=11, nodes=2048, nproc=8, standbys=24, days=1.0, progress_s=600.0)
+SIMULATED = SimSetup(seed=11, nodes=2048, nproc=8, standbys=24, days=7.0, progress_s=600.0)
 
 
 class Album:
