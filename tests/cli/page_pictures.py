@@ -116,7 +116,7 @@ def look_at_all(page: Any) -> None:
 
 
 @contextlib.contextmanager
-def chaos_job(folder: Path) -> Iterator[Path]:
+def chaos_job(folder: Path, flags: list[str]) -> Iterator[Path]:
     """The run directory of a job that has come through the scenario, and trains."""
     run_dir = folder / "run"
     ranks = ["--nnodes", "4", "--nproc-per-node", "2", "--standbys", "2"]
@@ -132,7 +132,7 @@ def chaos_job(folder: Path) -> Iterator[Path]:
     command = [sys.executable, "-m", "holdfast.cli"]
     (folder / "scenario.toml").write_text(SCENARIO)
     with (folder / "output").open("wb") as output:
-        words = [*command, "run", "--run-dir", str(run_dir), *ranks, *script]
+        words = [*command, "run", "--run-dir", str(run_dir), *ranks, *flags, *script]
         job = subprocess.Popen(words, stdout=output, stderr=output, env=os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"})
         try:
             wait_for_training(run_dir)
@@ -142,7 +142,7 @@ def chaos_job(folder: Path) -> Iterator[Path]:
             wait_for_training(run_dir)
             yield run_dir
         finally:
-            job.send_signal(signal.SIGINT)
+            job.send_signal(signal.SIGTERM)
             job.wait()
 
 
@@ -177,8 +177,8 @@ def count_incidents(path: Path) -> int:
         return sum(entry.decision.closed is not None for entry in journal.read())
 
 
-def take_chaos(album: Album, work: Path) -> None:
-    with chaos_job(work) as run_dir:
+def take_chaos(album: Album, work: Path, flags: list[str]) -> None:
+    with chaos_job(work, flags) as run_dir:
         stories = [f"incidents/{number}" for number in range(1, count_incidents(run_dir / "journal.db") + 1)]
         acts = [
             ("rank", "ranks", open_rank),
@@ -200,11 +200,13 @@ def take_simulated(album: Album, work: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=f"{(__doc__ or '').splitlines()[0]} All other flags go to the holdfast run of the real job."
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "page", help="folder of the pictures")
     parser.add_argument("--only", choices=("chaos", "sim"), help="one of the two jobs")
     parser.add_argument("--scheme", choices=("light", "dark"), default="light")
-    args = parser.parse_args()
+    args, flags = parser.parse_known_args()
     program = shutil.which("chromium")
     if program is None:
         print("page-pictures: chromium is not installed", file=sys.stderr)
@@ -215,7 +217,7 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         album = Album(browser, args.out, args.scheme)
         if args.only != "sim":
-            take_chaos(album, Path(work))
+            take_chaos(album, Path(work), flags)
         if args.only != "chaos":
             take_simulated(album, Path(work))
         browser.close()
