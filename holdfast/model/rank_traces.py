@@ -112,3 +112,4 @@ class StackRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     ranks: str = ""  # that are in it or in frames that it calls, in words; "": only counted
     count: Number = 0  # of these
     named: bool = False  # all of them are ranks that an alarm names
+    here: str = ""  # those of them whose innermost frame it is, where others go on; "": all stop here, or nobody does

@@ -69,7 +69,8 @@ def _choose_branches(root: StackBranch, named: frozenset[int], limit_bytes: int)
     left = limit_bytes
     while ahead:
         *_, branch = heappop(ahead)
-        left -= len(branch.frame[:_FRAME_CHARS].encode()) + len(_ranks_text(branch)) + _ROW_BYTES
+        texts = len(branch.frame[:_FRAME_CHARS].encode()), len(_ranks_text(branch.ranks)), len(_here_text(branch))
+        left -= sum(texts) + _ROW_BYTES
         if left < 0:
             break
         reach(branch)
@@ -85,14 +86,19 @@ def _list_rows(branch: StackBranch, depth: int, kept: set[int], named: frozenset
         yield StackRow(
             depth=depth,
             frame=below.frame[:_FRAME_CHARS],
-            ranks=_ranks_text(below),
+            ranks=_ranks_text(below.ranks),
             count=len(below.ranks),
             named=bool(named) and named.issuperset(below.ranks),
+            here=_here_text(below),
         )
         yield from _list_rows(below, depth + 1, kept, named)
     if left_out:
         yield StackRow(depth=depth, frame=LEFT_OUT, count=left_out)
 
 
-def _ranks_text(branch: StackBranch) -> str:
-    return format_ranks(sorted(set(branch.ranks)))
+def _here_text(branch: StackBranch) -> str:
+    return _ranks_text(branch.here) if branch.here and branch.below else ""
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return format_ranks(sorted(set(ranks)))

@@ -130,9 +130,12 @@ export function niceTicks(low, high, wanted) {
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 1209600];
 
 export function timeTicks(from, until, most) {
-  const step = STEPS_S.find((one) => (until - from) / one <= most) || STEPS_S[STEPS_S.length - 1];
-  const shift = new Date(from * 1000).getTimezoneOffset() * 60, ticks = [];
-  for (let at = Math.ceil((from - shift) / step) * step + shift; at <= until; at += step) ticks.push(at);
+  const shift = new Date(from * 1000).getTimezoneOffset() * 60;
+  let number = STEPS_S.findIndex((one) => (until - from) / one <= most), ticks = [];
+  for (number = number < 0 ? STEPS_S.length - 1 : number; number >= 0 && !ticks.length; number--) {  // a round time may lie outside
+    const step = STEPS_S[number];
+    for (let at = Math.ceil((from - shift) / step) * step + shift; at <= until; at += step) ticks.push(at);
+  }
   return ticks.slice(0, 60);
 }
 

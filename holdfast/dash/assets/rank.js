@@ -22,7 +22,7 @@ function nodeFacts(node) {
   const [name, role, first, nproc, host, near, alarms, incidents, last, lag, phase] = node;
   return [["Host", host === name ? "" : host], ["Place", near.join(" / ")], ["State", role === "ready" ? "standby" : role],
     ["Its ranks", first < 0 ? "none" : nproc > 1 ? `${first} to ${first + nproc - 1}` : String(first)], ["Doing", phase], ["Behind", lag ? plural(lag, "step") : ""],
-    ["Named by", alarms || incidents ? `${plural(alarms, "alarm")}, ${plural(incidents, "incident")}` : "no alarm"], ["Last said of it", last && capital(last)]];
+    ["Named by", [alarms ? plural(alarms, "alarm") : "no alarm", incidents ? plural(incidents, "incident") : ""].filter(Boolean).join(", ")], ["Last said of it", last && capital(last)]];
 }
 
 function probeList(node) {
@@ -37,7 +37,7 @@ export function openNode(node) {
 
 export function openRank(rank, node, late, named) {
   const own = named ? [["Named in", `${named.kind} alarm at ${clock(named.at, true)}: ${named.reason}`]] : [];
-  const lines = quote("Output", "…"), live = h("div", {}, loading()), stack = h("div", {}), all = h("div", {});
+  const lines = quote("Output", "…"), live = h("div", {}, loading()), stack = h("div", {}), all = h("div", { class: "part-of" });
   const mayLook = job.view.orders_taken;
   showDialog(`Rank ${rank}`, factList([...own, ["Node", node[0]], ...nodeFacts(node), ["Pace", late]]),
     job.embedded ? null : part("Last heard of it", live),

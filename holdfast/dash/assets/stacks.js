@@ -2,15 +2,15 @@
 
 import { capital, duration, h, plural, quote } from "./words.js";
 
-const OUTER = 3; // frames that all ranks share: more of them are drawn as one
+const OUTER = 12; // frames that all ranks share: more of them are drawn as one
 const PLACES = 12;
 const STATES = { R: "running", S: "asleep", D: "in the kernel, and cannot be interrupted", T: "stopped by a signal", t: "stopped by a debugger", Z: "ended", X: "gone" };
 
 // Rows come in the order of a tree, each before the frames that it calls.
 function growBoxes(rows) {
   const root = { count: 0, above: [] }, way = [root];
-  for (const [depth, frame, ranks, count, named] of rows) {
-    const box = { frame, ranks: ranks || plural(count, "rank"), count, named, above: [] };
+  for (const [depth, frame, ranks, count, named, here] of rows) {
+    const box = { frame, ranks: ranks || plural(count, "rank"), count, named, here, above: [] };
     way.length = depth + 1;
     way[depth].above.push(box);
     way.push(box);
@@ -34,12 +34,12 @@ const stopsHere = (box) => box.count - box.above.reduce((sum, one) => sum + one.
 function places(root) {
   const found = [];
   const walk = (box) => {
-    const here = stopsHere(box);
-    if (here > 0 && box !== root) found.push({ ...box, here });
+    const stopped = stopsHere(box);
+    if (stopped > 0 && box !== root) found.push({ ...box, stopped });
     box.above.forEach(walk);
   };
   walk(root);
-  return found.sort((a, b) => b.named - a.named || b.here - a.here);
+  return found.sort((a, b) => b.named - a.named || b.stopped - a.stopped);
 }
 
 // Boxes as wide as the number of ranks in a frame, the innermost on top; and the same as a list, which can be read aloud.
@@ -50,7 +50,7 @@ export function flame(rows) {
     h("div", { class: `frame${box.named ? " named" : ""}`, title: `${box.title || box.frame}: ${box.ranks}` }, `${box.frame} · ${box.ranks}`),
     box.above.length ? h("div", { class: "rowbox" }, box.above.map(draw), stopsHere(box) > 0 ? h("div", { style: { flex: `${stopsHere(box)} 1 0` } }) : null) : null);
   const list = found.slice(0, PLACES).map((box) => h("li", { class: box.named ? "bad" : null },
-    h("b", {}, capital(box.above.length ? `${plural(box.here, "rank")} of ${box.ranks}` : box.ranks)), " ", h("code", {}, box.frame)));
+    h("b", {}, capital(box.here || box.ranks)), " ", h("code", {}, box.frame)));
   return h("div", { class: "stacks" },
     h("ul", { class: "places" }, list, found.length > PLACES ? h("li", { class: "soft" }, `and ${plural(found.length - PLACES, "more place")}`) : null),
     h("div", { class: "flame", role: "img", "aria-label": `Stacks of ${plural(root.count, "rank")}, merged; the list above names the innermost frames`, "data-ranks": root.count },

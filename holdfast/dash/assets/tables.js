@@ -59,7 +59,7 @@ function nodeOrders(node) {
 export function releasesView() {
   return [block(["releases", "paces"], (view) => sheet("Releases", "", table(["#", "Brought", "From", "By", "Steps ", "Pace"],
     view.releases.map((one) => h("tr", {}, cell(String(one.number), "Release"), cell(clock(one.at, true), "", "nowrap soft"), cell([one.source, one.message ? h("div", { class: "soft small" }, one.message) : ""]),
-      cell(one.who, one.who ? "By:" : ""), cell(`${count(one.steps)}${one.redone ? ` and ${count(one.redone)} redone` : ""}`, "Steps:", "num"), cell([one.pace, differenceButton(view.releases, one)], "")))))),
+      cell(one.who, one.who ? "By:" : "", "nowrap"), cell(`${count(one.steps)}${one.redone ? ` and ${count(one.redone)} redone` : ""}`, "Steps:", "num"), cell([one.pace, differenceButton(view.releases, one)], "")))))),
   block(["stored", "head"], checkpoints), block(["orders"], orders)];
 }
 
