@@ -32,7 +32,7 @@ from tests.cli.page_in_browser import draw_frames, open_view, served, write_jour
 ROOT = Path(__file__).parents[2]
 WIDTHS = (1440, 390)
 VIEWS = ("now", "incidents", "ranks", "timeline", "nodes", "releases", "settings")
-COLOURS = 192  # of a picture's palette; more are hard to tell apart
+COLOURS = 255  # of a picture's palette; more are hard to tell apart
 SCENARIO = """
 patience_s = 300
 [[fault]]
@@ -48,6 +48,7 @@ kind = "node.kill"
 node = "n1"
 after_s = 20
 """
+HANG = 2  # the number of its incident
 SIMULATED = SimSetup(seed=11, nodes=2048, nproc=8, standbys=24, days=7.0, progress_s=600.0)
 
 
@@ -69,6 +70,7 @@ class Album:
             for title, view, act in (*shown, *acts):
                 if first:
                     open_view(page, address, view)
+                    page.get_by_text("Reading the journal").wait_for(state="hidden", timeout=120_000)
                 else:
                     go_to(page, view)
                 first = False
@@ -78,6 +80,17 @@ class Album:
                 draw_frames(page)
                 self._take(page, f"{name}-{title}-{wide}", whole=act is None)
                 page.keyboard.press("Escape")
+        page.context.close()
+
+    def show_for_docs(self, address: str, incident: int) -> None:
+        """Take the pictures that the documents show: the first screen, and the story of an incident without logs."""
+        page = self._browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+        open_view(page, address, "now")
+        self._take(page, "page-now", whole=True)
+        go_to(page, f"incidents/{incident}")
+        last = page.locator("section.sheet").nth(1).bounding_box()
+        page.set_viewport_size({"width": 1280, "height": int(last["y"] + last["height"] + 16)})
+        self._take(page, "page-incident", whole=False)
         page.context.close()
 
     def _take(self, page: Any, name: str, *, whole: bool) -> None:
@@ -188,6 +201,8 @@ def take_chaos(album: Album, work: Path, flags: list[str]) -> None:
         ]
         with served(run_dir) as address:
             album.show("chaos", address, [*VIEWS, *stories], *acts)
+        with served(run_dir) as address:
+            album.show_for_docs(address, HANG)
         with served(open_incident(run_dir, work)) as address:
             album.show("open", address, ["now", "incidents", f"incidents/{len(stories)}", "ranks"])
 
