@@ -16,7 +16,7 @@ REACHABLE = """() => [...document.querySelectorAll("a[href], button, input, sele
 BROKEN = r"""() => [...document.querySelectorAll("label, th, td, dt, dd, h1, h2, nav a, button")].flatMap((one) => {
   const found = [], walk = document.createTreeWalker(one, NodeFilter.SHOW_TEXT), range = document.createRange();
   for (let node = walk.nextNode(); node; node = walk.nextNode())
-    for (const { 0: word, index } of node.data.matchAll(/\w{2,12}/g)) {
+    for (const { 0: word, index } of node.data.matchAll(/(?<!\w)\w{2,12}(?!\w)/g)) {
       range.setStart(node, index);
       range.setEnd(node, index + word.length);
       if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) found.push(word);

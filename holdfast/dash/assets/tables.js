@@ -36,8 +36,8 @@ function roles({ head }) {
 function nodeTable(view) {
   const found = view.nodes.filter((node) => !wanted || [node[0], node[4], node[1], node[5].join(" ")].some((text) => text.toLowerCase().includes(wanted)));
   const sorted = [...found].sort((a, b) => b[7] - a[7] || b[6] - a[6] || a[0].localeCompare(b[0], "en", { numeric: true }));
-  const rows = sorted.slice(0, SHOWN).map((node) => h("tr", {}, cell(h("button", { class: "name", title: "All that is known of it", onclick: () => openNode(node) }, node[0])), cell(node[1] === "ready" ? "standby" : node[1]),
-    cell(node[2] < 0 ? "" : node[3] > 1 ? `${node[2]} to ${node[2] + node[3] - 1}` : String(node[2]), node[2] < 0 ? "" : "Ranks:"),
+  const rows = sorted.slice(0, SHOWN).map((node) => h("tr", {}, cell(h("button", { class: "name", title: "All that is known of it", onclick: () => openNode(node) }, node[0])), cell(node[1] === "ready" ? "standby" : node[1], "", "nowrap"),
+    cell(node[2] < 0 ? "" : node[3] > 1 ? `${node[2]} to ${node[2] + node[3] - 1}` : String(node[2]), node[2] < 0 ? "" : "Ranks:", "nowrap"),
     cell([node[4], ...node[5]].filter(Boolean).join(" / "), "Host:"), cell(node[7] ? count(node[7]) : "", node[7] ? "Incidents:" : "", "num"),
     cell(node[6] ? count(node[6]) : "", node[6] ? "Alarms:" : "", "num"), cell([node[10] || node[8] || "", probesText(node[11])], ""), job.view.orders_taken ? cell(nodeOrders(node), "") : null));
   const left = found.length - rows.length;
