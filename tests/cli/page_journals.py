@@ -18,6 +18,7 @@ from tests.core.diagnose.places import REDUCE, SLEEP, process, trace
 from tests.core.test_page_view import simulated
 
 MESH = (("pp", 2), ("dp", 2), ("tp", 2))
+WAITED_FOR = "keeps the others waiting"
 WIDE, TALL = 1440, 900
 STACKS = outline_stacks(trace(*(process(rank, SLEEP if rank == 3 else REDUCE) for rank in range(8))), (3,))
 
@@ -85,7 +86,7 @@ def told() -> tuple[Entry, ...]:
         suspects=("n1",),
         ranks=(3,),
         generation=generation_of(entries),
-        reason="keeps the others waiting",
+        reason=WAITED_FOR,
         stance=Stance.NOTIFY,
         stacks=STACKS,
     )

@@ -97,7 +97,7 @@ class Album:
         path = self._folder / f"{name}.png"
         page.screenshot(path=path, full_page=whole)
         with Image.open(path) as picture:
-            picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+            picture.convert("RGB").quantize(COLOURS, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
         print(path, flush=True)
 
 

@@ -22,7 +22,7 @@ from tests.cli.page_in_browser import (
     watch_faults,
     write_journal,
 )
-from tests.cli.page_journals import STACKS, TALL, WIDE, follow, generation_of, open_page, training, view_of
+from tests.cli.page_journals import STACKS, TALL, WAITED_FOR, WIDE, follow, generation_of, open_page, training, view_of
 from tests.core.test_page_view import QUIET
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -95,7 +95,7 @@ def test_a_rank_that_an_alarm_names_has_the_state_in_its_own_cell(written: Path,
         x, y = spot_of(3, 2)
         page.locator("canvas").click(position={"x": x + 10, "y": y + 10})
         dialog = page.locator("dialog")
-        assert dialog.get_attribute("aria-label") == "Rank 3" and "keeps the others waiting" in dialog.inner_text()
+        assert dialog.get_attribute("aria-label") == "Rank 3" and WAITED_FOR in dialog.inner_text()
         page.keyboard.press("Escape")
         x, y = spot_of(2, 2)
         page.locator("canvas").click(position={"x": x + 10, "y": y + 10})
@@ -164,7 +164,7 @@ def large() -> tuple[Entry, ...]:
             suspects=("n1543",),
             ranks=(12345,),
             generation=generation_of(entries),
-            reason="keeps the others waiting",
+            reason=WAITED_FOR,
             stance=Stance.NOTIFY,
         ),
     )

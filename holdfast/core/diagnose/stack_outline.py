@@ -50,7 +50,7 @@ def _shown_stack(process: Process) -> Folded:
     """Return a stack whose last frame also says that the process is stopped, or why there are no frames."""
     folded = fold_stack(main_frames(process))
     if process.state in STOPPED:
-        return (*folded, _STOPPED_FRAME)
+        return (*folded, f"{_STOPPED_FRAME}{f', in {folded[-1]}' if folded else ''}")
     return folded or (f"no stack: {process.error or 'its main thread has no frames'}",)
 
 

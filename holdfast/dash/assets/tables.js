@@ -5,7 +5,7 @@ import { openNode, showDialog } from "./rank.js";
 import { ask, block, job } from "./store.js";
 import { capital, clock, count, duration, h, quote, sheet } from "./words.js";
 
-const SHOWN = 100;
+const SHOWN = 100, SHOWN_NARROW = 30;  // rows; on a phone each is as tall as a card
 const HERE = ["active", "admitting", "draining", "ready", "probing"];
 let wanted = "";
 
@@ -36,9 +36,9 @@ function roles({ head }) {
 function nodeTable(view) {
   const found = view.nodes.filter((node) => !wanted || [node[0], node[4], node[1], node[5].join(" ")].some((text) => text.toLowerCase().includes(wanted)));
   const sorted = [...found].sort((a, b) => b[7] - a[7] || b[6] - a[6] || a[0].localeCompare(b[0], "en", { numeric: true }));
-  const rows = sorted.slice(0, SHOWN).map((node) => h("tr", {}, cell(h("button", { class: "name", title: "All that is known of it", onclick: () => openNode(node) }, node[0])), cell(node[1] === "ready" ? "standby" : node[1], "", "nowrap"),
+  const rows = sorted.slice(0, innerWidth > 640 ? SHOWN : SHOWN_NARROW).map((node) => h("tr", {}, cell(h("button", { class: "name", title: "All that is known of it", onclick: () => openNode(node) }, node[0])), cell(node[1] === "ready" ? "standby" : node[1], "", "nowrap"),
     cell(node[2] < 0 ? "" : node[3] > 1 ? `${node[2]} to ${node[2] + node[3] - 1}` : String(node[2]), node[2] < 0 ? "" : "Ranks:", "nowrap"),
-    cell([node[4], ...node[5]].filter(Boolean).join(" / "), "Host:"), cell(node[7] ? count(node[7]) : "", node[7] ? "Incidents:" : "", "num"),
+    cell([node[4], ...node[5]].filter(Boolean).join(" / "), node[4] ? "Host:" : ""), cell(node[7] ? count(node[7]) : "", node[7] ? "Incidents:" : "", "num"),
     cell(node[6] ? count(node[6]) : "", node[6] ? "Alarms:" : "", "num"), cell([node[10] || node[8] || "", probesText(node[11])], ""), job.view.orders_taken ? cell(nodeOrders(node), "") : null));
   const left = found.length - rows.length;
   return h("div", {}, table(["Node", "State", "Ranks", "Host", "Incidents ", "Alarms ", "Last said of it", job.view.orders_taken ? "Orders" : null].filter((name) => name !== null), rows),

@@ -36,6 +36,7 @@ def test_a_stopped_rank_and_one_that_is_gone_have_rows_of_their_own() -> None:
     assert [row for row in rows if row.named] == [stopped, ended]
     waits = rows[rows.index(stopped) - 1]
     assert (waits.ranks, waits.here, stopped.here) == ("ranks 0-1", "rank 0", "")
+    assert stopped.frame.endswith(f" {waits.frame}"), "where it was stopped"
     assert (waits.count, stopped.depth, ended.depth) == (2, waits.depth + 1, 0) and "exit code 7" in ended.frame
 
 
