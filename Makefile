@@ -12,12 +12,12 @@ SLOW ?= torture detect recovery ettr byterobust nccl compile cluster
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full test-search test-slurm test-kube test-trainers fuzz chaos gpu-wheels gpu-lab site lint lock audit bench clean always
+.PHONY: help venv demo page-pictures test test-full test-search test-slurm test-kube test-trainers fuzz chaos gpu-wheels gpu-lab site lint lock audit bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(READY) ## make or refresh .venv
 
@@ -37,6 +37,11 @@ endif
 
 demo: $(READY) ## train a small GPT, kill a rank, lose a node, compare the weights
 	$(PY) examples/demo.py $(ARGS)
+
+# Who changes the page looks at these; docs/page-*.png come from there.
+page-pictures: $(READY) ## build/page: pictures of every view of the page, for eyes; needs Debian's chromium
+	$(PY) -m pip install --quiet -c constraints.txt playwright
+	$(PY) -m tests.cli.page_pictures $(ARGS)
 
 # Four workers on two cores: end-to-end tests wait for half of their time. What all of them import is compiled once.
 test: $(READY) ## all tests but the slow ones; ARGS goes to pytest

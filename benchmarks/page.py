@@ -72,7 +72,7 @@ class LiveSource(JournalSource):
 
     def __init__(self, path: Path, later: tuple[Entry, ...]) -> None:
         super().__init__(path)
-        self.may_order, self._later, self.now = True, later, later[0].at
+        self._later, self.now = later, later[0].at
 
     def read_entries(self, after: int) -> Any:
         yield from super().read_entries(after)
@@ -85,7 +85,9 @@ class LiveSource(JournalSource):
         ]
         now = f"training; every rank has made step {step - 1}"
         lateness = "".join(random.Random(step).choices("jklmn", k=NODES * NPROC))  # as noise makes it
-        return JobPresence(status={"now": now, "step": step - 1, "nodes": nodes, "lateness": lateness}, now=self.now)
+        return JobPresence(
+            status={"now": now, "step": step - 1, "nodes": nodes, "lateness": lateness}, now=self.now, may_order=True
+        )
 
 
 def measure_live(path: Path, later: tuple[Entry, ...]) -> tuple[float, int]:

@@ -402,10 +402,11 @@ def _shorten(text: str) -> str:
 
 
 def _shorten_texts(body: Alarm | Ended | Done) -> Alarm | Ended | Done:
-    """Return a post with long texts cut, because they go to the console and the journal."""
+    """Return a post with long texts cut, because they go to the console and the journal. Stacks in it go: only the
+    controller puts these into an alarm."""
     told = msgspec.structs.asdict(body)
     texts = {name: _shorten(value) for name, value in told.items() if type(value) is str and len(value) > _TEXT_CHARS}
     short = msgspec.structs.replace(body, **texts) if texts else body
-    if not isinstance(short, Alarm) or not short.evidence:
+    if not isinstance(short, Alarm) or not (short.evidence or short.stacks):
         return short
-    return msgspec.structs.replace(short, evidence=tuple(map(_shorten, short.evidence[:_TEXTS])))
+    return msgspec.structs.replace(short, evidence=tuple(map(_shorten, short.evidence[:_TEXTS])), stacks=())

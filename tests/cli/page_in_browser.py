@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,48 @@ def renewed(action: Action) -> Action:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    path = tmp_path / "journal.db"
+    return write_journal(tmp_path / "journal.db", map(hostile, simulated()))
+
+
+def write_journal(path: Path, entries: Iterable[Entry]) -> Path:
     with contextlib.closing(SqliteJournal(path)) as written:
-        for entry in simulated():
-            written.append(hostile(entry), durable=False)
+        for entry in entries:
+            written.append(entry, durable=False)
     return path
+
+
+def watch_faults(page: Any) -> list[str]:
+    """What goes wrong in the page's script from now on."""
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    return faults
+
+
+def open_view(page: Any, address: str, view: str) -> None:
+    page.goto(address)
+    page.wait_for_selector("h1", timeout=60_000)
+    page.evaluate(f"location.hash = '#/{view}'")
+    page.wait_for_selector(f'nav a[data-view="{view.partition("/")[0]}"][aria-current="page"]')
+    page.wait_for_selector("ol.story li" if "/" in view else "main h1")
+    draw_frames(page)
+
+
+def draw_frames(page: Any) -> None:
+    """Wait until what was changed is drawn."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def change_view(page: Any, change: Callable[[dict[str, Any]], object]) -> None:
+    """Have the page get another view than its server sends: one of a live job, where there is only a journal."""
+
+    def show(route: Any) -> None:
+        answer = route.fetch()
+        view = answer.json()
+        change(view["sections"])
+        route.fulfill(response=answer, json=view)
+
+    page.route("**/view", show)
 
 
 @contextlib.contextmanager

@@ -19,10 +19,9 @@ from tests.core.test_page_view import simulated
 class GrowingSource:
     """A journal that grows by a few entries at each look."""
 
-    may_order = False
-
     def __init__(self) -> None:
         self.there = 0
+        self.ranks: dict[int, dict[str, Any]] = {}  # what a controller tells of them
 
     def read_entries(self, after: int) -> Iterable[Entry]:
         return [entry for entry in simulated()[: self.there] if entry.seq > after]
@@ -32,6 +31,9 @@ class GrowingSource:
 
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         raise SourceError("there is no controller")
+
+    def look_at_rank(self, rank: int) -> dict[str, Any] | None:
+        return self.ranks.get(rank)
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         raise SourceError("there is no output")
@@ -129,6 +131,9 @@ def test_a_long_journal_is_shown_while_it_is_read() -> None:
 
 class PrintingSource(GrowingSource):
     """A run directory with the output of rank 2 alone: a long one, which a terminal would obey."""
+
+    def look_at_rank(self, rank: int) -> dict[str, Any] | None:
+        return self.ranks.get(rank)
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         if rank != 2:
