@@ -23,6 +23,7 @@ from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark,
 from holdfast.model.rank_traces import Trace
 from holdfast.model.state_copy import Address, Aim, Copy
 from holdfast.wire.agent_messages import JobFigures, TraceRequest
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey
 from holdfast.wire.rank_memory.flight_log_reader import FlightReport
 from holdfast.wire.rank_memory.slot_reader import SlotReading
@@ -144,7 +145,8 @@ class RankTracer(Protocol):
 class SnapshotKeeper(Protocol):
     """Keeps the snapshots of this node's ranks, and copies of other nodes' snapshots."""
 
-    revoked: frozenset[str]  # who may not talk to it any more
+    def admit_peers(self, peers: AdmittedPeers) -> None:
+        """Accept the keepers of these nodes and no others, also after a restart of this agent."""
 
     @property
     def address(self) -> tuple[str, int]: ...

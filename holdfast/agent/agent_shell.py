@@ -55,11 +55,13 @@ from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
     Ack,
     AimMessage,
+    ControllerPacket,
     ErrandMessage,
     HashReport,
     Hello,
     JobFigures,
     NodeNotice,
+    PeersMessage,
     ReachRequest,
     ScriptImports,
     TraceAnswer,
@@ -112,6 +114,7 @@ class Agent:
         self._first_said = 0  # the generation whose first step was reported
         self._latches = LatchedFailures()
         self._told_imports: tuple[str, ...] = ()  # on this link
+        self._ignored = 0  # the epoch of a controller that goes on although another has taken over
         self._staged = False  # what the controller has said that ranks may run here
 
     async def run(self) -> None:
@@ -190,7 +193,7 @@ class Agent:
         sender = self._tasks.create_task(self._send_all(link))
         try:
             async for packet in link:
-                self._on_message(agent_messages.decode_from_controller(packet))
+                self._on_packet(agent_messages.decode_from_controller(packet))
         finally:
             sender.cancel()
 
@@ -199,10 +202,20 @@ class Agent:
             while True:
                 await link.send_bytes(await self._outbox.get())
 
-    def _on_message(self, message: agent_messages.FromController) -> None:
+    def _on_packet(self, packet: ControllerPacket) -> None:
+        """Judge the epoch of a controller's packet before anything of it has an effect, then act on it."""
+        if packet.epoch < self.life.epoch:
+            if packet.epoch != self._ignored:
+                self._ignored = packet.epoch
+                _log.warning("controller %d is ignored: controller %d has taken over", packet.epoch, self.life.epoch)
+            return
+        self._on_message(packet.message, packet.epoch)
+
+    def _on_message(self, message: agent_messages.FromController, epoch: int) -> None:
         match message:
-            case Welcome(beat_s=beat_s, releases=releases, revoked=revoked, epoch=epoch):
-                self.keeper.revoked = frozenset(revoked)
+            case Welcome(beat_s=beat_s, releases=releases, peers=peers):
+                if peers:
+                    self.keeper.admit_peers(peers)
                 self.beat_s, self._told_imports = beat_s, ()
                 self.controller_clock.on_welcome(message.at, message.ahead_s)
                 if not self._staged:
@@ -216,12 +229,13 @@ class Agent:
                     self._on_rank_exit(held)
             case Ack(seq=seq):
                 self._step(PostAcknowledged(seq))
-            case ErrandMessage(errand=errand, epoch=epoch):
+            case ErrandMessage(errand=errand):
                 if isinstance(errand, StopHere):
                     self._look_at_losses()  # whose went wrong first is to be heard before it is judged
                 self._step(ErrandReceived(errand, epoch))
+            case PeersMessage(peers=peers):
+                self.keeper.admit_peers(peers)
             case AimMessage():
-                self.keeper.revoked = frozenset(message.revoked)
                 self._tasks.create_task(self.keeper.apply_aim(message.aim))
             case TraceRequest():
                 self._tasks.create_task(self._trace_stacks(message))

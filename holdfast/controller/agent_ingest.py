@@ -246,7 +246,7 @@ class AgentIngest:
         if hello.generation and (waits or not seated) and (fresh or hello.ready):
             self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:
-            self.links.send_message(hello.node, self._make_welcome(now))
+            self.links.send_welcome(hello.node, self._make_welcome(now))
             if not seated:
                 self._send_imports(hello.node)
             self.dispatch.on_relink(hello.node)
@@ -265,8 +265,7 @@ class AgentIngest:
             ahead_s=self.controller.clock.ahead_s,
             beat_s=self._beat_s,
             releases=(self.view.running_release, *((waiting,) if waiting else ())),
-            revoked=self.certificates.revoked_ids(),
-            epoch=self.links.epoch,
+            peers=self.certificates.admitted_peers(),
             run=self.view.job.marked_id,
         )
 

@@ -29,13 +29,11 @@ class SnapshotAims:
         self._say = say
         self._exposed: tuple[str, ...] = ()
         self._is_behind = self._is_lone = False
-        self._revoked: tuple[str, ...] = ()  # as all nodes of the last generation were told
 
     def place_copies(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> None:
         """Choose which node keeps copies of which node's snapshots, and warn of nodes without copies."""
         exposed = self.floor.on_launch(generation, seats, mesh)
-        if self._certificates.revoked_ids() != self._revoked:  # a node is back: its first requests come with the launch
-            self.send_aims()
+        self.send_peers()  # a new node's first requests to others come with the launch
         self._is_behind = self._is_lone = False  # nothing is known of the new generation's copies yet
         if exposed != self._exposed:
             self._exposed = exposed
@@ -73,7 +71,12 @@ class SnapshotAims:
     def on_departure(self, node: str) -> None:
         """When a node with a certificate leaves, tell all nodes to accept that certificate no longer."""
         if self._certificates.serial_of(node) is not None:
-            self.send_aims()
+            self.send_peers()
+
+    def send_peers(self) -> None:
+        """Tell each linked node whose certificates count, if that has changed since it was told."""
+        if peers := self._certificates.admitted_peers():
+            self._links.send_peers(peers)
 
     def aim_of(self, node: str) -> Aim:
         aim, at = self.floor.aim_for(node), self._registry.keepers
@@ -83,7 +86,5 @@ class SnapshotAims:
 
     def send_aims(self, nodes: Collection[str] | None = None) -> None:
         """Send aims to these nodes, or to all if `nodes` is None."""
-        revoked = self._certificates.revoked_ids()
-        self._revoked = revoked if nodes is None else self._revoked
         for node in sorted(self.floor.nodes if nodes is None else nodes):
-            self._links.send_aim(node, self.aim_of(node), revoked)
+            self._links.send_aim(node, self.aim_of(node))

@@ -31,6 +31,7 @@ from holdfast.model.event import Begin, Limits, Order, Ready
 from holdfast.model.job_and_seats import Job
 from holdfast.wire.agent_messages import Welcome
 from holdfast.wire.credentials import enrolment, mutual_tls
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers, certificate_id, join_ids
 from holdfast.wire.credentials.enrolment import CertifiedNode
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
@@ -192,7 +193,7 @@ async def test_others_who_play_the_controller(ours: Organisation, tmp_path: Path
                 await linked(desk.dialing(ours_here, "r"))
 
 
-async def test_nodes_are_told_who_has_left(desk_of: Open) -> None:
+async def test_nodes_are_told_whose_certificates_count(desk_of: Open) -> None:
     """By the serial of its certificate, and by name: the user's authority may have signed it another."""
     async with desk_of(LARGE) as desk:
         certificates, links = desk.built.certificates, desk.built.links
@@ -202,7 +203,8 @@ async def test_nodes_are_told_who_has_left(desk_of: Open) -> None:
         agent = await desk.link("a")
         await agent.hello()
         welcome = await agent.hear()
-        assert isinstance(welcome, Welcome) and welcome.revoked == ("0B", "holdfast:node:b")
+        listed = join_ids((certificate_id("a", "0A"), certificate_id("c", "0C")))
+        assert isinstance(welcome, Welcome) and welcome.peers == AdmittedPeers(members=listed)
         assert not any(certificates.is_valid(node, "0B") for node in ("a", "b"))
         assert certificates.is_valid("c", "0C")
         assert links.is_linked("a") and not links.is_linked("c")

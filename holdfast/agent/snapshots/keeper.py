@@ -56,6 +56,7 @@ from holdfast.model.node_errands import LaunchHere, Leave
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Address, Aim, Copy, Source
 from holdfast.wire import rank_keeper_messages
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
@@ -154,14 +155,9 @@ class Keeper:
         self.backing.on_want(want)
         self.hashing.on_want(want)
 
-    @property
-    def revoked(self) -> frozenset[str]:
-        """The certificates and nodes that this keeper no longer accepts connections from."""
-        return self._links.revoked
-
-    @revoked.setter
-    def revoked(self, serials: frozenset[str]) -> None:
-        self._links.revoked = serials
+    def admit_peers(self, peers: AdmittedPeers) -> None:
+        """Accept the keepers of these nodes and no others, also after a restart of this agent."""
+        self._links.admit_peers(peers)
 
     @property
     def stored(self) -> int:
