@@ -58,7 +58,7 @@ class Keeper:
         self.ends += 1
         self.sealed.set()
 
-    def counts(self, serial: str) -> bool:
+    def counts(self, node: str, serial: str) -> bool:
         self.links += 1
         return self.links <= self.most and self.links not in self.refused_links
 
