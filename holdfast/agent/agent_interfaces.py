@@ -15,6 +15,7 @@ from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.config import Settings
 from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDone, RememberLeaving
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.code_release import Release
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import HostIdentity
@@ -252,6 +253,7 @@ class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
     diagnosis: DiagnosisRunner
     health: HealthSigns
     judge: Callable[[Exit], Awaitable[Alarm]]  # why a rank ended badly
+    mask: Masker  # of secrets in what leaves the node
     reach: Callable[[dict[str, Address]], Awaitable[Reach]]  # which of these nodes can be connected to
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]  # runs as long as the agent, once ranks are listed
 

@@ -37,6 +37,7 @@ from holdfast.core.agent_state_machine import (
     SendPost,
 )
 from holdfast.core.detect.job_progress import LEAD, made_steps
+from holdfast.logs.secret_masking import env_secrets
 from holdfast.model.code_release import Release
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.node_errands import (
@@ -99,7 +100,7 @@ class Agent:
             )
         )
         self.clock, self.controller_clock = parts.clock, parts.controller_clock
-        self.dialer, self.notes, self.judge = parts.dialer, parts.notes, parts.judge
+        self.dialer, self.notes, self.judge, self.mask = parts.dialer, parts.notes, parts.judge, parts.mask
         self.ranks, self.tracer, self.keeper = parts.ranks, parts.tracer, parts.keeper
         self.staging, self.diagnosis, self.health = parts.staging, parts.diagnosis, parts.health
         self._reach, self._background = parts.reach, parts.background
@@ -129,7 +130,13 @@ class Agent:
             await self._keep_link()
 
     def _step(self, news: News) -> None:
-        """Pass this news and the present time to the state machine, and carry out the actions that it returns."""
+        """Pass this news and the present time to the state machine, and carry out the actions that it returns. Secrets
+        in quoted texts are masked first; the judge has masked those of failed ranks."""
+        match news:
+            case AlarmNoticed(alarm):
+                news = AlarmNoticed(self.mask.mask_alarm(alarm))
+            case ErrandDone(detail=detail) if detail:
+                news = msgspec.structs.replace(news, detail=self.mask(detail))
         self._perform_deeds(self.life.step(self.clock.monotonic(), news))
 
     # --- state that outlives an agent --------------------------------------------------------------------------
@@ -216,6 +223,7 @@ class Agent:
             case Welcome(beat_s=beat_s, releases=releases, peers=peers):
                 if peers:
                     self.keeper.admit_peers(peers)
+                self._learn_secrets(*releases)
                 self.beat_s, self._told_imports = beat_s, ()
                 self.controller_clock.on_welcome(message.at, message.ahead_s)
                 if not self._staged:
@@ -273,7 +281,7 @@ class Agent:
 
     def _send_notice(self, text: str) -> None:
         _log.warning("%s", text)
-        self._send(NodeNotice(node=self.node, text=text))
+        self._send(NodeNotice(node=self.node, text=self.mask(text)))
 
     async def _say_when_warm(self) -> None:
         await self.ranks.warm.wait()
@@ -293,6 +301,10 @@ class Agent:
         self._staged = True
         self._queue_packet(self._make_hello())
 
+    def _learn_secrets(self, *releases: Release) -> None:
+        for release in releases:
+            self.mask.learn(env_secrets(release.env))
+
     def _on_leave_request(self) -> None:
         """Leave because someone on this host asked (SIGINT), without waiting for the controller."""
         grace_s = self.identity.settings.recovery.shutdown_grace_s
@@ -307,12 +319,14 @@ class Agent:
             self._step(await self.diagnosis.run_errand(errand))
             return
         if isinstance(errand, StageHere):  # beside whatever else goes on
+            self._learn_secrets(errand.release)
             error, refused = await self.staging.stage_and_check(errand)
             self._step(ErrandDone(errand, not error, error, refused=refused))
             return
         await self.diagnosis.stop()
         if isinstance(errand, LaunchHere):
             self.losses.on_launch(errand)
+            self._learn_secrets(errand.release)
             first = errand.seat.first_rank == 0
             error = self.keeper.begin_launch(errand) or await self.staging.begin_launch(errand.release, first=first)
             error = error or await self.ranks.launch_ranks(errand)

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.controller import release_api
-from holdfast.controller.access.audit_log import HIDDEN, AuditLog
+from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import (
     CALLER,
     Admit,
@@ -36,6 +36,7 @@ from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
+from holdfast.logs.secret_masking import HIDDEN
 from holdfast.model.event import Entry, Order, Phase, StorageReport
 from holdfast.model.job_and_seats import world_size
 from holdfast.model.rank_traces import Trace

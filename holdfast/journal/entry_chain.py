@@ -15,8 +15,10 @@ from holdfast.model.event import Decision, Entry, Event
 
 if TYPE_CHECKING:
     from holdfast.journal.journal_key import JournalKey
+    from holdfast.journal.local_env_cipher import LocalEnvCipher
 
 START_BYTES = CHAIN_BYTES = 16
+ENCRYPTED = "holdfast-encrypted:"  # how the values of environments begin where they are not in the clear
 _ENCODER = msgspec.msgpack.Encoder()
 _EVENT = make_decoder(msgspec.msgpack.Decoder(Event))
 _DECISION = make_decoder(msgspec.msgpack.Decoder(Decision))
@@ -41,7 +43,7 @@ class JournalRow(msgspec.Struct, frozen=True):
         return self.seq == seq + 1 and self.chain == _chain_checksum(chain, self)
 
 
-def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = None) -> JournalRow:
+def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | LocalEnvCipher | None" = None) -> JournalRow:
     """Return an entry as the next row. `chain` is the checksum of the row before, and `key` encrypts environments."""
     event, decision = _ENCODER.encode(entry.event), _ENCODER.encode(entry.decision)
     if key:

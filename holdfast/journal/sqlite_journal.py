@@ -20,6 +20,7 @@ from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
 from holdfast.journal.journal_errors import JournalDamagedError as JournalDamagedError
 from holdfast.journal.journal_errors import JournalError as JournalError
 from holdfast.journal.journal_errors import JournalFullError as JournalFullError
+from holdfast.journal.local_env_cipher import LocalEnvCipher
 from holdfast.model.action import Launch
 from holdfast.model.event import Entry, Lost
 
@@ -37,9 +38,18 @@ _COLUMNS = "select seq, at, event, decision, epoch, chain from entry"
 
 
 class SqliteJournal:
-    def __init__(self, path: Path, *, read_only: bool = False, mark_path: Path | None = None) -> None:
-        """Open the journal. With `mark_path`, lost entries are detected. Raises JournalError."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        read_only: bool = False,
+        mark_path: Path | None = None,
+        cipher: LocalEnvCipher | None = None,
+    ) -> None:
+        """Open the journal. With `mark_path`, lost entries are detected; with `cipher`, environments are encrypted.
+        Raises JournalError."""
         self._path = path
+        self._cipher = cipher
         self._read_only = read_only
         self._mark_path = mark_path
         self.epoch = 0  # of the writer: how many have opened it so far
@@ -246,7 +256,7 @@ class SqliteJournal:
     # --- entries -----------------------------------------------------------------------------------------------
 
     def append(self, entry: Entry, durable: bool) -> None:
-        row = make_row(entry, self.epoch, self._chain)
+        row = make_row(entry, self.epoch, self._chain, self._cipher)
         try:
             # Rows that no action depends on gather in an open transaction; the next durable one takes them along.
             if not self._db.in_transaction:
@@ -286,9 +296,15 @@ class SqliteJournal:
                 if row is None or not row.is_next_of(seq, chain):
                     raise JournalDamagedError(f"{self._path} is damaged: entry {seq + 1} is not as it was written")
                 seq, chain = row.seq, row.chain
-                yield row.entry
+                yield self._decode(row)
         except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError, MemoryError, TypeError, RecursionError) as e:
             raise self._make_error(e) from None
+
+    def _decode(self, row: JournalRow) -> Entry:
+        if cipher := self._cipher:
+            event, decision = cipher.decrypt_env(row.event), cipher.decrypt_env(row.decision)
+            row = msgspec.structs.replace(row, event=event, decision=decision)
+        return row.entry
 
     def _link_before(self, after: int) -> tuple[int, bytes]:
         found = self._db.execute("select chain from entry where seq = ?", (after,)).fetchone() if after else None

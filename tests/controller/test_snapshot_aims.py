@@ -68,9 +68,7 @@ def test_a_node_that_leaves_is_accepted_until_others_have_restored_its_copies() 
     job = PlayedJob()
     job.registry.record_copies("b", (Copy(rank=1, step=7, node="b", layout="l", world=2, whole=True),))
     job.lose("b")
-    assert job.told[-1] == AdmittedPeers(members=A, leaving=B), (
-        "others may restore from it"
-    )
+    assert job.told[-1] == AdmittedPeers(members=A, leaving=B), "others may restore from it"
     job.registry.record_departure("b")
     job.aims.on_departure("b")
     job.play()

@@ -246,7 +246,9 @@ class Keeper:
         self._arenas.drop_left(self._launch)
         self.disk.remove_given_up(self._launch)
         try:
-            self._notes.write_note(_LAUNCH, msgspec.json.encode(errand))
+            # No keeper asks for the environment of a release, and this note stays after the end.
+            bare = msgspec.structs.replace(errand, release=msgspec.structs.replace(errand.release, env={}))
+            self._notes.write_note(_LAUNCH, msgspec.json.encode(bare))
         except OSError as e:
             return f"cannot write {e.filename or _LAUNCH}: {e.strerror}"
         return ""

@@ -18,6 +18,7 @@ from holdfast.config import Settings
 from holdfast.controller import composition, order_admission
 from holdfast.controller_interfaces import ControllerPorts, Socket
 from holdfast.logs import catalog_files
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.code_release import Release
 from holdfast.model.event import Order
 from holdfast.model.job_and_seats import HostIdentity, Job
@@ -94,6 +95,7 @@ def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
         diagnosis=SimDiagnosis(scene),
         health=process.open_health(events.on_alarm, lambda: machine.clock.monotonic() + controller_clock.offset_s),
         judge=process.judge_exit,
+        mask=Masker(hosts=False),
         reach=process.links.try_peers,
         background=(keeper.serve, keeper.watch_snapshots),
     )

@@ -51,6 +51,7 @@ from holdfast.fleet.slurm_fleet import SlurmFleet
 from holdfast.journal.journal_errors import JournalAwayError, JournalError, JournalFullError, LeaseLostError
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
+from holdfast.logs.secret_masking import MaskingFormatter, make_secret_masker
 from holdfast.model.action import Finish, Say
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.event import Begin, Ended, Entry, Order, Phase, Progress, Successor
@@ -84,7 +85,7 @@ def main() -> int:
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
     process_attributes.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
-    logging.basicConfig(handlers=[open_log(run_dir)], level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.basicConfig(handlers=[open_log(run_dir)], level=logging.INFO)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = SaidLog(run_dir)
     ended: RunEnd | None = None
@@ -111,6 +112,7 @@ def open_log(run_dir: Path) -> logging.Handler:
     """Open the controller's log; its size is limited, and complaints about bad requests are rate-limited."""
     log = RotatingFileHandler(run_dir / "controller.log", maxBytes=_LOG_BYTES, backupCount=1)
     log.addFilter(ServerLogFilter())
+    log.setFormatter(MaskingFormatter(make_secret_masker()))
     return log
 
 
