@@ -18,11 +18,20 @@ from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.main import build_agent
 from holdfast.agent.rank import last_words
 from holdfast.agent.rank.rank_processes import RankProcesses
-from holdfast.core.agent_state_machine import ClockTick, RememberDone, RememberLeaving
+from holdfast.core.agent_state_machine import (
+    AlarmNoticed,
+    ClockTick,
+    ErrandDone,
+    Post,
+    RememberDone,
+    RememberLeaving,
+)
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.job_progress import LEAD
 from holdfast.logs import catalog_files
-from holdfast.model.detector_alarm import Alarm
+from holdfast.logs.secret_masking import Masker
+from holdfast.model.code_release import Release
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Exit
@@ -33,6 +42,7 @@ from holdfast.wire.agent_messages import (
     ControllerPacket,
     ErrandMessage,
     JobFigures,
+    NodeNotice,
     PeersMessage,
     ReachRequest,
     ScriptImports,
@@ -77,7 +87,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def agent(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> Agent:
     node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(tmp_path / "logs"))
     run_and_node_specs.write_json(tmp_path / "spec.json", node)
-    made = build_agent(tmp_path, ends[0], judged)
+    made = build_agent(tmp_path, ends[0], judged, Masker(hosts=False))
     ranks_of(made).slots.arena = mmap.mmap(-1, slot_memory_bytes(2))
     return made
 
@@ -131,9 +141,9 @@ def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(age
     limits = agent.identity.settings.node
     (tmp_path / "alone").write_text(f"{time.monotonic() - limits.lost_s}\n")
     ours, theirs = holder_messages.make_socket_pair()
-    second = build_agent(tmp_path, ours, judged)
+    second = build_agent(tmp_path, ours, judged, Masker(hosts=False))
     assert second.life.step(time.monotonic(), ClockTick()), "it leaves at once"
-    third = build_agent(tmp_path, ours, judged)
+    third = build_agent(tmp_path, ours, judged, Masker(hosts=False))
     third._staged = True
     third._on_packet(ControllerPacket(1, Welcome(at=500.0, beat_s=1.0)))
     assert not (tmp_path / "alone").exists()
@@ -306,6 +316,26 @@ def test_a_loss_that_went_wrong_is_told_before_ranks_are_stopped(agent: Agent) -
     alarm, done = (post.body for post in agent.life._outbox.values())
     assert isinstance(alarm, Alarm) and (alarm.ranks, alarm.not_after) == ((1,), 29)
     assert isinstance(done, Done)
+
+
+async def test_what_an_agent_tells_is_masked(agent: Agent) -> None:
+    """Also values that only a release has brought into the environment of ranks."""
+    release = Release(number=2, env={"HUB_PASSWORD": "correct-horse-battery", "LR": "0.25"})
+    agent._staged = True
+    agent._on_packet(ControllerPacket(1, Welcome(at=500.0, beat_s=1.0, releases=(release,))))
+    told(agent)
+    quoted = "cannot log in with correct-horse-battery and lr 0.25"
+    agent._send_notice(quoted)
+    alarm = Alarm(kind=Kind.LINES, at=1.0, suspects=("n0",), reason=quoted, evidence=(quoted,))
+    agent._step(AlarmNoticed(alarm))
+    agent._step(ErrandDone(StopHere(id=5, generation=1, grace_s=0.0), False, quoted))
+    notice, *posts = [one for one in told(agent) if isinstance(one, NodeNotice | Post)]
+    bodies = [post.body for post in posts if isinstance(post, Post)]
+    hidden = "cannot log in with <secret> and lr 0.25"
+    assert isinstance(notice, NodeNotice) and notice.text == hidden
+    first, second = bodies
+    assert isinstance(first, Alarm) and (first.reason, first.evidence) == (hidden, (hidden,))
+    assert isinstance(second, Done) and second.detail == hidden
 
 
 OLD_NEWS = (

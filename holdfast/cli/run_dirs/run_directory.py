@@ -40,11 +40,8 @@ _OLD_S = 60.0  # of a process that only now starts a job
 NO_RUN = "there is no run yet"
 COMPILED_CODE = "torchinductor_cache"  # in files of such names no rank finds what it resumes from
 JOURNAL_KEY = "journal.key"  # for the values of `update --env` in journal.db
-SECRET_FILES = (
-    "token",
-    "env.json",
-    JOURNAL_KEY,
-)  # these and the folders below are needed to resume, and by nobody afterwards
+# These and the folders below are needed to resume, and by nobody afterwards.
+SECRET_FILES = ("token", "env.json", JOURNAL_KEY)
 _RESUME_FOLDERS = ("door", "keys", "slurm/*/keys", f"{COMPILED_CODE}*", f"releases/{COMPILED_ARCHIVES}")
 STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
