@@ -26,7 +26,7 @@ class LocalEnvCipher:
     one, and what encrypts takes long to import."""
 
     def __init__(self, path: Path, *, writes: bool) -> None:
-        """`path` is the key's. Whoever `writes` makes the key, and needs it for what it reads: ranks get these values."""
+        """`path` is the key's. Whoever `writes` makes the key, and needs it to read: ranks get these values."""
         self._path, self._writes = path, writes
 
     def encrypt_env(self, encoded: bytes) -> bytes:
