@@ -112,6 +112,7 @@ class UserHooks:
         if not why:
             return
         self.failures += 1
+        why = self._mask(why)  # it quotes what a command has said
         _log.warning("hook.%s %s", which, why)
         if which not in self._said:
             self._said.add(which)
