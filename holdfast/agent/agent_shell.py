@@ -316,7 +316,7 @@ class Agent:
     async def _run_errand(self, errand: Errand) -> None:
         if isinstance(errand, ProbeHere | PairTestHere | ReplayHere):
             await self.ranks.end_parked()  # nodes are tried with nothing else on their devices
-            self._step(await self.diagnosis.run_errand(errand))
+            self._step(await self._run_diagnosis(errand))
             return
         if isinstance(errand, StageHere):  # beside whatever else goes on
             self._learn_secrets(errand.release)
@@ -355,6 +355,11 @@ class Agent:
             self.notes.write_leave_reason(errand)
             await asyncio.sleep(_ANSWERED_S)
             self.ranks.quit_holder(errand.code)
+
+    async def _run_diagnosis(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone:
+        if isinstance(errand, ReplayHere) and (why := await self.staging.release_fault(errand.launch.release)):
+            return ErrandDone(errand, False, why)
+        return await self.diagnosis.run_errand(errand)
 
     def _make_departure(self, reason: str) -> Departure:
         generation, known = self.life.generation, self.controller_clock.known
