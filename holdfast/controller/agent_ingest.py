@@ -8,7 +8,6 @@ from aiohttp import WSMsgType, web
 
 from holdfast.controller.access.caller_admission import ANY_NODE, ANYBODY, CALLER, Caller
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
-from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.control_loop import Controller
@@ -37,6 +36,7 @@ from holdfast.wire.agent_messages import (
     TrafficReport,
     Welcome,
 )
+from holdfast.wire.request_rates import RequestRates
 
 _SPIKE_S = 60.0  # a loss that all ranks share stands out on all nodes, and one word of it is enough
 _TEXT_CHARS, _TEXTS = 2000, 100  # of a text that a node tells, and how many of them

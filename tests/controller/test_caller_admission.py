@@ -15,9 +15,9 @@ from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import PortAccess, Right, UserToken, make_user_token
 from holdfast.controller.access.enrolment_token_api import TokenMinting
 from holdfast.controller.access.enrolment_tokens import NodeTokens
-from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.access.user_tokens import UserTokenError, UserTokens
 from holdfast.wire.credentials import enrolment_token
+from holdfast.wire.request_rates import RequestRates
 from tests.controller.conftest import Open
 
 MAY = {
