@@ -64,11 +64,7 @@ def test_what_the_job_began_with_is_one_release(signers: str, tmp_path: Path, to
     assert trust.fault(Release(number=1)) == "", "the host's own tree and command"
 
 
-async def test_a_node_neither_stages_nor_launches_what_is_not_signed(
-    desk: Desk,
-    signers: str,
-    tmp_path: Path,
-) -> None:
+async def test_a_node_neither_stages_nor_launches_what_is_not_signed(desk: Desk, signers: str, tmp_path: Path) -> None:  # noqa: F811
     """By no way: not with a welcome, an update or a launch, of which a controller that took over checks none."""
     release = desk.pack(plant(tmp_path / "proj"))
     strict = desk.node(settings=Settings(release=ReleaseLimits(signers=signers)))

@@ -20,6 +20,7 @@ from holdfast.cli.launch.enrolment_client import (
     introduce_host,
 )
 from holdfast.config import Settings
+from holdfast.controller.access import caller_admission
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import Caller, PortAccess
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
@@ -159,6 +160,20 @@ async def test_a_certificate_of_another_run(ours: Organisation, tmp_path: Path) 
         assert desk.certificates.serial_of("n1") is None
         with pytest.raises(EnrolmentError, match=r" r, not theirs$"):
             await desk.introduce(ours.keys("n1"), "theirs")
+
+
+async def test_a_node_that_asks_without_end_is_slowed_and_nobody_else(
+    ours: Organisation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller_admission, "_NODE_AT_ONCE", 3.0)
+    monkeypatch.setattr(caller_admission, "_NODE_A_SECOND", 0.0)
+    one, two = ours.keys("n1"), ours.keys("n2")
+    async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
+        for _ in range(3):
+            assert await linked(desk.dialing(one, "r")) == "n1"
+        with pytest.raises(BrokenLinkError, match="429"):
+            await linked(desk.dialing(one, "r"))
+        assert await linked(desk.dialing(two, "r")) == "n2"
 
 
 async def test_a_certificate_of_another_authority(ours: Organisation, tmp_path: Path) -> None:
