@@ -247,6 +247,7 @@ class SqliteJournal:
             return
         for suffix in ("-wal", "-shm"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        _sync_folder(self._path.parent)
         self._rebuilt_path.replace(self._path)
         _sync_folder(self._path.parent)
 

@@ -151,8 +151,9 @@ def test_any_bytes_on_a_link(packets: list[bytes], tmp_path: Path) -> None:
 # --- the port ----------------------------------------------------------------------------------------------------
 
 _ARCHIVES = ("releases/" + "0" * 64, "releases/..%2f..")
-_NAMES = ("status", "report", "entries", "orders", "releases", "trace", "node-tokens", *_ARCHIVES)
-_PATHS = (*(f"/api/v1/{name}" for name in _NAMES), "/metrics", "/openapi.json", "/agent", "/enrol")
+_NAMES = ("status", "report", "entries", "orders", "orders/preview", "releases", "trace", "node-tokens", *_ARCHIVES)
+_COMPILED = "/api/v1/releases/compiled"
+_PATHS = (*(f"/api/v1/{name}" for name in _NAMES), _COMPILED, "/metrics", "/openapi.json", "/agent", "/enrol")
 _METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW")
 _AFTER = ("0", "-1", "1e3", "9" * 400, "-" + "9" * 400, "9" * 5000, "%ff", "%D9%A3")
 _NONCES = ("%ff", "a" * 64, "%ff" * 64)
@@ -274,6 +275,11 @@ def test_any_request(target: str, method: str, headers: list[bytes], body: bytes
     assert code < 500, f"{code} for {head[0]!r}"
     assert not port.controller._stepping
     assert port.runner.run(port.call(_GOOD)) == 200
+
+
+def test_every_route_is_among_them(port: Port) -> None:
+    routes = {resource.canonical.replace("{digest}", "0" * 64) for resource in port.server.app.router.resources()}
+    assert routes <= {*_PATHS}, "a new route gets its line in _PATHS"
 
 
 _WAITS_S = 0.2  # for a request that may be waiting for the rest of itself
