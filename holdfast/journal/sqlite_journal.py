@@ -266,7 +266,9 @@ class SqliteJournal:
         else:
             for entry in self.read():
                 self._mark = _advance_mark(self._mark, entry)
-        self._marking = MarkFile(self._mark_path, self._mark)
+        # A loss stays marked until an entry tells of it: whoever dies before that is followed by one who knows, too.
+        missed = {"seq": self.lost.of, "chain": b""} if self.lost else {}
+        self._marking = MarkFile(self._mark_path, msgspec.structs.replace(self._mark, **missed))
 
     def raise_epoch(self, epoch: int) -> None:
         """Set and store the epoch, for example one above an epoch that agents know but this journal has lost."""

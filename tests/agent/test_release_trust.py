@@ -17,7 +17,7 @@ from tests.wire.test_release_signature import CHANGES, key, signers  # noqa: F40
 from tests.wire.test_tree_archive import plant
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="there is no ssh-keygen here")
-FIRST = Release(number=1, digest="ab" * 32, root="/home/ann/train", script="train.py", argv=("train.py",))
+FIRST = Release(number=1, digest="ab" * 32, root="/home/ann/train", script="train.py", argv=("train.py", "--lr"))
 
 
 @pytest.fixture
