@@ -28,6 +28,7 @@ from holdfast.model.node_errands import LaunchHere
 from holdfast.model.state_copy import LaunchOrigin, Restore, Source
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.credentials.admitted_peers import AdmittedPeers, certificate_id, join_ids
+from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
 from holdfast.wire.rank_keeper_messages import (
@@ -156,8 +157,8 @@ def listed(*names: tuple[str, str]) -> bytes:
     return join_ids(certificate_id(node, serial) for node, serial in names)
 
 
-def sockets(folder: Path) -> KeeperSockets:
-    return KeeperSockets(folder / "k", "r", Organisation(folder / "ca").keys("n0"), "127.0.0.1")
+def sockets(folder: Path, keys: KeyFiles | None = None) -> KeeperSockets:
+    return KeeperSockets(folder / "k", "r", keys or Organisation(folder / "ca").keys("n0"), "127.0.0.1")
 
 
 def test_only_whom_the_controller_has_listed_is_a_peer(tmp_path: Path) -> None:
@@ -181,15 +182,16 @@ def test_who_is_leaving_may_be_asked_and_may_not_ask(tmp_path: Path) -> None:
 
 
 def test_a_node_that_was_evicted_stays_so_when_the_agent_restarts_without_a_controller(tmp_path: Path) -> None:
-    older = sockets(tmp_path)
+    keys = Organisation(tmp_path / "ca").keys("n0")
+    older = sockets(tmp_path, keys)
     older.admit_peers(AdmittedPeers(members=listed(("a", "0A"), ("b", "0B"))))
     older.admit_peers(AdmittedPeers(members=listed(("a", "0A")), leaving=listed(("c", "0C"))))
-    guard = sockets(tmp_path)._guard
+    guard = sockets(tmp_path, keys)._guard
     assert guard and guard.accepts_caller(shown("a", "0A")), "a peer that was one is one"
     assert not guard.accepts_certificate(shown("b", "0B"))
     assert guard.accepts_certificate(shown("c", "0C")) and not guard.accepts_caller(shown("c", "0C"))
     (tmp_path / "peers.json").write_bytes(b'{"members":"%%')
-    guard = sockets(tmp_path)._guard
+    guard = sockets(tmp_path, keys)._guard
     assert guard and not guard.accepts_certificate(shown("a", "0A")), "nobody, until the controller tells"
 
 

@@ -11,7 +11,7 @@ from holdfast.core.decide.decider import Decider
 from tests.journal.losing_disk import ACKS, LosingDisk, Op, build_recorder, put, record
 from tests.journal.torn import entries, opened, write
 
-_BEGIN = """
+BEGIN = """
 import os, sys
 from pathlib import Path
 from tests.journal.torn import entries, opened
@@ -27,7 +27,7 @@ def begin():
     return journal
 """
 # A first life that ends well, one that goes on and copies its log into the file, and one that is raised and killed.
-_LIVES = """
+LIVES = """
 journal = begin()
 append(journal, 0, 40)
 journal.close()
@@ -42,7 +42,7 @@ os.write(heard, b"epoch:9 ")
 append(journal, 125, 130)
 """
 # An entry in the file is damaged: it is set aside with all that follow.
-_SET_ASIDE = """
+SET_ASIDE = """
 journal = begin()
 os.write(heard, f"kept:{sum(1 for _ in journal.read())} ".encode())
 os._exit(0)
@@ -111,7 +111,7 @@ def test_what_was_acknowledged_outlives_a_power_cut(tmp_path: Path, recorder: Pa
     living = tmp_path / "living"
     living.mkdir()
     disk = LosingDisk(living)
-    ops = record(recorder, living, _BEGIN + _LIVES)
+    ops = record(recorder, living, BEGIN + LIVES)
     outcomes = cut_everywhere(ops, disk, tmp_path / "found", most=most)
     assert outcomes["same"] > outcomes["doubt"] and not outcomes["told"], outcomes
     assert "epoch:9" in disk.heard and "entry:130" in disk.heard
@@ -130,7 +130,7 @@ def test_a_journal_that_is_set_aside_is_never_between_two_places(tmp_path: Path,
     sound.close()
     disk = LosingDisk(living)
     disk.heard = [f"kept:{kept}", "epoch:2"]
-    ops = record(recorder, living, _BEGIN + _SET_ASIDE)
+    ops = record(recorder, living, BEGIN + SET_ASIDE)
     outcomes = cut_everywhere(ops, disk, tmp_path / "found", most=len(ops))
     assert set(outcomes) == {"told"} and outcomes["told"] > 50, outcomes
     left = disk.left(Random(0), 0.0)
