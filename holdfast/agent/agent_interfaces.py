@@ -175,9 +175,6 @@ class SnapshotKeeper(Protocol):
 class NodeStaging(Protocol):
     """Brings releases of the user's code to this node."""
 
-    async def release_fault(self, release: Release) -> str:
-        """Return why this node must not run a release; "" if it may. What stages or launches one asks for itself."""
-
     async def stage_all(self, releases: tuple[Release, ...]) -> str: ...
     async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]: ...
     async def begin_launch(self, release: Release, *, first: bool) -> str: ...

@@ -11,6 +11,7 @@ import signal
 import msgspec
 
 from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AssembleParts, ControllerLink
+from holdfast.agent.masked_news import learn_secrets, mask_news
 from holdfast.agent.rank.failed_not_exited import LatchedFailures
 from holdfast.agent.rank.loss_alarms import LossReports
 from holdfast.agent.rank.node_beat import make_beat, returned_ranks, show_first_step
@@ -37,7 +38,6 @@ from holdfast.core.agent_state_machine import (
     SendPost,
 )
 from holdfast.core.detect.job_progress import LEAD, made_steps
-from holdfast.logs.secret_masking import env_secrets
 from holdfast.model.code_release import Release
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.node_errands import (
@@ -130,14 +130,8 @@ class Agent:
             await self._keep_link()
 
     def _step(self, news: News) -> None:
-        """Pass this news and the present time to the state machine, and carry out the actions that it returns. Secrets
-        in quoted texts are masked first; the judge has masked those of failed ranks."""
-        match news:
-            case AlarmNoticed(alarm):
-                news = AlarmNoticed(self.mask.mask_alarm(alarm))
-            case ErrandDone(detail=detail) if detail:
-                news = msgspec.structs.replace(news, detail=self.mask(detail))
-        self._perform_deeds(self.life.step(self.clock.monotonic(), news))
+        """Pass this news and the present time to the state machine, and carry out the actions that it returns."""
+        self._perform_deeds(self.life.step(self.clock.monotonic(), mask_news(self.mask, news)))
 
     # --- state that outlives an agent --------------------------------------------------------------------------
 
@@ -223,7 +217,7 @@ class Agent:
             case Welcome(beat_s=beat_s, releases=releases, peers=peers):
                 if peers:
                     self.keeper.admit_peers(peers)
-                self._learn_secrets(*releases)
+                learn_secrets(self.mask, *releases)
                 self.beat_s, self._told_imports = beat_s, ()
                 self.controller_clock.on_welcome(message.at, message.ahead_s)
                 if not self._staged:
@@ -301,10 +295,6 @@ class Agent:
         self._staged = True
         self._queue_packet(self._make_hello())
 
-    def _learn_secrets(self, *releases: Release) -> None:
-        for release in releases:
-            self.mask.learn(env_secrets(release.env))
-
     def _on_leave_request(self) -> None:
         """Leave because someone on this host asked (SIGINT), without waiting for the controller."""
         grace_s = self.identity.settings.recovery.shutdown_grace_s
@@ -316,17 +306,17 @@ class Agent:
     async def _run_errand(self, errand: Errand) -> None:
         if isinstance(errand, ProbeHere | PairTestHere | ReplayHere):
             await self.ranks.end_parked()  # nodes are tried with nothing else on their devices
-            self._step(await self._run_diagnosis(errand))
+            self._step(await self.diagnosis.run_errand(errand))
             return
         if isinstance(errand, StageHere):  # beside whatever else goes on
-            self._learn_secrets(errand.release)
+            learn_secrets(self.mask, errand.release)
             error, refused = await self.staging.stage_and_check(errand)
             self._step(ErrandDone(errand, not error, error, refused=refused))
             return
         await self.diagnosis.stop()
         if isinstance(errand, LaunchHere):
             self.losses.on_launch(errand)
-            self._learn_secrets(errand.release)
+            learn_secrets(self.mask, errand.release)
             first = errand.seat.first_rank == 0
             error = self.keeper.begin_launch(errand) or await self.staging.begin_launch(errand.release, first=first)
             error = error or await self.ranks.launch_ranks(errand)
@@ -355,11 +345,6 @@ class Agent:
             self.notes.write_leave_reason(errand)
             await asyncio.sleep(_ANSWERED_S)
             self.ranks.quit_holder(errand.code)
-
-    async def _run_diagnosis(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone:
-        if isinstance(errand, ReplayHere) and (why := await self.staging.release_fault(errand.launch.release)):
-            return ErrandDone(errand, False, why)
-        return await self.diagnosis.run_errand(errand)
 
     def _make_departure(self, reason: str) -> Departure:
         generation, known = self.life.generation, self.controller_clock.known

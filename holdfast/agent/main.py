@@ -86,7 +86,7 @@ def _assemble_parts(
         tracer=NodeTracer(StackTracer(spec.node, spec.nproc, clock, ras=ras_address(os.environ)), ranks.slots),
         keeper=keeper,
         staging=staging,
-        diagnosis=NodeDiagnosis(spec, node_dir, ranks.environment_for, ranks.entry_for),
+        diagnosis=NodeDiagnosis(spec, node_dir, ranks.environment_for, ranks.entry_for, staging.release_fault),
         health=health,
         judge=lambda exit: judge(exit, last_words.rank_folder(spec.log_dir, exit.generation, exit.rank)),
         mask=mask,

@@ -7,12 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.agent.diagnostics.diagnosis_errands import NodeDiagnosis
 from holdfast.agent.releases.release_trust import ReleaseTrust
 from holdfast.config import ReleaseLimits, Settings
 from holdfast.model.code_release import Release
-from holdfast.model.node_errands import StageHere
+from holdfast.model.node_errands import ReplayHere, StageHere
+from holdfast.model.replay_task import ReplayTask
 from holdfast.wire.releases import release_signature
+from tests.agent.test_agent_shell import LAUNCH
 from tests.agent.test_release_stager import Desk, desk  # noqa: F401  a fixture
+from tests.fleet.places import TEMPLATE
 from tests.wire.test_release_signature import CHANGES, key, signers  # noqa: F401  a fixture
 from tests.wire.test_tree_archive import plant
 
@@ -79,3 +83,20 @@ async def test_a_node_neither_stages_nor_launches_what_is_not_signed(desk: Desk,
     assert await strict.stage_and_check(StageHere(id=2, release=good)) == ("", False)
     assert await strict.begin_launch(msgspec.structs.replace(good, env={"LD_PRELOAD": "x"}))
     assert await strict.begin_launch(good) == ""
+
+
+async def test_a_node_replays_no_step_of_what_is_not_signed(signers: str, tmp_path: Path) -> None:  # noqa: F811
+    def no_ranks(*args: object) -> dict[str, str]:
+        raise AssertionError("its environment is asked for")
+
+    trust = ReleaseTrust(signers, "", tmp_path)
+
+    async def distrust(release: Release) -> str:
+        return trust.fault(release)
+
+    diagnosis = NodeDiagnosis(TEMPLATE, tmp_path, no_ranks, lambda release: TEMPLATE.entry, distrust)
+    launch = msgspec.structs.replace(LAUNCH, release=Release(number=2, env={"LD_PRELOAD": "x"}))
+    task = ReplayTask(name="r1", steps=1)
+    done = await diagnosis.run_errand(ReplayHere(id=1, launch=launch, replay=task, within_s=1.0))
+    assert not done.ok and "release 2 is not run here" in done.detail
+    await diagnosis.stop()

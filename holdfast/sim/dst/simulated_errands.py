@@ -27,9 +27,6 @@ class SimStaging:
         self._chances = chances
         self._rng = chances.scene.rng
 
-    async def release_fault(self, release: Release) -> str:
-        return ""
-
     async def stage_all(self, releases: tuple[Release, ...]) -> str:
         await asyncio.sleep(self._rng.uniform(0.01, 0.5))
         return ""
