@@ -115,7 +115,6 @@ class Agent:
         self._first_said = 0  # the generation whose first step was reported
         self._latches = LatchedFailures()
         self._told_imports: tuple[str, ...] = ()  # on this link
-        self._ignored = 0  # the epoch of a controller that goes on although another has taken over
         self._staged = False  # what the controller has said that ranks may run here
 
     async def run(self) -> None:
@@ -204,13 +203,8 @@ class Agent:
                 await link.send_bytes(await self._outbox.get())
 
     def _on_packet(self, packet: ControllerPacket) -> None:
-        """Judge the epoch of a controller's packet before anything of it has an effect, then act on it."""
-        if packet.epoch < self.life.epoch:
-            if packet.epoch != self._ignored:
-                self._ignored = packet.epoch
-                _log.warning("controller %d is ignored: controller %d has taken over", packet.epoch, self.life.epoch)
-            return
-        self._on_message(packet.message, packet.epoch)
+        if packet.epoch >= self.life.epoch:  # or another controller has taken over, and nothing of it counts
+            self._on_message(packet.message, packet.epoch)
 
     def _on_message(self, message: agent_messages.FromController, epoch: int) -> None:
         match message:

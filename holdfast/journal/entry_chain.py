@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from holdfast.journal.local_env_cipher import LocalEnvCipher
 
 START_BYTES = CHAIN_BYTES = 16
-ENCRYPTED = "holdfast-encrypted:"  # how the values of environments begin where they are not in the clear
 _ENCODER = msgspec.msgpack.Encoder()
 _EVENT = make_decoder(msgspec.msgpack.Decoder(Event))
 _DECISION = make_decoder(msgspec.msgpack.Decoder(Decision))

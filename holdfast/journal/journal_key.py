@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from holdfast.core.decoding import from_msgpack
-from holdfast.journal.entry_chain import ENCRYPTED
 
 TAG_BYTES = 16  # the beginning of what is encrypted; it follows from the key, the name and all of the content
 _PROOF_BYTES = 32
+ENCRYPTED = "holdfast-encrypted:"  # how the values of environments begin where they are not in the clear
 _PURPOSE = b"holdfast journal 1 "
 _ENV = "env"
 _ENV_IN_MSGPACK = b"\xa3env"

@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.journal.entry_chain import ENCRYPTED
 from holdfast.journal.journal_errors import JournalError, JournalFullError
 
 if TYPE_CHECKING:
     from holdfast.journal.journal_key import JournalKey
 
+ENCRYPTED = b"holdfast-encrypted:"  # as in journal_key.py, which takes long to import
 _HAS_VALUES = re.compile(rb"\xa3env[^\x80]")  # an environment in msgpack, but not an empty one
 
 
@@ -42,7 +42,7 @@ class LocalEnvCipher:
         return self._key.encrypt_env(encoded)
 
     def decrypt_env(self, encoded: bytes) -> bytes:
-        if ENCRYPTED.encode() not in encoded or (not self._writes and not self._path.exists()):
+        if ENCRYPTED not in encoded or (not self._writes and not self._path.exists()):
             return encoded
         from holdfast.journal.journal_key import DecryptionError
 

@@ -286,33 +286,6 @@ def test_the_pacer_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 48.0 <= clock[0] - 100.0 <= 50.0
 
 
-def test_a_node_that_asks_without_end_is_slowed_and_nobody_else(
-    keeper: Keeper, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_server, "_AT_ONCE", 3.0)
-    monkeypatch.setattr(peer_server, "_A_SECOND", 2.0)
-    keeper.refuse = PeerRefusal("nothing is kept here")
-    a, b, c = (PeerGuard(enrol_local_node(authority, n, tmp_path / n), lambda node, serial: True) for n in "abc")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        PeerServer(listener, a, keeper.take, keeper.give).start()  # type: ignore[arg-type]
-
-        def ask(guard: PeerGuard, times: int) -> float:
-            began = time.monotonic()
-            for _ in range(times):
-                with pytest.raises(TransportError, match="nothing is kept here"):
-                    pull_state(PeerKeeper(listener.getsockname(), guard), ASK, [memoryview(bytearray(1))])
-            return time.monotonic() - began
-
-        flooding = threading.Thread(target=ask, args=(b, 8))
-        flooding.start()
-        until(lambda: len(keeper.asked) >= 3, "the first requests")
-        began = time.monotonic()
-        ask(c, 3)
-        assert flooding.is_alive() or time.monotonic() - began > 2.0, "c did not wait for b's turns"
-        flooding.join()
-        assert ask(b, 2) >= 0.4
-
-
 # --- several links at once -------------------------------------------------------------------------------------
 
 LARGE = os.urandom(CHUNK_BYTES) * 14 + os.urandom(4321)  # three parts and more

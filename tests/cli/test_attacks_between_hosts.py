@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.getuid() != 0, reason="only root can play another user"),
 ]
+"localhost".encode("idna")  # which he could not import
 _ASK = b'{"verb":"pull","rank":0,"world":2,"step":1,"layout":"ab","ranges":[[0,64]]}\n'
 _SHOWN = ("", "X-Holdfast-Token: guess\r\n", "Authorization: Bearer \r\n")
 _PATHS = ("/api/v1/status", "/api/v1/entries?after=0", f"/api/v1/releases/{'0' * 64}", "/agent", "/metrics")

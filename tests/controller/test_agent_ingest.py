@@ -23,7 +23,6 @@ from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
     Ack,
     AimMessage,
-    ControllerPacket,
     ErrandMessage,
     HashReport,
     ScriptImports,
@@ -424,7 +423,7 @@ def test_what_is_no_list_of_modules_is_refused(modules: tuple[str, ...]) -> None
     told = ScriptImports(generation=1, modules=modules)
     for decode, packet in (
         (agent_messages.decode_from_agent, told),
-        (agent_messages.decode_from_controller, ControllerPacket(1, told)),
+        (agent_messages.decode_from_controller, agent_messages.ControllerPacket(1, told)),
     ):
         with pytest.raises(msgspec.DecodeError):
             decode(agent_messages.encode(packet))

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.run_dirs import run_directory
-from holdfast.journal.entry_chain import ENCRYPTED
+from holdfast.journal import local_env_cipher
 from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.journal_key import ENCRYPTED
 from holdfast.journal.local_env_cipher import LocalEnvCipher
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.code_release import Release
@@ -50,6 +51,10 @@ def test_no_file_has_a_value_but_by_the_key(tmp_path: Path) -> None:
     assert list(env) == ["HUB_PASSWORD", "LR"] and all(value.startswith(ENCRYPTED) for value in env.values())
     [same] = environments(SqliteJournal(tmp_path / "journal.db", read_only=True))
     assert same == env
+
+
+def test_both_know_what_is_encrypted() -> None:
+    assert ENCRYPTED.encode() == local_env_cipher.ENCRYPTED
 
 
 def test_a_job_without_such_values_has_no_key(tmp_path: Path) -> None:

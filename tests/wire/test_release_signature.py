@@ -22,7 +22,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"argv": ("train.py",)},
     {"script": "evil.py"},
     {"root": "/tmp/evil"},
-    {"home": "/home/ann/.ssh"},
+    {"home": "/srv/.ssh"},
 )
 
 
