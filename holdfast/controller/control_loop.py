@@ -363,7 +363,6 @@ class Controller:
         for silent in self.registry.overdue_alarms(now):
             self._on_silence(silent)
         self.aims.tick(now)
-        self.aims.send_peers()
         if self.detectors.stalls.should_look(now):
             self._spawn_task(self._look_at_ranks())
         for silent in self.detectors.stalls.check_drivers(now):

@@ -12,6 +12,10 @@ from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Aim
 
+# 2,000 new nodes that join one after the other would each cost 2,000 lists. Who leaves is told of at once, and so is
+# everybody before a launch.
+_PEERS_S = 10.0
+
 
 class SnapshotAims:
     def __init__(
@@ -29,6 +33,7 @@ class SnapshotAims:
         self._say = say
         self._exposed: tuple[str, ...] = ()
         self._is_behind = self._is_lone = False
+        self._peers_at = 0.0  # when certificates that count were last told without need
 
     def place_copies(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> None:
         """Choose which node keeps copies of which node's snapshots, and warn of nodes without copies."""
@@ -48,6 +53,9 @@ class SnapshotAims:
     def tick(self, now: float) -> None:
         if self.floor.tick(now):
             self.send_aims()
+        if now >= self._peers_at + _PEERS_S:
+            self._peers_at = now
+            self.send_peers()
         self._say_pace()
 
     def _say_pace(self) -> None:

@@ -22,11 +22,15 @@ class ControllerLog(RotatingFileHandler):
         own = [fd for fd in (1, 2) if self._writes_here(fd)]
         super().doRollover()
         for fd in own:
-            os.dup2(self.stream.fileno(), fd)
+            os.dup2(self._fileno(), fd)
+
+    def _fileno(self) -> int:
+        assert self.stream is not None  # it is opened at once
+        return self.stream.fileno()
 
     def _writes_here(self, fd: int) -> bool:
         try:
-            return os.path.samestat(os.fstat(fd), os.fstat(self.stream.fileno()))
+            return os.path.samestat(os.fstat(fd), os.fstat(self._fileno()))
         except OSError:
             return False
 
@@ -34,7 +38,7 @@ class ControllerLog(RotatingFileHandler):
         """Begin a new file if this one has become too large by what was printed there."""
         self.acquire()
         try:
-            if os.fstat(self.stream.fileno()).st_size > self.maxBytes:
+            if os.fstat(self._fileno()).st_size > self.maxBytes:
                 self.doRollover()
         finally:
             self.release()
