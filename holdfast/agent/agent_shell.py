@@ -14,7 +14,7 @@ from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, Assemble
 from holdfast.agent.masked_news import learn_secrets, mask_news
 from holdfast.agent.rank.failed_not_exited import LatchedFailures
 from holdfast.agent.rank.loss_alarms import LossReports
-from holdfast.agent.rank.node_beat import make_beat, returned_ranks, show_first_step
+from holdfast.agent.rank.node_beat import make_beat, make_hello, returned_ranks, show_first_step
 from holdfast.core.agent_state_machine import (
     OWN,
     AgentProtocol,
@@ -59,7 +59,6 @@ from holdfast.wire.agent_messages import (
     ControllerPacket,
     ErrandMessage,
     HashReport,
-    Hello,
     JobFigures,
     NodeNotice,
     PeersMessage,
@@ -252,20 +251,8 @@ class Agent:
         self._send(await self._reach(peers))
 
     def _make_hello(self) -> bytes:
-        running = max((key.generation for key, rank in self.ranks.held.items() if rank.code is None), default=0)
-        hello = Hello(
-            node=self.node,
-            host=self.identity.host,
-            nproc=self.identity.nproc,
-            order=self.identity.order,
-            generation=self.life.occupied_by(running),  # parked ranks too: a node without a seat is to end them
-            ready=self._staged and self.ranks.warm.is_set() and not self.life.leaving,
-            copies=self.keeper.list_copies(),
-            keeper=self.keeper.address,
-            epoch=self.life.epoch,
-            identity=self.identity.on_host,
-        )
-        return agent_messages.encode(hello)
+        ready = self._staged and self.ranks.warm.is_set() and not self.life.leaving
+        return agent_messages.encode(make_hello(self.identity, self.life, self.ranks, self.keeper, ready=ready))
 
     def _send_notice(self, text: str) -> None:
         _log.warning("%s", text)
