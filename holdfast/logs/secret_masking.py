@@ -14,7 +14,7 @@ import re
 import socket
 import tomllib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
@@ -158,6 +158,7 @@ def env_secrets(env: Mapping[str, str]) -> list[str]:
     return [value for name, value in env.items() if _NAMED.search(name) and not _PLACE.search(value)]
 
 
+@cache
 def secret_kinds() -> tuple[SecretKind, ...]:
     text = resources.files("holdfast.core").joinpath("catalog/secrets.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)["row"], tuple[SecretKind, ...])

@@ -34,6 +34,7 @@ from holdfast.sim.dst.simulated_local_checkpoints import SimStateDisk
 from holdfast.sim.dst.simulated_rank_holder import SimHolder
 
 BROKEN = 1
+_MASK = Masker(hosts=False)  # patterns are compiled once for all seeds
 _LOOK_S = 0.5  # of keepers, at the headers of snapshots: a real one looks more often, which would cost most of a seed
 _SEED = re.compile("[0-9]{1,12}")
 
@@ -95,7 +96,7 @@ def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
         diagnosis=SimDiagnosis(scene),
         health=process.open_health(events.on_alarm, lambda: machine.clock.monotonic() + controller_clock.offset_s),
         judge=process.judge_exit,
-        mask=Masker(hosts=False),
+        mask=_MASK,
         reach=process.links.try_peers,
         background=(keeper.serve, keeper.watch_snapshots),
     )
