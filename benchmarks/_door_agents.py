@@ -231,7 +231,7 @@ class _Agent:
                 if kind == _PING:
                     _say(writer, payload, _PONG)
                 elif kind == _BINARY:
-                    self._heard(writer, agent_messages.decode_from_controller(payload))
+                    self._heard(writer, agent_messages.decode_from_controller(payload).message)
                 else:
                     return
         finally:

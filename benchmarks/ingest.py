@@ -153,7 +153,7 @@ class Agents:
             state = {"generation": 0}
             beating = asyncio.create_task(self._beat(ws, node, number, state))
             async for message in ws:
-                told = agent_messages.decode_from_controller(message.data)
+                told = agent_messages.decode_from_controller(message.data).message
                 if isinstance(told, ErrandMessage):
                     state["generation"] = getattr(told.errand, "generation", state["generation"])
                     done = Post(seq=told.errand.id, body=Done(id=told.errand.id, node=node, ok=True))

@@ -15,6 +15,7 @@ from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.config import Settings
 from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDone, RememberLeaving
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.code_release import Release
 from holdfast.model.copy_aim import Aim
 from holdfast.model.detector_alarm import Alarm
@@ -24,6 +25,7 @@ from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark,
 from holdfast.model.rank_traces import Trace
 from holdfast.model.state_copy import Address, Copy
 from holdfast.wire.agent_messages import JobFigures, TraceRequest
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey
 from holdfast.wire.rank_memory.flight_log_reader import FlightReport
 from holdfast.wire.rank_memory.slot_reader import SlotReading
@@ -145,7 +147,8 @@ class RankTracer(Protocol):
 class SnapshotKeeper(Protocol):
     """Keeps the snapshots of this node's ranks, and copies of other nodes' snapshots."""
 
-    revoked: frozenset[str]  # who may not talk to it any more
+    def admit_peers(self, peers: AdmittedPeers) -> None:
+        """Accept the keepers of these nodes and no others, also after a restart of this agent."""
 
     @property
     def address(self) -> tuple[str, int]: ...
@@ -251,6 +254,7 @@ class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
     diagnosis: DiagnosisRunner
     health: HealthSigns
     judge: Callable[[Exit], Awaitable[Alarm]]  # why a rank ended badly
+    mask: Masker  # of secrets in what leaves the node
     reach: Callable[[dict[str, Address]], Awaitable[Reach]]  # which of these nodes can be connected to
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]  # runs as long as the agent, once ranks are listed
 

@@ -8,7 +8,6 @@ from aiohttp import WSMsgType, web
 
 from holdfast.controller.access.caller_admission import ANY_NODE, ANYBODY, CALLER, Caller
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
-from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.control_loop import Controller
@@ -38,6 +37,7 @@ from holdfast.wire.agent_messages import (
     TrafficReport,
     Welcome,
 )
+from holdfast.wire.request_rates import RequestRates
 
 _SPIKE_S = 60.0  # a loss that all ranks share stands out on all nodes, and one word of it is enough
 _TEXT_CHARS, _TEXTS = 2000, 100  # of a text that a node tells, and how many of them
@@ -247,7 +247,7 @@ class AgentIngest:
         if hello.generation and (waits or not seated) and (fresh or hello.ready):
             self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:
-            self.links.send_message(hello.node, self._make_welcome(now))
+            self.links.send_welcome(hello.node, self._make_welcome(now))
             if not seated:
                 self._send_imports(hello.node)
             self.dispatch.on_relink(hello.node)
@@ -266,8 +266,7 @@ class AgentIngest:
             ahead_s=self.controller.clock.ahead_s,
             beat_s=self._beat_s,
             releases=(self.view.running_release, *((waiting,) if waiting else ())),
-            revoked=self.certificates.revoked_ids(),
-            epoch=self.links.epoch,
+            peers=self.certificates.admitted_peers(),
             run=self.view.job.marked_id,
         )
 

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.controller import release_api
-from holdfast.controller.access.audit_log import HIDDEN, AuditLog
+from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import (
     CALLER,
     Admit,
@@ -37,6 +37,7 @@ from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
+from holdfast.logs.secret_masking import HIDDEN
 from holdfast.model.decider_events import Order
 from holdfast.model.job_and_seats import world_size
 from holdfast.model.job_phase import Phase
@@ -55,6 +56,14 @@ _MOST_SEQ = 1 << 63
 _SHUTDOWN_S = 1.0
 _AGENT = "/agent"
 _ARCHIVES = "/api/v1/releases/"
+# Besides what an operation says itself; the body names the fault.
+_ANY_ANSWERS = {
+    "400": {"description": "not understood, and why"},
+    "401": {"description": "no token that counts"},
+    "403": {"description": "the token does not allow it, or another site's page asks"},
+    "413": {"description": "too large"},
+    "429": {"description": "asked too often"},
+}
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -412,25 +421,27 @@ def describe_api() -> dict[str, Any]:
     *_, viewed, traced, trace_body, minted, mint_body, taken, order_body = (
         {"application/json": {"schema": ref}} for ref in refs
     )
-    bad = {"400": {"description": "not understood, and why"}}
     body = {"required": True, "content": order_body}
     done = {"200": {"description": "taken, and what happens next", "content": taken}}
-    paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": done | bad}}
+    paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": done}}
     paths["/api/v1/orders/preview"] = paths["/api/v1/orders"]  # as if it were taken
     found = {"200": {"description": "where all processes are, and whom they wait for", "content": traced}}
-    paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found | bad}}
+    paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found}}
     rank = {"name": "rank", "in": "path", "required": True, "schema": {"type": "integer"}}
     known = {"200": {"description": "what its node told last of a rank", "content": viewed}}
     known |= {"404": {"description": "no such rank was launched"}}
     paths["/api/v1/ranks/{rank}"] = {"get": {"parameters": [rank], "responses": known}}
     made = {"200": {"description": "a token that enrols one node, once", "content": minted}}
-    paths["/api/v1/node-tokens"] = {"post": {"requestBody": {"content": mint_body}, "responses": made | bad}}
+    paths["/api/v1/node-tokens"] = {"post": {"requestBody": {"content": mint_body}, "responses": made}}
     digest = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
     archive = {"200": {"description": "the tree", "content": {"application/x-tar": {}}}, "404": {"description": "none"}}
     paths["/api/v1/releases/{digest}"] = {"get": {"parameters": [digest], "responses": archive}}
     told = {"200": {"description": "the digest of its archive", "content": {"text/plain": {}}}, "404": archive["404"]}
     paths[f"{_ARCHIVES}{COMPILED_ARCHIVES}"] = {"get": {"responses": told}}
     paths["/metrics"] = {"get": {"responses": {"200": {"description": "Prometheus text"}}}}
+    for operations in paths.values():
+        for operation in operations.values():
+            operation["responses"] = _ANY_ANSWERS | operation["responses"]
     key = {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}
     return {
         "openapi": "3.1.0",

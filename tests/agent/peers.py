@@ -29,6 +29,7 @@ from holdfast.model.node_errands import LaunchHere
 from holdfast.model.restore_sources import Restore
 from holdfast.model.state_copy import Copy
 from holdfast.wire import rank_keeper_messages
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers, certificate_id, join_ids
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.holder_messages import KeptArena
@@ -140,6 +141,11 @@ class Fleet:
         keys = enrol_local_node(self.authority, name, self.folder / name) if self.authority else None
         node = self.nodes[name] = Node(self.folder / name, name, disk, keys)
         await self._run(node)
+        if self.authority:  # as the controller tells all nodes whenever one is new
+            serials = self.authority.node_serials().serials
+            ids = join_ids(certificate_id(known, serial) for known, serial in serials.items())
+            for one in self.nodes.values():
+                one.keeper.admit_peers(AdmittedPeers(members=ids))
         return node
 
     async def _run(self, node: Node) -> None:

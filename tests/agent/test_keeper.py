@@ -29,6 +29,8 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import LaunchHere
 from holdfast.model.restore_sources import LaunchOrigin, Restore, Source
 from holdfast.wire import rank_keeper_messages
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers, certificate_id, join_ids
+from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
 from holdfast.wire.rank_keeper_messages import (
@@ -149,23 +151,50 @@ def from_own_memory(step: int) -> Restore:
     return Restore(step=step, sources=(Source(rank=0, own=True, nodes=("n0",)),))
 
 
-def test_who_has_left_is_no_peer(tmp_path: Path) -> None:
-    links = KeeperSockets(tmp_path / "k", "r", Organisation(tmp_path / "ca").keys("n0"), "127.0.0.1")
-    guard, shown = links._guard, {"subjectAltName": (("URI", "holdfast:node:b"),), "serialNumber": "0B"}
-    assert guard and guard.accepts_certificate(shown)
-    assert not guard.accepts_certificate({**shown, "subjectAltName": ()}), "it names no node"
-    for revoked in ("0B", "holdfast:node:b"):
-        links.revoked = frozenset({revoked})
-        assert not guard.accepts_certificate(shown)
-    links.revoked = frozenset({"0A", "holdfast:node:a", "holdfast:leaving:a"})
-    assert guard.accepts_certificate(shown) and guard.accepts_caller(shown)
+def shown(node: str, serial: str) -> dict[str, object]:
+    return {"subjectAltName": (("URI", f"holdfast:node:{node}"),), "serialNumber": serial}
+
+
+def listed(*names: tuple[str, str]) -> bytes:
+    return join_ids(certificate_id(node, serial) for node, serial in names)
+
+
+def sockets(folder: Path, keys: KeyFiles | None = None) -> KeeperSockets:
+    return KeeperSockets(folder / "k", "r", keys or Organisation(folder / "ca").keys("n0"), "127.0.0.1")
+
+
+def test_only_whom_the_controller_has_listed_is_a_peer(tmp_path: Path) -> None:
+    links = sockets(tmp_path)
+    guard = links._guard
+    assert guard and not guard.accepts_certificate(shown("b", "0B")), "nobody has told of anybody"
+    links.admit_peers(AdmittedPeers(members=listed(("a", "0A"), ("b", "0B"))))
+    assert guard.accepts_certificate(shown("b", "0B")) and guard.accepts_caller(shown("b", "0B"))
+    assert not guard.accepts_certificate({**shown("b", "0B"), "subjectAltName": ()}), "it names no node"
+    for other in (shown("b", "0A"), shown("b", "0C"), shown("c", "0B")):
+        assert not guard.accepts_certificate(other), "another certificate for the name, or another name for it"
+    links.admit_peers(AdmittedPeers(members=listed(("a", "0A"))))
+    assert not guard.accepts_certificate(shown("b", "0B")) and guard.accepts_certificate(shown("a", "0A"))
 
 
 def test_who_is_leaving_may_be_asked_and_may_not_ask(tmp_path: Path) -> None:
-    links = KeeperSockets(tmp_path / "k", "r", Organisation(tmp_path / "ca").keys("n0"), "127.0.0.1")
-    guard, shown = links._guard, {"subjectAltName": (("URI", "holdfast:node:b"),), "serialNumber": "0B"}
-    links.revoked = frozenset({"holdfast:leaving:b"})
-    assert guard and guard.accepts_certificate(shown) and not guard.accepts_caller(shown)
+    links = sockets(tmp_path)
+    links.admit_peers(AdmittedPeers(members=listed(("a", "0A")), leaving=listed(("b", "0B"))))
+    guard = links._guard
+    assert guard and guard.accepts_certificate(shown("b", "0B")) and not guard.accepts_caller(shown("b", "0B"))
+
+
+def test_a_node_that_was_evicted_stays_so_when_the_agent_restarts_without_a_controller(tmp_path: Path) -> None:
+    keys = Organisation(tmp_path / "ca").keys("n0")
+    older = sockets(tmp_path, keys)
+    older.admit_peers(AdmittedPeers(members=listed(("a", "0A"), ("b", "0B"))))
+    older.admit_peers(AdmittedPeers(members=listed(("a", "0A")), leaving=listed(("c", "0C"))))
+    guard = sockets(tmp_path, keys)._guard
+    assert guard and guard.accepts_caller(shown("a", "0A")), "a peer that was one is one"
+    assert not guard.accepts_certificate(shown("b", "0B"))
+    assert guard.accepts_certificate(shown("c", "0C")) and not guard.accepts_caller(shown("c", "0C"))
+    (tmp_path / "peers.json").write_bytes(b'{"members":"%%')
+    guard = sockets(tmp_path, keys)._guard
+    assert guard and not guard.accepts_certificate(shown("a", "0A")), "nobody, until the controller tells"
 
 
 async def test_a_snapshot_outlives_its_rank(bench: Bench) -> None:

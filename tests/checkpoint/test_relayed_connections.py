@@ -272,7 +272,7 @@ def test_a_stolen_ticket_opens_nothing(
     stolen = tickets_for(callee)
     asked = len(keeper.asked)
     for ticket, keys in zip(stolen, [None, *thieves], strict=False):
-        thief = PeerKeeper(callee.address, keys and PeerAdmission(keys, lambda serial: True))
+        thief = PeerKeeper(callee.address, keys and PeerAdmission(keys, lambda node, serial: True))
         with pytest.raises(TransportError), peer_transport._connect_keeper(thief, ticket) as link:
             peer_transport._send_request(link, ASK)
     until(lambda: not relays(), "relays end with their links")

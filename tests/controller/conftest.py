@@ -53,6 +53,7 @@ class Agent:
     def __init__(self, ws: aiohttp.ClientWebSocketResponse, node: str) -> None:
         self.ws = ws
         self.node = node
+        self.epoch = 0  # of the newest packet that was heard
         self._seq = 0
 
     async def hello(self, *, generation: int = 0, ready: bool = True, nproc: int = 1) -> None:
@@ -77,9 +78,9 @@ class Agent:
         await self.ws.send_bytes(agent_messages.encode(Post(seq=self._seq, body=body)))
 
     async def hear(self) -> Welcome | Ack | ErrandMessage:
-        heard: Welcome | Ack | ErrandMessage = agent_messages.decode_from_controller(
-            await self.ws.receive_bytes(timeout=10)
-        )
+        packet = agent_messages.decode_from_controller(await self.ws.receive_bytes(timeout=10))
+        self.epoch = packet.epoch
+        heard: Welcome | Ack | ErrandMessage = packet.message  # type: ignore[assignment]
         return heard
 
     async def errand(self) -> Errand:

@@ -56,7 +56,7 @@ class NotedOutbox(asyncio.Queue[bytes]):
         self.node, self.told = node, told
 
     def put_nowait(self, item: bytes) -> None:
-        message = agent_messages.decode_from_controller(item)
+        message = agent_messages.decode_from_controller(item).message
         assert isinstance(message, ErrandMessage)
         self.told.append((self.node, message.errand))
 

@@ -49,6 +49,7 @@ from holdfast.model.observation import Beat
 from holdfast.model.restore_sources import Source
 from holdfast.model.state_copy import Address, Copy
 from holdfast.wire import rank_keeper_messages
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
 from holdfast.wire.rank_keeper_messages import ArenaRequest, KeeperRefusal, StateGrant, StateRequest
@@ -132,14 +133,9 @@ class Keeper:
         self.backing.on_want(want)
         self.hashing.on_want(want)
 
-    @property
-    def revoked(self) -> frozenset[str]:
-        """The certificates and nodes that this keeper no longer accepts connections from."""
-        return self._links.revoked
-
-    @revoked.setter
-    def revoked(self, serials: frozenset[str]) -> None:
-        self._links.revoked = serials
+    def admit_peers(self, peers: AdmittedPeers) -> None:
+        """Accept the keepers of these nodes and no others, also after a restart of this agent."""
+        self._links.admit_peers(peers)
 
     @property
     def stored(self) -> int:
@@ -228,7 +224,9 @@ class Keeper:
         self._arenas.drop_left(self._launch)
         self.disk.remove_given_up(self._launch)
         try:
-            self._notes.write_note(_LAUNCH, msgspec.json.encode(errand))
+            # No keeper asks for the environment of a release, and this note stays after the end.
+            bare = msgspec.structs.replace(errand, release=msgspec.structs.replace(errand.release, env={}))
+            self._notes.write_note(_LAUNCH, msgspec.json.encode(bare))
         except OSError as e:
             return f"cannot write {e.filename or _LAUNCH}: {e.strerror}"
         return ""

@@ -15,6 +15,7 @@ from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.model.copy_aim import Aim
 from holdfast.model.observation import Mark
 from holdfast.model.state_copy import Address, Copy
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.rank_keeper_messages import AnswerRank
 
 MakeArena = Callable[[str, int], Awaitable[str]]
@@ -47,7 +48,8 @@ class KeeperLinks(Protocol):
     """Connections to the ranks of this node and to keepers of other nodes. Methods that push, pull or fetch are called
     in threads, and raise TransportError or OSError."""
 
-    revoked: frozenset[str]  # who may not talk to it any more
+    def admit_peers(self, peers: AdmittedPeers) -> None:
+        """From now on accept the keepers of these nodes, and no others; nobody is accepted before the first call."""
 
     @property
     def address(self) -> Address:

@@ -19,6 +19,7 @@ from holdfast.config import Settings
 from holdfast.controller import composition, order_admission
 from holdfast.controller_interfaces import ControllerPorts, Socket
 from holdfast.logs import catalog_files
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.code_release import Release
 from holdfast.model.decider_events import Order
 from holdfast.model.job_and_seats import HostIdentity, Job
@@ -34,6 +35,7 @@ from holdfast.sim.dst.simulated_local_checkpoints import SimStateDisk
 from holdfast.sim.dst.simulated_rank_holder import SimHolder
 
 BROKEN = 1
+_MASK = Masker(hosts=False)  # patterns are compiled once for all seeds
 _LOOK_S = 0.5  # of keepers, at the headers of snapshots: a real one looks more often, which would cost most of a seed
 _SEED = re.compile("[0-9]{1,12}")
 
@@ -95,6 +97,7 @@ def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
         diagnosis=SimDiagnosis(scene),
         health=process.open_health(events.on_alarm, lambda: machine.clock.monotonic() + controller_clock.offset_s),
         judge=process.judge_exit,
+        mask=_MASK,
         reach=process.links.try_peers,
         background=(keeper.serve, keeper.watch_snapshots),
     )

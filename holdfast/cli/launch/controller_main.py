@@ -9,12 +9,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from logging.handlers import RotatingFileHandler
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 
 from aiohttp import web
 
+from holdfast.cli.launch.controller_log import ControllerLog, open_log
 from holdfast.cli.launch.journal_and_notes import RunRecord, open_record
 from holdfast.cli.launch.slurm_launch import make_plan
 from holdfast.cli.launch.wait_teller import WaitTeller
@@ -27,7 +27,6 @@ from holdfast.controller.access.caller_admission import PortAccess, Right, admit
 from holdfast.controller.access.connection_gate import ConnectionGate
 from holdfast.controller.access.enrolment_token_api import TokenMinting
 from holdfast.controller.access.enrolment_tokens import NodeTokens
-from holdfast.controller.access.log_flood_filter import ServerLogFilter
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.controller.access.user_ca_nodes import NEEDLESS, CertificateEnrolment
 from holdfast.controller.access.user_tokens import UserTokens
@@ -62,7 +61,6 @@ from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec
 
 _BACKLOG = 4096
-_LOG_BYTES = 32 << 20
 _TOKEN_S = 3600.0  # for a node that has been started to enrol
 _PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
@@ -87,7 +85,8 @@ def main() -> int:
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
     process_attributes.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
-    logging.basicConfig(handlers=[open_log(run_dir)], level=logging.INFO, format="%(asctime)s %(message)s")
+    log = open_log(run_dir)
+    logging.basicConfig(handlers=[log], level=logging.INFO)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = SaidLog(run_dir)
     ended: RunEnd | None = None
@@ -95,7 +94,7 @@ def main() -> int:
         say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
-        ended = asyncio.run(_run_leased(run_dir, socket.socket(fileno=fd), say, holder))
+        ended = asyncio.run(_run_logged(log, _run_leased(run_dir, socket.socket(fileno=fd), say, holder)))
     except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
         # Which is no end: the front knows what to do.
         say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
@@ -110,19 +109,21 @@ def main() -> int:
     return ended.code
 
 
-def open_log(run_dir: Path) -> logging.Handler:
-    """Open the controller's log; its size is limited, and complaints about bad requests are rate-limited."""
-    log = RotatingFileHandler(run_dir / "controller.log", maxBytes=_LOG_BYTES, backupCount=1)
-    log.addFilter(ServerLogFilter())
-    return log
-
-
 def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
     for e in group.exceptions:
         if isinstance(e, BaseExceptionGroup):
             yield from leaf_exceptions(e)
         else:
             yield e
+
+
+async def _run_logged(log: ControllerLog, work: Coroutine[None, None, RunEnd]) -> RunEnd:
+    """Run the controller, and keep its log bounded meanwhile."""
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(log.watch_size())
+        ended = await work
+        watching.cancel()
+    return ended
 
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:

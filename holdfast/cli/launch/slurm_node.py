@@ -32,7 +32,8 @@ def main() -> int:
         os.chdir(run.entry.cwd)
         args = join_args(run, name, "--run-dir", str(run_dir / FOLDER), "--redirects", "3")
         joining = HostJoin(args, run.settings, run.entry)
-        joining.run = msgspec.structs.replace(joining.run, log_dir=run.log_dir)  # where the run's own console looks
+        # Its log folder is where the run's own console looks; the release is the one that this node believes unsigned.
+        joining.run = msgspec.structs.replace(joining.run, log_dir=run.log_dir, release=run.release)
         joining.run_file = str(run_dir / "run.json")
         console = make_console(args, joining.run, joining.run_dir)
         return joining.follow_job(console, lambda: False, (signal.SIGINT,)) or 0

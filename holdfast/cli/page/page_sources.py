@@ -18,6 +18,8 @@ from holdfast.core.decoding import from_json
 from holdfast.dash.page_source import JobPresence, SourceError, may_order
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.logs.secret_masking import env_secrets, make_secret_masker
+from holdfast.model.decider_events import Order
 from holdfast.model.journal_entry import Entry
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 
@@ -65,6 +67,17 @@ class JournalSource:
 class RunSource(JournalSource):
     """A run directory on this host; live facts come from its controller, if there is one, through its socket."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        # Pages are shown and mailed. When the run has ended nobody knows its environment any more.
+        self._mask = make_secret_masker(_run_secrets(path))
+
+    def read_entries(self, after: int) -> Iterator[Entry]:
+        for entry in super().read_entries(after):
+            if isinstance(entry.event, Order) and entry.event.release:
+                self._mask.learn(env_secrets(entry.event.release.env))
+            yield entry
+
     def open_journal(self) -> Journal:
         return run_journal.open_to_read(self._path)
 
@@ -95,13 +108,21 @@ class RunSource(JournalSource):
             raise SourceError(str(e)) from None
         for number in [generation] if generation else reversed(list_generations(log_dir)):
             if lines := tuple(_last_lines(log_dir / f"gen-{number}" / f"rank-{rank}")):
-                return (f"generation {number}", *lines)
+                return (f"generation {number}", *self._mask.mask_lines(lines))
         raise SourceError(f"rank {rank} has printed nothing on this host; its node may keep it on another one")
 
     def find_archive(self, digest: str) -> Path:
         if (path := self._path / "releases" / f"{digest}.tar").is_file():
             return path
         raise SourceError(f"{path} is not there: releases were made on another host, or removed")
+
+
+def _run_secrets(run_dir: Path) -> list[str]:
+    """Return the secrets in the environment of a run's ranks, as far as it is still there."""
+    try:
+        return env_secrets(run_directory.node_environment(run_dir))
+    except (OSError, ValueError, UsageError):
+        return []
 
 
 def _last_lines(folder: Path) -> Iterable[str]:

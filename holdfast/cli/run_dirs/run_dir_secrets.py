@@ -14,7 +14,9 @@ from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
 if TYPE_CHECKING:
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 
-SECRET_FILES = ("token", "env.json")  # these and the folders below are needed to resume, and by nobody afterwards
+JOURNAL_KEY = "journal.key"  # for the values of `update --env` in journal.db
+# These and the folders below are needed to resume, and by nobody afterwards.
+SECRET_FILES = ("token", "env.json", JOURNAL_KEY)
 _RESUME_FOLDERS = ("door", "keys", "slurm/*/keys", f"{COMPILED_CODE}*", f"releases/{COMPILED_ARCHIVES}")
 
 

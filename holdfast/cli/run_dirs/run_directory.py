@@ -143,6 +143,8 @@ def door_path(run_dir: Path) -> Path:
 
 
 def make_node_spec(run: RunSpec, run_dir: Path) -> NodeSpec:
+    from holdfast.wire.releases.release_signature import signed_digest
+
     shares = run.fleet == "join" and run.settings.release.compiled_mb > 0
     return NodeSpec(
         node="",
@@ -157,5 +159,6 @@ def make_node_spec(run: RunSpec, run_dir: Path) -> NodeSpec:
         learned=str(run_dir / "imports.json"),
         releases=str(run_dir / "releases"),
         compiled=str(run_dir / COMPILED_CODE) if shares else "",
+        first_release=signed_digest(run.release) if run.release.digest else "",
         stdin=str(run_dir / STDIN) if run.fleet == "local" else "",
     )

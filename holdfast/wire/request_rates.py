@@ -1,4 +1,4 @@
-"""Limits how often a caller may ask: enough for people and tools, too little to keep the controller busy."""
+"""Limits how often a caller may ask: enough for people, tools and nodes, too little to keep the asked one busy."""
 
 import time
 from collections import OrderedDict
