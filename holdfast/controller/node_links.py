@@ -23,7 +23,8 @@ class NodeLinks:
     """
 
     def __init__(self, epoch: Callable[[], int]) -> None:
-        """`epoch` returns the number of this controller; every errand carries it."""
+        """`epoch` returns the number of this controller, which every errand carries. It is asked before every message,
+        and raises if another controller acts by now."""
         self._epoch = epoch
         self._outboxes: dict[str, Outbox] = {}
         self._opened: dict[Outbox, int] = {}  # in which order links were opened
@@ -85,6 +86,7 @@ class NodeLinks:
         return self.send_message(node, AimMessage(aim=aim, revoked=revoked))
 
     def send_message(self, node: str, message: agent_messages.FromController) -> bool:
+        self._epoch()
         outbox = self._outboxes.get(node)
         return outbox is not None and _put_message(outbox, message)
 

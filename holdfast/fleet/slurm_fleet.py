@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from holdfast.controller_interfaces import FleetRefusal
-from holdfast.core.decoding import from_json
-from holdfast.fleet import slurm_step_liveness
+from holdfast.fleet import slurm_records, slurm_step_liveness
 from holdfast.fleet.local_process_fleet import MARK
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive
 from holdfast.fleet.slurm_step_liveness import NodeRecord, judge_node, step_name
@@ -60,14 +59,23 @@ class SlurmPlan(msgspec.Struct, frozen=True, kw_only=True):
 class SlurmFleet:
     can_acquire = True
 
-    def __init__(self, run_dir: Path, plan: SlurmPlan, env: Mapping[str, str], mint: Callable[[str], str]) -> None:
-        """Read the records of this run's nodes. `mint` returns the token with which a node of a given name joins."""
+    def __init__(
+        self,
+        run_dir: Path,
+        plan: SlurmPlan,
+        env: Mapping[str, str],
+        mint: Callable[[str], str],
+        epoch: Callable[[], int],
+    ) -> None:
+        """Read the records of this run's nodes. `mint` returns the token with which a node of a given name joins.
+        `epoch` returns this controller's number, and raises if another controller acts by now; threads call it."""
+        self._epoch = epoch
         self.survey_s = _SOON_S
         self._dir, self._plan, self._env, self._mint = run_dir / FOLDER, plan, dict(env), mint
         self._dir.mkdir(parents=True, exist_ok=True)
-        self._commands = SlurmCommands(env, str(self._dir))
+        self._commands = SlurmCommands(env, str(self._dir), before_change=epoch)
         self._writing, self._starting = threading.Lock(), threading.Lock()
-        self._records = read_records(self._dir)
+        self._records = slurm_records.read_records(self._dir).nodes
         self._own_end_at = 0.0  # of the allocation that the controller is in; 0: there is none, or it has no end
         self._own_ending = ""  # why that is, if it is not its time limit
         self._own_last_s = 0.0  # before that end no more nodes are asked for; half of it, if it is near at first sight
@@ -194,6 +202,7 @@ class SlurmFleet:
         return found
 
     def _look(self) -> ClusterView:
+        self._epoch()
         run_and_node_specs.publish_file(self._dir / "beat", str(time.time()).encode())
         for name in [name for name in self._unanswered if name in self._records]:
             self._change({name: {"job": self._commands.find_job(self._records[name].job_name)}})
@@ -369,7 +378,7 @@ class SlurmFleet:
             self._store()
 
     def _store(self) -> None:
-        run_and_node_specs.publish_file(self._dir / "nodes.json", msgspec.json.encode(self._records))
+        slurm_records.write_records(self._dir, self._epoch(), self._records)
 
 
 def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
@@ -377,15 +386,6 @@ def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
     if node.state not in (FleetState.STARTING, FleetState.UP):
         return node
     return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at), reason=node.reason or why)
-
-
-def read_records(folder: Path) -> dict[str, NodeRecord]:
-    try:
-        return from_json((folder / "nodes.json").read_bytes(), dict[str, NodeRecord])
-    except FileNotFoundError:
-        return {}
-    except msgspec.DecodeError as e:
-        raise OSError(f"{folder}/nodes.json cannot be read: {e}") from None
 
 
 def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
@@ -405,10 +405,14 @@ def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
 
 
 def end_all(run_dir: Path, env: Mapping[str, str]) -> None:
-    """Cancel all remaining Slurm jobs and steps of a run, as a last resort. Raise OSError if that fails."""
+    """Cancel all remaining Slurm jobs and steps of a run whose controller was on this host, as a last resort. Raise
+    OSError if that fails."""
     folder = run_dir / FOLDER
+    found = slurm_records.read_records(folder)
+    if not found.is_ours:
+        return  # they are those of a controller on another host
     commands = SlurmCommands(env, str(folder))
-    left = {name: record for name, record in read_records(folder).items() if not record.released and record.job}
+    left = {name: record for name, record in found.nodes.items() if not record.released and record.job}
     view = commands.look((record.job for record in left.values()), ())
     for name, record in left.items():
         step = view.find_step(record.job, step_name(name))

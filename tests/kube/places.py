@@ -37,6 +37,7 @@ def open_fleet(place: Path, cluster: Cluster, **wishes: float) -> KubernetesFlee
             avoid_s=asked["avoid_s"],
         ),
         KubernetesClient(cluster.config, cluster.namespace),
+        epoch=lambda: 1,
     )
     _fleets.setdefault(place, []).append(fleet)
     return fleet

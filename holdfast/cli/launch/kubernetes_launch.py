@@ -64,7 +64,9 @@ def _open_lease(args: RunArgs, run_id: str) -> "tuple[ControllerLease, str]":
     return ControllerLease(args.journal or "", run_id), secret
 
 
-def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens, notes: Notes) -> "KubernetesFleet":
+def make_fleet(
+    run: RunSpec, run_dir: Path, tokens: NodeTokens, notes: Notes, epoch: Callable[[], int]
+) -> "KubernetesFleet":
     from holdfast.fleet.kubernetes_client import KubernetesClient, read_config
     from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
 
@@ -80,7 +82,7 @@ def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens, notes: Notes) ->
         gather_s=run.settings.fleet.gather_s,
         avoid_s=run.settings.block.age_s,
     )
-    return KubernetesFleet(notes, shape, wishes, KubernetesClient(read_config(), shape.namespace))
+    return KubernetesFleet(notes, shape, wishes, KubernetesClient(read_config(), shape.namespace, epoch), epoch)
 
 
 def make_pod_spec(run: RunSpec) -> RunSpec:
