@@ -47,7 +47,7 @@ class FileLease:
         self._lasts_s, self._share = lasts_s, lasts_s / LASTS_S
         self._term = LeaseTerm(f"the lease in {folder}", lasts_s, _MARGIN_S * self._share)
         self._number = self._renewals = 0
-        self._seen: tuple[int, bytes] = (0, b"")  # the newest lease and what was in it
+        self.seen: tuple[int, bytes] = (0, b"")  # the newest lease and what was in it
         self._seen_at = 0.0  # when that changed last, by our clock
 
     # --- taking ------------------------------------------------------------------------------------------------
@@ -69,9 +69,9 @@ class FileLease:
     def try_to_take(self) -> bool:
         """Take the lease if it is free; return whether it is ours now."""
         asked_at = boot_time()
-        if not self.is_free() or not self._make_file(self._seen[0] + 1):
+        if not self.is_free() or not self._make_file(self.seen[0] + 1):
             return False
-        self._number = self._seen[0] + 1
+        self._number = self.seen[0] + 1
         self._term.begin(asked_at)
         for older in self._numbers():
             if older < self._number - 1:  # the one before may look at its own still
@@ -83,14 +83,14 @@ class FileLease:
         as it lasts while we looked."""
         newest = max(self._numbers(), default=0)
         content = self._path(newest).read_bytes() if newest else b""
-        if (newest, content) != self._seen or not self._seen_at:
-            self._seen, self._seen_at = (newest, content), boot_time()
+        if (newest, content) != self.seen or not self._seen_at:
+            self.seen, self._seen_at = (newest, content), boot_time()
         found = _parse(content)
         return not newest or found.ended or found.holder == self._holder or boot_time() > self._seen_at + self._lasts_s
 
     def carrier_text(self) -> str:
         """Name the host that had the lease when we looked last."""
-        return _parse(self._seen[1]).holder.partition(" ")[0] or "another host"
+        return _parse(self.seen[1]).holder.partition(" ")[0] or "another host"
 
     def _numbers(self) -> list[int]:
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -147,11 +147,12 @@ class FileLease:
                 self._write(self._number, 0, _Content(self._holder, self._renewals, ended=True))
 
 
-def wait_until_free(lease: FileLease) -> bool:
-    """Wait for twice as long as a lease lasts, at most. Return whether it is free."""
-    until = time.monotonic() + 2 * LASTS_S
-    while not lease.is_free():
-        if time.monotonic() > until:
+def take_when_quiet(lease: FileLease) -> bool:
+    """Wait until the lease has not changed for as long as it lasts, and take it for this host. Return False as soon as
+    it changes, because its holder is alive then."""
+    first: tuple[int, bytes] | None = None
+    while not lease.try_to_take():
+        if (first := first or lease.seen) != lease.seen:
             return False
         time.sleep(_LOOK_S)
     return True
