@@ -42,6 +42,7 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
+from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
 from holdfast.model.incident_record import Remedy
 from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.model.observation import Departure, Exit, Loss
@@ -256,6 +257,9 @@ PARSERS: dict[str, Callable[[Words, float, int], Event]] = {
     "mesh": _mesh,
     "cut": lambda words, now, generation: LinksDown(nodes=tuple(words.next().split(","))),
     "links": lambda words, now, generation: LinksUp(nodes=tuple(words.next().split(","))),
+    "fleet": lambda words, now, generation: FleetReport(
+        nodes={words.next(): FleetNode(state=FleetState(words.next()), reason=" ".join(words.after_all("said")))}
+    ),
     "tick": lambda words, now, generation: Tick(),
 }
 

@@ -159,7 +159,15 @@ def list_some(names: Sequence[str]) -> str:
 
 def incident_sentence(record: Record) -> str:
     """Return the sentence that sums up a closed incident."""
-    return f"{_describe_recovery(record)}{describe_new_release(record)}"
+    return f"{_describe_recovery(record)}{describe_new_release(record)}{_describe_doubts(record)}"
+
+
+def _describe_doubts(record: Record) -> str:
+    """Return a clause about evicted nodes whose end the fleet could not see; "" if there are none."""
+    nodes: dict[str, list[str]] = {}
+    for node, word in record.fleet_said.items():
+        nodes.setdefault(word, []).append(node)
+    return "".join(f"; the fleet says of {list_some(those)}: {word}" for word, those in nodes.items())
 
 
 def describe_new_release(record: Record | Change) -> str:
