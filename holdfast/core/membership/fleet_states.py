@@ -71,7 +71,7 @@ class FleetStates:
         return seen.reason if seen is not None and seen.state is FleetState.UNKNOWN else ""
 
     def watch_evictions(self, event: Event, actions: Iterable[Action]) -> None:
-        """Remember the actions that end evicted nodes, until their outcome: if the fleet cannot end one, it says why."""
+        """Remember the actions that end evicted nodes until their outcome, which says why if the fleet cannot."""
         if isinstance(event, Outcome):
             self.parting.pop(event.action, None)
         found = (one for one in actions if isinstance(one, Dismiss) and one.cause is Dismissal.EVICTED)
