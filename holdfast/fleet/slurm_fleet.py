@@ -202,7 +202,7 @@ class SlurmFleet:
         return found
 
     def _look(self) -> ClusterView:
-        self._epoch()
+        self._check_newest()
         run_and_node_specs.publish_file(self._dir / "beat", str(time.time()).encode())
         for name in [name for name in self._unanswered if name in self._records]:
             self._change({name: {"job": self._commands.find_job(self._records[name].job_name)}})
@@ -255,6 +255,7 @@ class SlurmFleet:
     def _start_step(self, node: str, token: str) -> None:
         with self._starting:  # one that is given back meanwhile is started, or will never be
             if not self._records[node].released:
+                self._check_newest()
                 self._change({node: {"srun": self._run_step(node, token)}})
 
     def _run_step(self, node: str, token: str) -> int:
@@ -361,24 +362,26 @@ class SlurmFleet:
 
     def _add(self, records: dict[str, NodeRecord]) -> None:
         with self._writing:
-            self._records = {**self._records, **records}
-            self._store()
+            self._store({**self._records, **records})
 
     def _change(self, news: dict[str, dict[str, Any]]) -> None:
         """Replace fields of nodes' records and store them, under a lock because several threads do so."""
         if news:
             with self._writing:
                 new = {name: msgspec.structs.replace(self._records[name], **fields) for name, fields in news.items()}
-                self._records = {**self._records, **new}
-                self._store()
+                self._store({**self._records, **new})
 
     def _forget(self, names: tuple[str, ...]) -> None:
         with self._writing:
-            self._records = {name: record for name, record in self._records.items() if name not in names}
-            self._store()
+            self._store({name: record for name, record in self._records.items() if name not in names})
 
-    def _store(self) -> None:
-        slurm_records.write_records(self._dir, self._epoch(), self._records)
+    def _store(self, records: dict[str, NodeRecord]) -> None:
+        slurm_records.write_records(self._dir, self._epoch(), records)
+        self._records = records
+
+    def _check_newest(self) -> None:
+        """Raise LeaseLostError if another controller acts, or has acted, since this one began."""
+        slurm_records.check_newest(self._dir, self._epoch())
 
 
 def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:

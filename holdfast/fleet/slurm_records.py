@@ -42,12 +42,17 @@ def _read_older(content: bytes) -> SlurmRecords:
     return SlurmRecords(nodes=from_json(content, dict[str, NodeRecord]))
 
 
-def write_records(folder: Path, epoch: int, nodes: dict[str, NodeRecord]) -> None:
-    """Replace the records. Raise LeaseLostError if a later controller has written some."""
+def check_newest(folder: Path, epoch: int) -> None:
+    """Raise LeaseLostError if a later controller than this one has written records."""
     found = read_records(folder)
     if found.epoch > epoch:
         raise LeaseLostError(
             f"controller {found.epoch} of this run, on {found.host}, has the nodes on Slurm; this one, {epoch}, ends"
         )
+
+
+def write_records(folder: Path, epoch: int, nodes: dict[str, NodeRecord]) -> None:
+    """Replace the records. Raise LeaseLostError if a later controller has written some."""
+    check_newest(folder, epoch)
     records = SlurmRecords(epoch=epoch, host=socket.gethostname(), nodes=nodes)
     publish_file(folder / _NAME, msgspec.json.encode(records))
