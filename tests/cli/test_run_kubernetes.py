@@ -125,9 +125,8 @@ def test_another_controller_carries_the_run_on_and_knows_its_pods(
     assert not [key for key in cluster.fake.objects.held if key[0] != "nodes"], "nothing of the run stays"
 
 
-async def second_holder(cluster: FakeCluster, run_dir: Path, folder: Path) -> KubernetesFleet:
-    """The fleet of a second controller of the run, as its journal was when the first one fell asleep. It has waited for
-    the lease, and keeps it."""
+def second_holder(cluster: FakeCluster, run_dir: Path, folder: Path) -> KubernetesFleet:
+    """The fleet of a second controller of the run, with the records that there were when the first one fell asleep."""
     folder.mkdir()
     shutil.copy(run_dir / "pods.json", folder)
     shape = run_and_node_specs.read_json(run_dir / "pod_shape.json", PodShape)
@@ -153,7 +152,7 @@ async def test_a_controller_that_slept_deletes_nothing_of_its_successor_ends_and
     await lease.take()
     assert time.monotonic() - taking_at > LASTS_S - 10 and len(said) == 1, "not before the first one's is over"
     keeping = asyncio.create_task(lease.keep())
-    fleet = await second_holder(cluster, job.run_dir, tmp_path / "second")
+    fleet = second_holder(cluster, job.run_dir, tmp_path / "second")
     [new] = await fleet.acquire(1)
     await fleet.survey()
     for pid in (asleep, job.process.pid):
