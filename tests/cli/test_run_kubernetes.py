@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from holdfast.cli.launch.journal_and_notes import NotesFolder
@@ -19,12 +20,13 @@ from holdfast.fleet.kubernetes_client import KubernetesClient
 from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
 from holdfast.fleet.kubernetes_lease import LASTS_S, KubernetesLease
 from holdfast.fleet.pod_manifest import EPOCH_NOTE, PodShape
+from holdfast.model.fleet_node_states import FleetReport, FleetState
 from holdfast.wire import program_fork_server, run_and_node_specs
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, gone
 from tests.cli.test_run_postgres import other_of, struck
 from tests.conftest import job_environment
-from tests.kube.cluster import FakeCluster
+from tests.kube.cluster import Cluster, FakeCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -133,6 +135,38 @@ def second_holder(cluster: FakeCluster, run_dir: Path, folder: Path) -> Kubernet
     client = KubernetesClient(cluster.config, cluster.namespace, lambda: 2)
     wishes = FleetWishes(command=lambda node: ("sleep", "1000"), files=lambda node: {}, least=1, gather_s=0, avoid_s=0)
     return KubernetesFleet(NotesFolder(folder), shape, wishes, client, lambda: 2)
+
+
+def check_silent_machine(job: Job, cluster: Cluster, silence: Callable[[str], None]) -> None:
+    """Lose a machine of a job of two pods and a standby: its kubelet falls silent, and then what runs there does. What
+    Kubernetes has said of the machine stands in the incident."""
+    seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
+    process = cluster.machines.process_of(seated[1])
+    machine = (cluster.machines.pod_of(seated[1]) or {})["spec"]["nodeName"]
+    silence(machine)
+    told = lambda: {one.state for report in job.events(FleetReport) for one in report.nodes.values()}  # noqa: E731
+    job.until(lambda: FleetState.UNKNOWN in told(), "a report that the machine is not ready")
+    assert process is not None
+    stopped = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    job.trains(2)
+    [record] = job.report().incidents
+    assert record.suspects == (seated[1],) == record.evicted and f" {machine} " in record.cause
+    cluster.machines.wake(machine)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    job.until(lambda: cluster.machines.process_of(seated[1]) is None, "the end of what ran there")
+
+
+@pytest.mark.slow
+def test_what_kubernetes_says_of_a_machine_is_told_with_the_silence_of_its_node(
+    start: Start, cluster: FakeCluster
+) -> None:
+    job = run(start, cluster, "--nnodes", "2", "--standbys", "1")
+    check_silent_machine(job, cluster, cluster.machines.silence)
+    job.finish()
+    job.ends(0)
 
 
 @pytest.mark.slow

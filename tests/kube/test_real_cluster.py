@@ -19,6 +19,7 @@ from holdfast.model.fleet_node_states import FleetNode, FleetState
 from tests.cli.conftest import Start
 from tests.cli.conftest import start as start
 from tests.cli.driver import ROOT
+from tests.cli.test_run_kubernetes import check_silent_machine
 from tests.conftest import job_environment
 from tests.kube import places
 from tests.kube.cluster import BINARIES, ControlPlane, RealCluster, write_kubeconfig
@@ -198,3 +199,16 @@ def test_a_job_survives_the_loss_of_a_pod_of_its_controller_and_of_the_api_serve
         left = cluster.api.ask("GET", f"{path[0]}/namespaces/{cluster.namespace}/{path[1]}")["items"]
         assert not left, f"nothing of the run stays in the cluster: {job.story()}"
     job.check_replay()
+
+
+def test_what_the_node_controller_says_of_a_machine_is_told_with_the_silence_of_its_node(
+    start: Start, cluster: RealCluster, plane: ControlPlane
+) -> None:
+    plane.start_controllers()
+    flags = ("--fleet", "kubernetes", "--kube-image", "lab:1", "--kube-namespace", cluster.namespace)
+    words = ("--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "gpt", "--nnodes", "2", "--standbys", "1")
+    job = start(*flags, *words, KUBECONFIG=str(cluster.kubeconfig))
+    job.patience_s = PATIENCE_S
+    check_silent_machine(job, cluster, cluster.machines.silent.add)
+    job.finish()
+    job.ends(0)
