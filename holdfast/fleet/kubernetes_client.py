@@ -118,7 +118,7 @@ async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
 class KubernetesClient:
     """Sends requests to one namespace of a Kubernetes cluster."""
 
-    def __init__(self, config: KubeConfig, namespace: str, before_change: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, config: KubeConfig, namespace: str, before_change: Callable[[], object]) -> None:
         """`before_change` is called before every request that changes pods, secrets or machines. It raises if another
         controller acts by now."""
         self._before_change = before_change

@@ -48,7 +48,7 @@ def own_slurm_job(env: Mapping[str, str]) -> int:
 
 
 class SlurmCommands:
-    def __init__(self, env: Mapping[str, str], cwd: str, before_change: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, env: Mapping[str, str], cwd: str, before_change: Callable[[], object]) -> None:
         """`before_change` is called before every command that changes jobs, steps or hosts. It raises if another
         controller acts by now."""
         self._before_change = before_change

@@ -18,6 +18,7 @@ from holdfast.fleet import slurm_records, slurm_step_liveness
 from holdfast.fleet.local_process_fleet import MARK
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive
 from holdfast.fleet.slurm_step_liveness import NodeRecord, judge_node, step_name
+from holdfast.journal.lease_term import no_lease
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_states import FleetNode, FleetState
 from holdfast.model.observation import Departure
@@ -414,7 +415,7 @@ def end_all(run_dir: Path, env: Mapping[str, str]) -> None:
     found = slurm_records.read_records(folder)
     if not found.is_ours:
         return  # they are those of a controller on another host
-    commands = SlurmCommands(env, str(folder))
+    commands = SlurmCommands(env, str(folder), before_change=no_lease)
     left = {name: record for name, record in found.nodes.items() if not record.released and record.job}
     view = commands.look((record.job for record in left.values()), ())
     for name, record in left.items():

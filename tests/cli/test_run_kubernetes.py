@@ -20,6 +20,7 @@ from holdfast.fleet.kubernetes_client import KubernetesClient
 from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
 from holdfast.fleet.kubernetes_lease import LASTS_S, KubernetesLease
 from holdfast.fleet.pod_manifest import EPOCH_NOTE, PodShape
+from holdfast.journal.lease_term import no_lease
 from holdfast.model.fleet_node_states import FleetReport, FleetState
 from holdfast.wire import program_fork_server, run_and_node_specs
 from tests.cli.conftest import Start
@@ -180,7 +181,7 @@ async def test_a_controller_that_slept_deletes_nothing_of_its_successor_ends_and
     for pid in (job.process.pid, asleep):
         job.kill(pid, signal.SIGSTOP)
     said: list[str] = []
-    client = KubernetesClient(cluster.config, cluster.namespace)
+    client = KubernetesClient(cluster.config, cluster.namespace, no_lease)
     lease = KubernetesLease(client, "gpt-4", "another", tmp_path / "lease", said.append)
     taking_at = time.monotonic()
     await lease.take()

@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError
 from holdfast.fleet.kubernetes_fleet import KubernetesFleet
+from holdfast.journal.lease_term import no_lease
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_states import FleetNode, FleetState
 from tests.cli.conftest import Start
@@ -113,7 +114,7 @@ async def test_kubernetes_itself_finds_a_machine_that_does_not_answer_and_collec
         await fleet.give_back(far, "evicted")
     assert cluster.machines.process_of(far) is not None
     cluster.machines.silent.clear()
-    client = KubernetesClient(cluster.config, cluster.namespace)
+    client = KubernetesClient(cluster.config, cluster.namespace, no_lease)
     assert await client.delete_lease("lab")
     await client.close()
     until_at = time.monotonic() + PATIENCE_S

@@ -57,7 +57,7 @@ class RunRecord(NamedTuple):
 
 
 def open_record(
-    run: RunSpec, run_dir: Path, holder: str, say: Callable[[str], None], check_lease: Callable[[], None] = no_lease
+    run: RunSpec, run_dir: Path, holder: str, say: Callable[[str], None], check_lease: Callable[[], None]
 ) -> RunRecord:
     """Open the journal for writing: in the run directory, or in Postgres as the holder of the run's lease. Raise
     JournalHeldError if another controller has the file open. `check_lease` is for a run directory whose lease is held

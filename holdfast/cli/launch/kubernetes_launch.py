@@ -21,6 +21,7 @@ from holdfast.core.record.hook_notices import HookLimits
 from holdfast.fleet import pod_manifest
 from holdfast.fleet.pod_manifest import PodShape
 from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.lease_term import no_lease
 from holdfast.model.job_and_seats import Job
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
@@ -97,7 +98,8 @@ def make_lease(run: RunSpec, run_dir: Path, say: Callable[[str], None]) -> "Kube
 
     shape = run_and_node_specs.read_json(run_dir / _SHAPE, PodShape)
     holder = f"{socket.gethostname()}.{run.job.mark}"  # the same after a crash: its successor need not wait
-    return KubernetesLease(KubernetesClient(read_config(), shape.namespace), shape.run, holder, run_dir / "lease", say)
+    client = KubernetesClient(read_config(), shape.namespace, no_lease)  # which changes the lease alone
+    return KubernetesLease(client, shape.run, holder, run_dir / "lease", say)
 
 
 def _node_command(node: str) -> tuple[str, ...]:
