@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,7 @@ class FileLease:
         self._lasts_s, self._share = lasts_s, lasts_s / LASTS_S
         self._term = LeaseTerm(f"the lease in {folder}", lasts_s, _MARGIN_S * self._share)
         self._number = self._renewals = 0
+        self._writing, self._ended = threading.Lock(), False  # a renewal may still be under way in its thread
         self.seen: tuple[int, bytes] = (0, b"")  # the newest lease and what was in it
         self._seen_at = 0.0  # when that changed last, by our clock
 
@@ -133,8 +135,11 @@ class FileLease:
         """Renew the lease. Raise LeaseLostError if another host has it, OSError if the file system fails."""
         asked_at = boot_time()
         self._term.check()
-        self._renewals += 1
-        self._write(self._number, 0, _Content(self._holder, self._renewals))
+        with self._writing:
+            if self._ended:
+                return
+            self._renewals += 1
+            self._write(self._number, 0, _Content(self._holder, self._renewals))
         if (newest := max(self._numbers())) > self._number:
             other = _parse(self._path(newest).read_bytes()).holder.partition(" ")[0] or "another host"
             raise LeaseLostError(f"{other} has the lease in {self._folder} now; this controller ends")
@@ -142,7 +147,11 @@ class FileLease:
 
     async def let_go(self) -> None:
         """Give up the lease, so that the next controller need not wait."""
-        with contextlib.suppress(OSError):
+        await asyncio.to_thread(self._give_up)
+
+    def _give_up(self) -> None:
+        with self._writing, contextlib.suppress(OSError):
+            self._ended = True
             if self._term.left_s:
                 self._write(self._number, 0, _Content(self._holder, self._renewals, ended=True))
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.fleet.slurm_records import read_records
 from tests.cli.driver import gone
 from tests.cli.test_run_postgres import stores_of
-from tests.slurm.lab import LOGIN_TOO
+from tests.slurm.lab import LOGIN, LOGIN_TOO
 from tests.slurm.slurm_job import SlurmJob, StartSlurm, start_slurm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -86,7 +86,7 @@ def test_without_a_database_the_lease_in_the_run_directory_decides_which_host_go
     words = (sys.executable, "-m", "holdfast.cli", "run", "--resume", str(job.run_dir))
     told = job.lab.words(*words, on=LOGIN_TOO, cwd=str(job.folder))
     refused = subprocess.run(told, env=start_slurm.env, capture_output=True, text=True, check=False, timeout=120)
-    assert refused.returncode == 2 and "login has this run's controller" in refused.stderr, refused
+    assert refused.returncode == 2 and f"{LOGIN} has " in refused.stderr, refused
     before = job.status()["step"]
     sruns = [psutil.Process(record.srun) for record in job.records().values()]
     watching = [pid for srun in sruns for pid in (srun.pid, *(child.pid for child in srun.children()))]
@@ -95,7 +95,7 @@ def test_without_a_database_the_lease_in_the_run_directory_decides_which_host_go
             os.kill(pid, number)
     job.at = LOGIN_TOO
     job.start("--resume", str(job.run_dir))
-    job.says("login had this run's controller; waiting")
+    job.says(f"{LOGIN} had this run's controller; waiting")
     job.trains()
     job.until(lambda: job.status()["step"] > before, "more steps")
     assert job.status()["generation"] == 1, "ranks go on"
