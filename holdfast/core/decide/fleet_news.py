@@ -58,7 +58,7 @@ def on_parting_failed(state: JobState, event: Outcome) -> str:
     node, word = state.nodes.standbys.fleet.parting[event.action], event.detail or "it does not say why"
     if state.incident is not None and state.incident.on_fleet_word(node, word):
         return f"incident {state.incident.number}: the fleet says of {node}: {word}"
-    said = f"{node} was evicted and may run on; its fleet says: {word}"
+    said = f"{node} was evicted, and its fleet could not end it: {word}"
     state.emit(Say(text=said))
     return said
 

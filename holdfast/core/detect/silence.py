@@ -35,9 +35,10 @@ def gone_alarm(at: float, node: str, seen: FleetNode) -> Alarm:
 
 def with_word(alarm: Alarm, word: str) -> Alarm:
     """Return the alarm of a silence with what the node's fleet says of it, unless the alarm tells it already."""
+    word = word.rstrip(".")
     if not word or word in alarm.reason or alarm.evidence:
         return alarm
-    return msgspec.structs.replace(alarm, reason=f"{alarm.reason}, and its fleet says: {word}", evidence=(word,))
+    return msgspec.structs.replace(alarm, reason=f"{alarm.reason} (its fleet says: {word})", evidence=(word,))
 
 
 class SilenceDetector:

@@ -38,8 +38,8 @@ def test_what_the_fleet_says_of_a_silent_node_is_added_once() -> None:
     watch.on_message(10.0, "a")
     asked(watch, 10.0, 12.75)
     (alarm,) = watch.overdue_alarms(13.0)
-    joined = with_word(alarm, "Slurm gets no answer from c4")
-    assert joined.reason == "has been silent for 3 s, and its fleet says: Slurm gets no answer from c4"
+    joined = with_word(alarm, "Slurm gets no answer from c4.")
+    assert joined.reason == "has been silent for 3 s (its fleet says: Slurm gets no answer from c4)"
     assert joined.evidence == ("Slurm gets no answer from c4",) and joined.signature == alarm.signature
     assert with_word(alarm, "") == alarm and with_word(joined, "more") == joined
     gone = gone_alarm(13.0, "a", FleetNode(state=FleetState.GONE, reason="job 7 has ended: node fail", failed=True))
