@@ -47,6 +47,22 @@ def own_slurm_job(env: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() else 0
 
 
+def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
+    """Split the user's own --exclude from other flags of `sbatch`, because a later --exclude would replace it."""
+    kept: list[str] = []
+    avoided: set[str] = set()
+    words = iter(flags)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in ("--exclude", "-x"):
+            avoided.add(value if equals else next(words, ""))
+        elif word.startswith("-x") and not word.startswith("--"):
+            avoided.add(word[2:])
+        else:
+            kept.append(word)
+    return kept, avoided
+
+
 class SlurmCommands:
     def __init__(self, env: Mapping[str, str], cwd: str, before_change: Callable[[], object]) -> None:
         """`before_change` is called before every command that changes jobs, steps or hosts. It raises if another

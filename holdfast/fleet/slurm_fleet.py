@@ -16,7 +16,7 @@ import msgspec
 from holdfast.controller_interfaces import FleetRefusal
 from holdfast.fleet import slurm_records, slurm_step_liveness
 from holdfast.fleet.local_process_fleet import MARK
-from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive
+from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive, split_exclusions
 from holdfast.fleet.slurm_step_liveness import NodeRecord, judge_node, step_name
 from holdfast.journal.lease_term import no_lease
 from holdfast.model.action import Dismissal
@@ -390,22 +390,6 @@ def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
     if node.state not in (FleetState.STARTING, FleetState.UP):
         return node
     return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at), reason=node.reason or why)
-
-
-def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
-    """Split the user's own --exclude from other flags of `sbatch`, because a later --exclude would replace it."""
-    kept: list[str] = []
-    avoided: set[str] = set()
-    words = iter(flags)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in ("--exclude", "-x"):
-            avoided.add(value if equals else next(words, ""))
-        elif word.startswith("-x") and not word.startswith("--"):
-            avoided.add(word[2:])
-        else:
-            kept.append(word)
-    return kept, avoided
 
 
 def end_all(run_dir: Path, env: Mapping[str, str]) -> None:

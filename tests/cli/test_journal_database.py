@@ -133,22 +133,22 @@ def test_a_journal_file_on_a_network_file_system_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("fleet", "journal", "kind", "shared", "word"),
+    ("of", "kind", "shared", "word"),
     [
-        ("slurm", "", "nfs4", True, " nfs4, "),
-        ("slurm", "", "", True, ""),  # hosts share it, whatever the file system is called
-        ("kubernetes", "", "nfs4", True, " nfs4, "),
-        ("kubernetes", "", "", False, ""),
-        ("slurm", "postgres://h/d", "nfs4", True, ""),
-        ("local", "", "", False, ""),
+        ({"fleet": "slurm"}, "nfs4", True, " nfs4, "),
+        ({"fleet": "slurm"}, "", True, ""),  # hosts share it, whatever the file system is called
+        ({"fleet": "kubernetes"}, "nfs4", True, " nfs4, "),
+        ({"fleet": "kubernetes"}, "", False, ""),
+        ({"fleet": "slurm", "journal": "postgres://h/d"}, "nfs4", True, ""),
+        ({"fleet": "local"}, "", False, ""),
     ],
 )
 def test_a_journal_that_hosts_of_a_cluster_share_is_of_another_sort_and_that_is_said(
-    fleet: str, journal: str, kind: str, shared: bool, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of: dict[str, str], kind: str, shared: bool, word: str, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_directory, "network_kind", lambda path: kind)
     job, entry = Job(run_id="r", min_nodes=1, max_nodes=1), EntryPoint(argv=("x",))
-    run = RunSpec(job=job, entry=entry, settings=Settings(), fleet=fleet, nproc=1, log_dir="/l", journal=journal)
+    run = RunSpec(job=job, entry=entry, settings=Settings(), nproc=1, log_dir="/l", **of)
     assert run_directory.is_shared(run, tmp_path) is shared
     said = run_directory.shared_journal_text(run, tmp_path)
     assert word in said and bool(said) is bool(word)

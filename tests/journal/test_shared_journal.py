@@ -1,10 +1,12 @@
 """A journal on a file system that several hosts share: no shared memory, one writer, readers without locks."""
 
+import contextlib
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,24 +23,24 @@ from pathlib import Path
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Decision, Entry, Tick
 journal = SqliteJournal(Path(sys.argv[1]), shared=True)
-reason = "x" * int(sys.argv[3])
+reason = "x" * 200
 for seq in range(1, int(sys.argv[2]) + 1):
     journal.append(Entry(seq=seq, at=float(seq), event=Tick(), decision=Decision(reason=reason)), durable=seq % 3 == 0)
     if seq == 3: print("begun", flush=True)
-if seq: print("there", flush=True); sys.stdin.read()
+sys.stdin.read()
 """
 
 
-def writing(path: Path, count: int, chars: int = 200) -> "subprocess.Popen[str]":
-    words = [sys.executable, "-c", _WRITE, str(path), str(count), str(chars)]
-    process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout and process.stdout.readline() == "begun\n"
-    return process
-
-
-def end(process: "subprocess.Popen[str]") -> None:
-    process.kill()
-    process.communicate()
+@contextlib.contextmanager
+def writing(path: Path, count: int) -> Iterator["subprocess.Popen[str]"]:
+    """A writer in a process of its own, which is killed at the end."""
+    words = [sys.executable, "-c", _WRITE, str(path), str(count)]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout and process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def test_it_needs_no_memory_that_hosts_share_and_neither_does_an_older_file(tmp_path: Path) -> None:
@@ -59,10 +61,8 @@ def test_it_needs_no_memory_that_hosts_share_and_neither_does_an_older_file(tmp_
 @pytest.mark.e2e
 def test_a_second_writer_is_held_off_and_gets_it_when_the_first_has_died(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
-    process = writing(path, 3)
-    with pytest.raises(JournalHeldError, match=r"journal\.db "):
+    with writing(path, 3), pytest.raises(JournalHeldError, match=r"journal\.db "):
         SqliteJournal(path, shared=True)
-    end(process)
     journal = SqliteJournal(path, shared=True)
     assert (len(list(journal.read())), journal.epoch) == (3, 2)
     journal.close()
@@ -71,17 +71,16 @@ def test_a_second_writer_is_held_off_and_gets_it_when_the_first_has_died(tmp_pat
 @pytest.mark.e2e
 def test_what_is_read_while_it_is_written_has_no_gaps_and_grows(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
-    process = writing(path, 3000)
-    counts, reader = [0], SqliteJournal(path, read_only=True)
-    while counts[-1] < 2400:
-        found = [entry.seq for entry in reader.read()]
-        assert found == list(range(1, len(found) + 1))
-        counts.append(len(found))
-        more = [entry.seq for entry in SqliteJournal(path, read_only=True).read(after=max(0, len(found) - 5))]
-        assert more[:5] == found[-5:]
+    counts = [0]
+    with writing(path, 600), contextlib.closing(SqliteJournal(path, read_only=True)) as reader:
+        while counts[-1] < 500:
+            found = [entry.seq for entry in reader.read()]
+            assert found == list(range(1, len(found) + 1))
+            counts.append(len(found))
+            with contextlib.closing(SqliteJournal(path, read_only=True)) as other:
+                more = [entry.seq for entry in other.read(after=max(0, len(found) - 5))]
+            assert more[: len(found[-5:])] == found[-5:]
     assert counts == sorted(counts) and len(set(counts)) > 3, counts
-    reader.close()
-    end(process)
 
 
 @pytest.mark.e2e

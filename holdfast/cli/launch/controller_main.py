@@ -40,7 +40,7 @@ from holdfast.controller.incident_traces import IncidentTraces
 from holdfast.controller.job_clock import SteadyClock
 from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
-from holdfast.controller_interfaces import ControllerPorts, Fleet, FleetRefusal, Notes
+from holdfast.controller_interfaces import ControllerPorts, Fleet, FleetRefusal
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import count_failures, describe_stop
@@ -137,12 +137,14 @@ async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, hold
         return await _run_controller(run_dir, listener, say, holder, check_lease)
 
 
-async def _open_when_free(open_now: Callable[[], RunRecord], say: SaidLog) -> RunRecord:
+async def _open_when_free(
+    run: RunSpec, run_dir: Path, holder: str, say: SaidLog, check_lease: Callable[[], None]
+) -> RunRecord:
     """Open the journal. Wait while a controller that does not act any more has it open still."""
     told = ""
     while True:
         try:
-            return open_now()
+            return open_record(run, run_dir, holder, say, check_lease)
         except JournalHeldError as e:
             if str(e) != told:
                 told = str(e)
@@ -154,7 +156,7 @@ async def _run_controller(
     run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, check_lease: Callable[[], None]
 ) -> RunEnd:
     run = run_directory.read_spec(run_dir)
-    record = await _open_when_free(lambda: open_record(run, run_dir, holder, say, check_lease), say)
+    record = await _open_when_free(run, run_dir, holder, say, check_lease)
     env = run_directory.node_environment(run_dir)
     url = run_directory.web_address(run.host, listener.getsockname()[1], "http" if run.fleet == "local" else "https")
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
@@ -162,8 +164,7 @@ async def _run_controller(
     hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say)
     opinions = FailureOpinions(run.settings, run.log_dir, say)
     tokens = NodeTokens(run_directory.door_keys_folder(run_dir), record.put_keys)
-    epoch = ask_on_loop(lambda: record.journal.epoch)
-    fleet = _make_fleet(run, run_dir, env, tokens, notes=record.notes, epoch=epoch)
+    fleet = _make_fleet(run, run_dir, env, tokens, record)
     listeners = EntryListeners(teller, hooks, opinions, traces := IncidentTraces(run.job.run_id, os.environ))
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
@@ -335,11 +336,10 @@ def _open_block_list(run: RunSpec) -> BlockListThreads:
     return BlockListThreads(BlockListDatabase(run.journal), f"--journal {shlex.quote(run.journal)}")
 
 
-def _make_fleet(
-    run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTokens, *, notes: Notes, epoch: Callable[[], int]
-) -> Fleet:
-    """Return the fleet that the run names. It asks for the `epoch`, which raises if another controller acts, before it
-    changes anything in the cluster."""
+def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTokens, record: RunRecord) -> Fleet:
+    """Return the fleet that the run names. Before it changes anything in a cluster, it asks the journal for the epoch,
+    which raises if another controller acts by now."""
+    epoch = ask_on_loop(lambda: record.journal.epoch)
     if run.fleet == "join":
         return JoinFleet()
     if run.fleet == "slurm":
@@ -348,7 +348,7 @@ def _make_fleet(
     if run.fleet == "kubernetes":
         from holdfast.cli.launch.kubernetes_launch import make_fleet  # its client is an extra, and slow to import
 
-        return make_fleet(run, run_dir, tokens, notes, epoch)
+        return make_fleet(run, run_dir, tokens, record.notes, epoch)
     return LocalFleet(
         run_dir, run_directory.make_node_spec(run, run_dir), env, program_fork_server.socket_path(run_dir)
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Set
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.pending_operator_requests import FLEET
-from holdfast.core.detect.silence import with_word
+from holdfast.core.incident.first_cause import with_word
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.seating import next_seats
 from holdfast.core.rank_ranges import format_nodes

@@ -33,14 +33,6 @@ def gone_alarm(at: float, node: str, seen: FleetNode) -> Alarm:
     return Alarm(kind=Kind.SILENCE, at=at, suspects=(node,), reason=reason, signature=signature)
 
 
-def with_word(alarm: Alarm, word: str) -> Alarm:
-    """Return the alarm of a silence with what the node's fleet says of it, unless the alarm tells it already."""
-    word = word.rstrip(".")
-    if not word or word in alarm.reason or alarm.evidence:
-        return alarm
-    return msgspec.structs.replace(alarm, reason=f"{alarm.reason} (its fleet says: {word})", evidence=(word,))
-
-
 class SilenceDetector:
     def __init__(self, limits: SilenceLimits) -> None:
         self.limits = limits

@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
-from holdfast.core.incident.seat_changes import describe_evicted, staying_nodes
+from holdfast.core.incident.seat_changes import describe_doubts, describe_evicted, staying_nodes
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Action, Stop
@@ -159,15 +159,7 @@ def list_some(names: Sequence[str]) -> str:
 
 def incident_sentence(record: Record) -> str:
     """Return the sentence that sums up a closed incident."""
-    return f"{_describe_recovery(record)}{describe_new_release(record)}{_describe_doubts(record)}"
-
-
-def _describe_doubts(record: Record) -> str:
-    """Return a clause about evicted nodes whose end the fleet could not see; "" if there are none."""
-    nodes: dict[str, list[str]] = {}
-    for node, word in record.fleet_said.items():
-        nodes.setdefault(word, []).append(node)
-    return "".join(f"; the fleet says of {list_some(those)}: {word}" for word, those in nodes.items())
+    return f"{_describe_recovery(record)}{describe_new_release(record)}{describe_doubts(record)}"
 
 
 def describe_new_release(record: Record | Change) -> str:

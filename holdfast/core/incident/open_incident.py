@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.core.detect.silence import with_word
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo, is_killed, list_killed
+from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo, is_killed, list_killed, with_word
 from holdfast.core.incident.incident_case import is_unwitnessed_fault
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.event import Progress

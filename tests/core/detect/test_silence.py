@@ -1,6 +1,7 @@
 """Silence is noticed in time, once, and never because we ourselves were not looking."""
 
-from holdfast.core.detect.silence import SilenceDetector, SilenceLimits, gone_alarm, with_word
+from holdfast.core.detect.silence import SilenceDetector, SilenceLimits, gone_alarm
+from holdfast.core.incident.first_cause import with_word
 from holdfast.model.detector_alarm import Kind
 from holdfast.model.fleet_node_states import FleetNode, FleetState
 
