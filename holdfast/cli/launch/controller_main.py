@@ -133,6 +133,8 @@ def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
     """Run the controller until the run ends. If other hosts may see its directory, hold its lease meanwhile."""
+    process_attributes.raise_file_limit()
+    process_attributes.write_no_core()
     async with hold_lease(run_directory.read_spec(run_dir), run_dir, say) as check_lease:
         return await _run_controller(run_dir, listener, say, holder, check_lease)
 
@@ -169,8 +171,6 @@ async def _run_controller(
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
     controller = built.controller
-    process_attributes.raise_file_limit()
-    process_attributes.write_no_core()
     audit = AuditLog(run_dir)
     port = NetworkPort(built, run, run_dir, audit, tokens)
     runners = [
