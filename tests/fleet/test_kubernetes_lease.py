@@ -20,6 +20,7 @@ from holdfast.model.action import Dismissal
 from tests.cli.driver import PATIENCE_S
 from tests.fleet.test_kubernetes_fleet import UP, Lab, lab
 from tests.kube import places
+from tests.kube.cluster import write_kubeconfig
 
 pytestmark = pytest.mark.e2e
 __all__ = ["lab"]
@@ -37,11 +38,13 @@ def stray(lab: Lab, node: str) -> dict[str, Any]:
 class OneSidedWall:
     """A way to the API server that can be cut for those who go by it, and for nobody else."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: Path) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
         self._to, self._listener = (host, int(port)), socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
-        self.config = KubeConfig.from_server(f"http://127.0.0.1:{self._listener.getsockname()[1]}")
+        folder.mkdir()
+        own = write_kubeconfig(folder, f"http://127.0.0.1:{self._listener.getsockname()[1]}", "none")
+        self.config = KubeConfig.from_file(str(own))
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -161,7 +164,7 @@ async def test_a_controller_that_is_cut_off_from_kubernetes_ends_before_another_
         client = KubernetesClient(config, lab.cluster.namespace, no_lease)
         return KubernetesLease(client, "lab", holder, lab.place / f"lease-of-{holder}", said.append)
 
-    wall = OneSidedWall(lab.cluster.fake.url)
+    wall = OneSidedWall(lab.cluster.fake.url, lab.place / "wall")
     cut_off, near = lease("a", wall.config), lease("b", lab.cluster.config)
     await cut_off.take()
     keeping = asyncio.create_task(cut_off.keep())
