@@ -224,9 +224,11 @@ def test_the_controller_moves_to_another_machine_with_the_volume_of_its_journal(
     job.process.wait()
     resume = (sys.executable, "-m", "holdfast.cli", "run", "--resume", str(job.run_dir))
     elsewhere = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh", *resume)
+    own = {key: value for key, value in job._env.items() if key != program_fork_server.NAMED}  # that one is here
     with job.output.open("ab") as output:
-        words = {"cwd": job.folder, "env": job._env, "stdin": subprocess.DEVNULL, "start_new_session": True}
-        job.process = subprocess.Popen(elsewhere, stdout=output, stderr=subprocess.STDOUT, **words)
+        job.process = subprocess.Popen(
+            elsewhere, cwd=job.folder, env=own, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
     job.patience_s = 2 * LASTS_S
     job.says("waiting until it is free")
     job.until(lambda: job.status().get("step", -1) > step, "more steps")
