@@ -76,7 +76,7 @@ class SlurmFleet:
         self._dir.mkdir(parents=True, exist_ok=True)
         self._commands = SlurmCommands(env, str(self._dir), before_change=epoch)
         self._writing, self._starting = threading.Lock(), threading.Lock()
-        self._records = slurm_records.read_records(self._dir).nodes
+        self._store(slurm_records.read_records(self._dir).nodes)  # with our epoch: no earlier controller starts a step
         self._own_end_at = 0.0  # of the allocation that the controller is in; 0: there is none, or it has no end
         self._own_ending = ""  # why that is, if it is not its time limit
         self._own_last_s = 0.0  # before that end no more nodes are asked for; half of it, if it is near at first sight
