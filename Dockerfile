@@ -2,7 +2,7 @@
 #     FROM holdfast
 #     COPY . /src
 # torch comes from the index that you name (TORCH_INDEX), as its builds differ by where they come from; all else comes
-# from locked.txt, every file by its hash.
+# from locked-image.txt, every file by its hash.
 ARG PYTHON=3.12
 
 FROM docker.io/library/python:${PYTHON}-slim AS build
@@ -10,11 +10,9 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cu128
 WORKDIR /build
 RUN python -m venv /opt/holdfast
 ENV PATH=/opt/holdfast/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-COPY pyproject.toml constraints.txt locked.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt locked-image.txt README.md LICENSE ./
 RUN grep -m 1 '^torch==' constraints.txt | xargs pip install --index-url "$TORCH_INDEX" -c constraints.txt
-# What only tests and checks need stays out.
-RUN awk '/^[a-z]/ { kept = !/^(pytest|mypy|ruff|librt|ast-serialize|types-|hypothesis|sortedcontainers|execnet|iniconfig|psutil|kubernetes-validate|jsonschema|referencing|rpds-py|importlib-resources|matplotlib|contourpy|cycler|fonttools|kiwisolver|pillow|pyparsing|python-dateutil|safetensors|colorama|tzdata)/ } kept' \
-        locked.txt >wanted.txt && pip install --no-deps --require-hashes -r wanted.txt
+RUN pip install --no-deps --require-hashes -r locked-image.txt
 COPY holdfast holdfast
 RUN pip install --no-deps --no-build-isolation .
 

@@ -5,18 +5,19 @@ PY := .venv/bin/python
 READY := .venv/.ready
 PEERS := .venv/peers/.ready
 OLDER := .venv/peers-dlrover/.ready
+ALIVE := build/peers-torchft/.ready build/peers-inprocess/.ready
 SOURCES = $(wildcard holdfast tests examples benchmarks)
 # A name starting with an underscore is a part of other benchmarks, not one itself. Those in SLOW run only by name.
-SLOW ?= torture detect recovery ettr byterobust nccl compile cluster
+SLOW ?= torture detect recovery ettr byterobust nccl compile cluster hostile
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full test-search test-slurm test-kube fuzz chaos gpu-wheels gpu-lab site lint lock audit bench clean always
+.PHONY: help venv demo page-pictures test test-full test-search test-slurm test-kube test-trainers fuzz chaos gpu-wheels gpu-lab site lint lock audit bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(READY) ## make or refresh .venv
 
@@ -36,6 +37,11 @@ endif
 
 demo: $(READY) ## train a small GPT, kill a rank, lose a node, compare the weights
 	$(PY) examples/demo.py $(ARGS)
+
+# Who changes the page looks at these; docs/page-*.png come from there.
+page-pictures: $(READY) ## build/page: pictures of every view of the page, for eyes; needs Debian's chromium
+	$(PY) -m pip install --quiet -c constraints.txt playwright
+	$(PY) -m tests.cli.page_pictures $(ARGS)
 
 # Four workers on two cores: end-to-end tests wait for half of their time. What all of them import is compiled once.
 test: $(READY) ## all tests but the slow ones; ARGS goes to pytest
@@ -61,6 +67,19 @@ KUBE ?= $(HOME)/.cache/holdfast/kube
 test-kube: $(READY) ## pods on a real Kubernetes API server, which is built the first time; ARGS goes to pytest
 	test -x $(KUBE)/kube-apiserver || tests/kube/build_cluster.sh $(KUBE)
 	PYTEST_HOLDFAST_KUBE=$(KUBE) $(PY) -m pytest tests/kube $(ARGS)
+
+TRAINERS := .venv/trainers
+
+$(TRAINERS)/.ready: tests/trainers/libraries.txt pyproject.toml | $(READY)
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/pip install --quiet "$$(grep -m 1 '^torch==' constraints.txt)"
+	$(TRAINERS)/bin/pip install --quiet -e '.[test]' -r tests/trainers/libraries.txt
+	@touch $@
+
+test-trainers: $(TRAINERS)/.ready ## jobs of DeepSpeed, Megatron, TorchTitan and others, with W&B, MLflow, TensorBoard; ARGS goes to pytest
+	$(TRAINERS)/bin/python -m pytest -n 2 --dist worksteal tests/trainers tests/public tests/cli/test_run_trackers.py \
+	    tests/cli/test_run_logged_losses.py tests/client/test_tracker_events.py tests/client/test_tracker_figure_injection.py \
+	    tests/client/test_logger_hooks.py $(ARGS)
 
 # Seconds of all tests together; two of them run side by side.
 FUZZ_S ?= 1000
@@ -90,7 +109,7 @@ lint: $(READY) ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m mypy $(SOURCES)
 
-lock: $(READY) ## write locked.txt anew: all that we install, by hash
+lock: $(READY) ## write locked.txt and locked-image.txt anew: all that we install, by hash
 	.ci/lock
 
 # Known holes come from a database on the network; the bill of materials does not.
@@ -110,6 +129,13 @@ $(PEERS) $(OLDER): .venv/%/.ready: benchmarks/%.txt | $(READY)
 	grep -v '^#' $< | xargs -n 1 $(PY) -m pip install --quiet --no-deps --upgrade --target $(@D) || true
 	@touch $@
 
+# All of one file at once: some of these packages share a folder.
+$(ALIVE): build/%/.ready: benchmarks/%.txt | $(READY)
+	rm -rf $(@D)
+	$(PY) -m pip install --quiet --no-deps --target $(@D) -r $< || true
+	@mkdir -p $(@D) && touch $@
+
+bench-elastic: $(ALIVE)
 bench-ckpt: $(PEERS)
 bench-recovery: $(PEERS) $(OLDER)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks._byterobust_part import Part
 from benchmarks._exact_scene import Failed
 from benchmarks._harness import START_LIMIT_S, Job, holdfast, holdfast_command
-from holdfast.cli.commands.report import load_report
+from holdfast.cli.commands.report_command import load_report
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.record.release_pace import LEAST_STEPS, ReleasePace, describe_paces
 

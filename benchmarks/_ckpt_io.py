@@ -23,8 +23,8 @@ from rich.table import Table
 from benchmarks._report import FULL, Findings, report
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.snapshots.snapshot_disk import PacedPulse
-from holdfast.checkpoint.checkpoint_load import read_part
-from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.checkpoint_publication import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.checkpoint_reader import read_part
 from holdfast.checkpoint.direct_io import THREADS, make_room, run_in_threads
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author
 from holdfast.checkpoint.write_lane import WritePulse

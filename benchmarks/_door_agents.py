@@ -36,8 +36,9 @@ from holdfast.core.agent_state_machine import Post
 from holdfast.core.decide.job_view import JobView
 from holdfast.linux import process_attributes
 from holdfast.model.code_release import Release
-from holdfast.model.event import Entry, Phase
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.model.node_errands import Done
 from holdfast.model.observation import Beat
 from holdfast.wire import agent_messages, unix_sockets
@@ -230,7 +231,7 @@ class _Agent:
                 if kind == _PING:
                     _say(writer, payload, _PONG)
                 elif kind == _BINARY:
-                    self._heard(writer, agent_messages.decode_from_controller(payload))
+                    self._heard(writer, agent_messages.decode_from_controller(payload).message)
                 else:
                     return
         finally:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from benchmarks._door_hosts import Host, Keeper, Verb, copy, everybody, far_host, keeper, own_cpu_s, touched
 from benchmarks._report import FULL
-from holdfast.checkpoint.peer_admission import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_transport import PeerKeeper
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.linux import process_attributes
@@ -74,7 +74,7 @@ def measure(folder: Path, apart: bool) -> Found:
 
 def _between(keys: KeyFiles, other: Keeper, short: Keeper) -> dict[str, Way]:
     """Plain by one link, where no number is named; TLS as keepers use it."""
-    guard = PeerGuard(keys, everybody)
+    guard = PeerAdmission(keys, everybody)
     plain, tls = PeerKeeper(other.doors.plain, None, 1), PeerKeeper(other.doors.tls, guard)
     one, tls128 = tls._replace(links=1, relayed=False), PeerKeeper(short.doors.tls, guard, 1, relayed=False)
     return {
@@ -141,7 +141,7 @@ def _beside_steps(keys: KeyFiles, other: Keeper) -> dict[str, list[float]]:
     callees = {
         "none": None,
         "plain": PeerKeeper(other.doors.plain),
-        "tls": PeerKeeper(other.doors.tls, PeerGuard(keys, everybody)),
+        "tls": PeerKeeper(other.doors.tls, PeerAdmission(keys, everybody)),
     }
     steps: dict[str, list[float]] = {name: [] for name in callees}
     names = list(callees)

@@ -18,7 +18,7 @@ import psutil
 from benchmarks._door_network import add_veth_pair, bring_link_up
 from holdfast.chaos import linux_namespaces
 from holdfast.checkpoint import peer_transport
-from holdfast.checkpoint.peer_admission import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
 from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
 from holdfast.linux import process_attributes
@@ -114,7 +114,7 @@ def keeper(folder: Path, size: int, keys: KeyFiles, host: Host, short: bool = Fa
         other.join()
 
 
-def everybody(serial: str) -> bool:
+def everybody(node: str, serial: str) -> bool:
     """Every certificate counts; it has a name, so that a guard can be sent to another process."""
     return True
 
@@ -143,7 +143,7 @@ def _keep(parent: Connection, folder: Path, size: int, keys: KeyFiles, host: Hos
     path = folder / f"keeper-{os.getpid()}"
     plain, tls = (socket.create_server((host.address, 0)) for _ in range(2))
     for listener, proof in ((plain, None), (tls, keys), (unix_sockets.listen(path), None)):
-        PeerServer(listener, proof and PeerGuard(proof, everybody), take, give).start()
+        PeerServer(listener, proof and PeerAdmission(proof, everybody), take, give).start()
     parent.send(Doors(plain.getsockname(), tls.getsockname(), (str(path), 0)))
     while True:
         parent.recv()

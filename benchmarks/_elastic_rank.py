@@ -1,51 +1,40 @@
-"""A small DDP job whose ranks survive; each writes down when it made which step, in which generation."""
-
-import argparse
-import json
-import os
-import time
-from pathlib import Path
+"""The job under holdfast: its ranks survive, and each keeps its state of every step in memory."""
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-
-STEP_S = 0.02
+from benchmarks._elastic_job import Notes, build_model, make_loss, read_arguments
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--events", type=Path, required=True)
-    parser.add_argument("--ckpt", type=Path)  # states are in memory alone
-    args = parser.parse_args()
-    args.events.mkdir(exist_ok=True)
-    torch.manual_seed(0)
+    args = read_arguments()
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    ddp = holdfast.attach(DistributedDataParallel(nn.Linear(256, 256)))
+    rank, notes = dist.get_rank(), Notes(args.events)
+    ddp = holdfast.attach(DistributedDataParallel(build_model()))
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
 
-    @holdfast.survive(model=ddp)
+    def rehearse() -> None:
+        make_loss(ddp).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        notes.note_spare(rank)
+
     def train(here: holdfast.Here) -> None:
         ckpt = holdfast.Checkpointer(model=ddp, optimizer=optimizer)
         step = ckpt.restore()
-        with (args.events / f"{os.getpid()}.jsonl").open("a", buffering=1) as events:
-            while True:
-                step += 1
-                loss = ddp(torch.randn(8, 256)).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                ckpt.save(step)
-                holdfast.step(step, loss=loss.detach())
-                told = {"at": time.time(), "kind": f"step in {here.generation}", "pid": os.getpid(), "rank": rank}
-                events.write(json.dumps(told) + "\n")
-                time.sleep(STEP_S)
+        while True:
+            step += 1
+            loss = make_loss(ddp)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            ckpt.save(step)
+            holdfast.step(step, loss=loss.detach())
+            notes.note_step(here.generation, rank)
 
-    train()
+    holdfast.survive(model=ddp, optimizer=optimizer, rehearsal=rehearse)(train)()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import psutil
 from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, holdfast, holdfast_command
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.core.decide.node_roles import NodeRole
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Record
 from holdfast.wire.controller_request import ControllerNotRunning

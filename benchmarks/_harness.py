@@ -36,6 +36,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world: int = 0
     step: int = 0
+    generation: int = 0
 
 
 class Fault(msgspec.Struct, frozen=True):

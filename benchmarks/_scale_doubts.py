@@ -7,6 +7,8 @@ DOUBTS: dict[str, dict[str, float]] = {
     "a restart takes twice what ByteRobust's does": {"first_step": 2.0},
     "nobody is named for any hang": {"hang_unnamed": 1 / 0.3},
     "every hang is seen and named": {"hang_unnamed": 0.0, "hang_spinning": 0.0},
+    "no hang without a name is of a GPU that stands": {"hang_gpu": 0.0},
+    "all hangs without a name are of GPUs that stand": {"hang_gpu": 2.0},
     "no slow host is named": {"slow_named": 0.0},
     "bad machines fail again after 20 minutes to 5 hours": {"relapse": 20.0},
     "probes find nobody": {"probe_finds": 0.0, "probe_finds_corruption": 0.0},

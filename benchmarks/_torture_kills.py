@@ -13,7 +13,7 @@ import psutil
 from benchmarks._harness import Job, holdfast
 from benchmarks._torture_scene import KEEP_NODES, SCRIPT, Failed, Scene, Struck, at_random, differing
 from holdfast.chaos import faulty_storage
-from holdfast.checkpoint import checkpoint_load, stored_checkpoints
+from holdfast.checkpoint import checkpoint_reader, stored_checkpoints
 
 RANKS = 4
 STRETCH_S = 0.006
@@ -155,7 +155,7 @@ class Round:
     def _torn_on_storage(self) -> str:
         """What is wrong with the newest published checkpoint: whatever else was written half does not count as one."""
         found = [one for one in stored_checkpoints.find_checkpoints(str(self.store)) if one.ok][:1]
-        return "; ".join(why for one in found for why in checkpoint_load.verify_checkpoint(one.url))
+        return "; ".join(why for one in found for why in checkpoint_reader.verify_checkpoint(one.url))
 
     def judged(self) -> dict[str, int]:
         """End the job, run it once more with nobody striking, and count what differs."""

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.logs.learned_words import LearnedWords
 from holdfast.logs.log_diagnosis import ProcessEnds, diagnose_logs, open_log
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
 EVICT = "evict_and_restart"

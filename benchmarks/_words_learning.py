@@ -24,7 +24,7 @@ from holdfast.logs.learned_opinion import weigh_words
 from holdfast.logs.learned_words import NOTHING, SIGNS, ZERO, LearnedWords, read_log_words
 from holdfast.logs.line_templates import is_alarming
 from holdfast.logs.log_diagnosis import open_log, read_log_lines
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 OUTSIDE = CORPUS / "outside"
 ROUNDS = ("abcd", "ef", "ghij", "kl", "mn", "opq", "r", "s", "t")  # first letters of names, in order of collection

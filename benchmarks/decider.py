@@ -10,7 +10,7 @@ from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
 from holdfast.core.decide.decider import Decider
-from holdfast.model.event import Entry
+from holdfast.model.journal_entry import Entry
 from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import FaultRates
 from holdfast.sim.job_world import SimSetup

@@ -6,6 +6,7 @@ the agents are back are seconds of this machine: controller and agents share its
 their own.
 """
 
+import json
 import os
 import ssl
 import statistics
@@ -19,7 +20,7 @@ from benchmarks import _door_agents, _door_copies
 from benchmarks._door_agents import AGENTS, Back
 from benchmarks._door_copies import STATE_BYTES, Cost, Costs, Found, spread
 from benchmarks._door_hosts import own_network
-from benchmarks._report import Findings, report
+from benchmarks._report import RECORDS, Findings, report
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 
 GOAL_TLS, GOAL_UNIX = 0.6, 0.95
@@ -143,6 +144,18 @@ def _back(base: Path, findings: Findings) -> dict[str, Back]:
     return backs
 
 
+def _show_hostile(table: Table, findings: Findings) -> None:
+    """The newest record of what hostile and damaged bytes came to: it takes too long to be done once more."""
+    newest = max(RECORDS.glob("hostile-*.json"), default=None)
+    if newest is None:
+        findings.skipped["hostile"] = "there is no record of make bench-hostile"
+        return
+    found = json.loads(newest.read_text())
+    for name, value in found["figures"].items():
+        if not name.startswith("load"):
+            table.add_row(f"{newest.stem}: {name.replace('_', ' ')}", f"{value:,}", "", "")
+
+
 def main() -> int:
     findings = Findings()
     why = own_network()
@@ -164,6 +177,7 @@ def main() -> int:
     _ciphers(found, table, findings)
     _steps(found, table, findings)
     _restarts(backs, table, findings)
+    _show_hostile(table, findings)
     runs: dict[str, list[float | None]] = {
         f"{way}, s": [round(cost.wall_s, 3) for cost in each] for way, each in (found.between | found.within).items()
     }

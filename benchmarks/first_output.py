@@ -1,4 +1,5 @@
-"""From the command to the script's first line and first step on the console: holdfast beside torchrun, in turns."""
+"""From the command to the script's first line and first step on the console: holdfast beside torchrun, in turns; and
+what `--help` of each command costs."""
 
 import os
 import time
@@ -10,10 +11,12 @@ from rich.table import Table
 
 from benchmarks._harness import START_LIMIT_S, Job, executable, holdfast
 from benchmarks._report import Findings, brief, median, report
+from holdfast.cli.command_dispatch import COMMANDS
 
 SCRIPT = Path(__file__).with_name("_first_rank.py")
 RANKS, TRIALS = 2, 7
 RATIO_GOAL = 1.1
+HELP_GOAL_S = 0.15  # of a processor
 LOOK_S = 0.005
 LINES = {"output": b"first line", "step": b"first step"}
 SHAPE = ("--standalone", f"--nproc-per-node={RANKS}")
@@ -52,6 +55,32 @@ def watched(console: Path, began_at: float) -> dict[str, float | None]:
     return after_s
 
 
+def help_s(*command: str) -> float:
+    """Seconds of a processor that a command takes for its help."""
+    pid = os.posix_spawn(
+        command[0],
+        [*command, "--help"],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+    )
+    _, status, used = os.wait4(pid, 0)
+    if status:
+        raise RuntimeError(f"{' '.join(command)} --help ended with code {os.waitstatus_to_exitcode(status)}")
+    return used.ru_utime + used.ru_stime
+
+
+def helped(holdfast: str) -> dict[str, float]:
+    """The least of a few, of each command: what a busy machine adds is not asked for."""
+    commands = {"holdfast": (holdfast,)} | {f"holdfast {name}": (holdfast, name) for name in COMMANDS}
+    return {name: min(help_s(*command) for _ in range(TRIALS)) for name, command in commands.items()}
+
+
+def judge_helps(findings: Findings, helps: Mapping[str, float]) -> None:
+    findings.figures |= {"help_least_cpu_s": min(helps.values()), "help_most_cpu_s": max(helps.values())}
+    findings.figures["help_most_of"] = max(helps, key=lambda name: helps[name])
+    findings.goals[f"every_help_under_{HELP_GOAL_S:g}_cpu_s"] = max(helps.values()) < HELP_GOAL_S
+
+
 def judge(runs: Runs, loads: Sequence[float]) -> Findings:
     findings = Findings(figures={f"{name.replace(' ', '_')}_s": median(times) for name, times in runs.items()})
     for line in LINES:
@@ -65,7 +94,8 @@ def judge(runs: Runs, loads: Sequence[float]) -> Findings:
 
 def main() -> None:
     table = Table("launcher", "until", "median s", "all, s", title=(__doc__ or "").strip())
-    if not executable("holdfast"):
+    holdfast_at = executable("holdfast")
+    if not holdfast_at:
         report("first_output", table, Findings(skipped={"holdfast": "there is no holdfast beside this python"}))
         return
     launchers = ("torchrun", "holdfast")
@@ -84,7 +114,11 @@ def main() -> None:
         name, line = what.split()
         until = "its end" if line == "end" else f"first {line}"
         table.add_row(name, until, brief(median(times)), " ".join(brief(time) for time in times))
-    report("first_output", table, judge(runs, loads), runs)
+    findings = judge(runs, loads)
+    judge_helps(findings, helps := helped(holdfast_at))
+    for command in sorted(helps, key=lambda name: -helps[name])[:3]:
+        table.add_row(command, "its help, CPU", brief(helps[command]), "the least of " + str(TRIALS))
+    report("first_output", table, findings, runs)
 
 
 if __name__ == "__main__":

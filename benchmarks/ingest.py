@@ -37,9 +37,11 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Order
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Entry, Order, Phase
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.model.node_errands import Done
 from holdfast.model.observation import Beat
 from holdfast.wire import agent_messages
@@ -151,7 +153,7 @@ class Agents:
             state = {"generation": 0}
             beating = asyncio.create_task(self._beat(ws, node, number, state))
             async for message in ws:
-                told = agent_messages.decode_from_controller(message.data)
+                told = agent_messages.decode_from_controller(message.data).message
                 if isinstance(told, ErrandMessage):
                     state["generation"] = getattr(told.errand, "generation", state["generation"])
                     done = Post(seq=told.errand.id, body=Done(id=told.errand.id, node=node, ok=True))

@@ -22,7 +22,9 @@ from holdfast.cli.page.page_sources import JournalSource
 from holdfast.dash.page_feed import PageFeed
 from holdfast.dash.page_source import JobPresence
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Entry, Phase, Progress
+from holdfast.model.decider_events import Progress
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import NodeLoss, RankCrash
 from holdfast.sim.job_world import SimSetup
@@ -70,7 +72,7 @@ class LiveSource(JournalSource):
 
     def __init__(self, path: Path, later: tuple[Entry, ...]) -> None:
         super().__init__(path)
-        self.may_order, self._later, self.now = True, later, later[0].at
+        self._later, self.now = later, later[0].at
 
     def read_entries(self, after: int) -> Any:
         yield from super().read_entries(after)
@@ -83,7 +85,9 @@ class LiveSource(JournalSource):
         ]
         now = f"training; every rank has made step {step - 1}"
         lateness = "".join(random.Random(step).choices("jklmn", k=NODES * NPROC))  # as noise makes it
-        return JobPresence(status={"now": now, "step": step - 1, "nodes": nodes, "lateness": lateness}, now=self.now)
+        return JobPresence(
+            status={"now": now, "step": step - 1, "nodes": nodes, "lateness": lateness}, now=self.now, may_order=True
+        )
 
 
 def measure_live(path: Path, later: tuple[Entry, ...]) -> tuple[float, int]:

@@ -24,7 +24,7 @@ from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_probes
 from holdfast.agent.probes import SKIPPED, minigpt_model, probe_tools
 from holdfast.core.diagnose import fleet_baseline
 from holdfast.core.diagnose.probe_assessment import assess_probes
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from tests.agent.probes import faults, lab
 
 CLEAN, PROCESSES = 100, 10

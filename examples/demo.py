@@ -23,8 +23,8 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from holdfast.cli.commands import dash, report
-from holdfast.cli.commands.status import render_status
+from holdfast.cli.commands import dash_command, report_command
+from holdfast.cli.commands.status_command import render_status
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.wire.controller_request import ControllerNotRunning
 
@@ -118,7 +118,7 @@ def main() -> int:
         code, run_dir = _demo(Path(folder), args.steps)
         if console.is_terminal and not args.no_page:
             console.rule("what happened, in a browser")
-            dash.main([str(run_dir)])
+            dash_command.main([str(run_dir)])
         return code
 
 
@@ -138,7 +138,7 @@ def _demo(folder: Path, steps: int) -> tuple[int, Path]:
     console.rule("what happened")
     for what in struck:
         console.print(f"> {what}", style="bold red")
-    console.print(report.render_report(report.load_report(second.run_dir), min(console.width, 100)))
+    console.print(report_command.render_report(report_command.load_report(second.run_dir), min(console.width, 100)))
     equal = bool(first.weights) and first.weights == second.weights
     console.print(f"final weights undisturbed {first.weights[:16]}, with faults {second.weights[:16]}: ", end="")
     console.print("equal, bit for bit" if equal else "NOT EQUAL", style="bold green" if equal else "bold red")

@@ -30,7 +30,7 @@ from holdfast.core.snapshots.copy_keepers import MOST_COPIES
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.memory_grant import SnapshotLimits, parse_cap
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
-from holdfast.model.event import Limits
+from holdfast.model.decider_limits import Limits
 
 
 class LogLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,9 @@ from holdfast.core.decide.job_view import JobView
 from holdfast.core.membership.host_blocking import BlockedHost
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.action import Dismissal
-from holdfast.model.event import Entry, Lost
-from holdfast.model.fleet_node_states import FleetNode
+from holdfast.model.decider_events import Lost
+from holdfast.model.fleet_node_reports import FleetNode
+from holdfast.model.journal_entry import Entry
 from holdfast.model.observation import Departure
 
 EntryListener = Callable[[Entry, JobView], None]  # gets an entry, and the job as the entry left it

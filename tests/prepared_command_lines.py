@@ -13,7 +13,7 @@ from unittest import mock
 
 import msgspec
 
-from holdfast.cli import COMMANDS, import_command
+from holdfast.cli.command_dispatch import COMMANDS, import_command
 from holdfast.cli.terminal.prepared_help import PREPARED
 from holdfast.config import Settings
 

@@ -18,13 +18,13 @@ from unittest import mock
 
 import msgspec
 
-from holdfast.cli import COMMANDS
+from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.terminal.prepared_help import load_command_lines, print_help
 from holdfast.config import Settings
 from holdfast.controller.metrics import METRICS
 from holdfast.model.action import Action
+from holdfast.model.decider_events import Event
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Event
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -126,7 +126,7 @@ def test_settings_are_written_up(setting_names: list[str]) -> None:
 
 def test_events_and_actions_are_written_up() -> None:
     from holdfast.model.action import Action
-    from holdfast.model.event import Event
+    from holdfast.model.decider_events import Event
 
     names = [struct.__name__ for struct in (*get_args(Action), *get_args(Event))]
     assert names
@@ -154,7 +154,7 @@ def test_the_map_of_modules_is_of_these_modules() -> None:
 
 
 def test_commands_are_written_up() -> None:
-    from holdfast.cli import COMMANDS
+    from holdfast.cli.command_dispatch import COMMANDS
 
     assert COMMANDS
     assert unwritten([f"holdfast {name}" for name in COMMANDS], PAGES) == []
@@ -254,7 +254,7 @@ def test_flags_in_documents_are_those_of_the_program(helps: Helps) -> None:
 @pytest.fixture(scope="module")
 def helps() -> Helps:
     """What every command and verb says when asked for --help."""
-    from holdfast.cli import COMMANDS
+    from holdfast.cli.command_dispatch import COMMANDS
 
     return {(name, verb): read_help(name, verb) for name in COMMANDS for verb in ("", *VERBS.get(name, ()))}
 

@@ -1,15 +1,20 @@
-"""Holds the figures that documents quote: each stands where a record is named, or is said to have none."""
+"""Holds the figures that documents quote: each stands where a record is named, or is said to have none; and where
+records are named, it is in one of them."""
 
+import json
 import re
+import statistics
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.test_docs import FENCED, PAGES
 
 UNIT = "s|ms|µs|microseconds|%|points|[KMGT]i?B(?:/s)?"
 FIGURE = re.compile(rf"\b\d+\.\d+ (?:{UNIT})(?!\w)|\b\d+\.\d+ (?:and|to) \d+\.\d+ ")
-RECORD = re.compile(r"\b[a-z_-]+-\d{8}\.json\b|\bchaos\.jsonl\b")
+RECORD = re.compile(r"\b[a-z][a-z0-9_-]*-\d{8}\.json\b|\bchaos\.jsonl\b")
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 ADMITTED = re.compile(r"[Nn]o\s+record\s+was\s+kept")
 HEAD = re.compile(r"^(#+) (.+)", re.M)
 BOLD = re.compile(r"^(?=\*\*)", re.M)  # where a paragraph with a name of its own begins
@@ -27,6 +32,48 @@ NOT_MEASURED = {
     "SIMULATOR.md: Assumptions": "assumptions and published figures",
     "USE.md: Where nodes come from": "versions",
     "USE.md: State that survives": "what numpy is beside Python",
+}
+
+
+# By what a number of a record is multiplied to be a figure with this unit.
+SCALES = {
+    "%": (1.0, 100.0),
+    "points": (1.0, 100.0),
+    "s": (1.0, 1e-3, 60.0),
+    "ms": (1.0, 1e3, 1e-3),
+    "µs": (1.0, 1e3, 1e6),
+    "microseconds": (1.0, 1e3, 1e6),
+    "B": (1.0, 1e-3, 1e-6, 1e-9, 1e-12, 2.0**-10, 2.0**-20, 2.0**-30),
+}
+
+# Figures that stand where a record is named, and are in none of the records named there: by section, with the reason.
+NOT_IN_RECORD: dict[str, dict[str, str]] = {
+    "BENCHMARKS.md: Figures": {
+        **dict.fromkeys(("7.6", "37.5", "15.1", "101.7"), "no record, as the page says"),
+        **dict.fromkeys(("0.40", "0.42", "0.02"), "no record, as the page says"),
+    },
+    "BENCHMARKS.md: A restart on one H200": {
+        **dict.fromkeys(("2.4", "194.1"), "no record, as the page says"),
+        "1.5": "a goal",
+    },
+    "BENCHMARKS.md: Snapshots on one H200": {"0.150": "no record, as the page says"},
+    "BENCHMARKS.md: ByteRobust's evaluation": {
+        **dict.fromkeys(("39.8", "6.77", "70.1", "99.2"), "published"),
+        "96.0": "of ettr-20261116.json, which another section names",
+    },
+    "BENCHMARKS.md: Faults over NCCL": {"19.6": "the median of four lists"},
+    "BENCHMARKS.md: Hangs and slow ranks": {"0.2": "how long the job's steps are"},
+    "BENCHMARKS.md: Silent corruption": {"0.03": "no record"},
+    "DIAGNOSE.md: How well it does": dict.fromkeys(
+        ("97.9", "99.0", "81.1", "98.9", "97.8", "98.0"), "of rules that have learned from the same logs: no forecast"
+    ),
+    "LIMITS.md: Not shown": dict.fromkeys(("24.11", "26.05"), "versions"),
+    "SIMULATOR.md: What came out": {
+        **dict.fromkeys(("0.55", "1.2"), "prices"),
+        **dict.fromkeys(("0.17", "81.8", "88.0"), "of the model as it was before"),
+    },
+    "SIMULATOR.md: In kept processes": dict.fromkeys(("0.09", "4.0"), "differences of recorded figures"),
+    "SIMULATOR.md: Assumptions": dict.fromkeys(("22.70", "9.20", "0.12", "0.01", "0.1"), "published, or assumed"),
 }
 
 
@@ -60,6 +107,63 @@ def unrecorded(page: Path) -> Iterator[str]:
             yield f"{section.name}: {found[:3]}"
 
 
+@cache
+def numbers_of(record: str) -> tuple[float, ...]:
+    """All numbers of a record, those in its words as well; of a list also the mean, the median and the extent."""
+    text = (RESULTS / record).read_text(encoding="utf-8")
+    lines = text.splitlines() if record.endswith(".jsonl") else [text]
+    return tuple({number for line in lines for number in _numbers_in(json.loads(line))})
+
+
+def _numbers_in(value: Any) -> Iterator[float]:
+    match value:
+        case bool() | None:
+            return
+        case int() | float():
+            yield float(value)
+        case str():
+            yield from (float(found.replace(",", "")) for found in re.findall(r"\d[\d,]*(?:\.\d+)?", value))
+        case dict():
+            yield from (number for one in value.values() for number in _numbers_in(one))
+        case list():
+            yield from (number for one in value for number in _numbers_in(one))
+            plain = [one for one in value if isinstance(one, int | float) and not isinstance(one, bool)]
+            if plain:
+                yield from (statistics.median(plain), statistics.fmean(plain), max(plain) - min(plain))
+
+
+def figures_of(text: str) -> Iterator[tuple[str, str]]:
+    """The numbers of all figures with decimals, each with its unit; without one if it is the first of two."""
+    for found in FIGURE.finditer(text):
+        numbers, unit = re.findall(r"\d+\.\d+", found[0]), found[0].split()[-1]
+        yield from ((number, unit if unit in SCALES or "B" in unit else "") for number in numbers)
+
+
+def is_in(numbers: tuple[float, ...], figure: str, unit: str) -> bool:
+    """Whether the figure is one of the numbers, rounded."""
+    anything = tuple({scale for scales in SCALES.values() for scale in scales})
+    scales = SCALES.get(unit) or (SCALES["B"] if "B" in unit else anything)
+    half = 0.5000001 * 10.0 ** -len(figure.partition(".")[2])
+    return any(abs(number * scale - float(figure)) <= half for number in numbers for scale in scales)
+
+
+def astray(page: Path) -> Iterator[tuple[str, str]]:
+    """Figures, by section, that are in none of the records that are named there."""
+    for section in sections(page):
+        records = RECORD.findall(section.text)
+        numbers = tuple(number for record in records for number in numbers_of(record))
+        for figure, unit in figures_of(section.text) if records else ():
+            if not is_in(numbers, figure, unit):
+                yield section.name, figure
+
+
+def test_figures_are_in_the_records_that_are_named_beside_them() -> None:
+    found = {where for page in PAGES for where in astray(page)}
+    excused = {(section, figure) for section, figures in NOT_IN_RECORD.items() for figure in figures}
+    assert found - excused == set(), "in none of the records that the section names"
+    assert excused - found == set(), "it is in a record now, or is no longer quoted"
+
+
 def test_figures_have_a_record_or_are_said_to_have_none() -> None:
     assert [where for page in PAGES for where in unrecorded(page)] == []
 
@@ -77,3 +181,10 @@ def test_figures_without_a_record_are_seen(tmp_path: Path) -> None:
     assert found == ["A.md: A: ['0.5 s']", "BENCHMARKS.md: Figures: ['0.5 s']", "BENCHMARKS.md: C: ['0.8 s']"]
     page.write_text("# A\n\nIt takes 0.5 s; no\nrecord was kept.\n\n    holdfast: lost 0.7 s\n")
     assert [*unrecorded(page)] == []
+
+
+def test_figures_that_a_record_does_not_have_are_seen(tmp_path: Path) -> None:
+    page = tmp_path / "A.md"
+    named = "`benchmarks/results/nccl-exact-20261118.json`"
+    page.write_text(f"# A\n\n## B\n\nAfter 12.6 s and 2.81 s, not 12.7 s or 3.7 s; 13.2 and 5.5 s ({named}).\n")
+    assert [figure for _, figure in astray(page)] == ["12.7", "3.7"]

@@ -25,7 +25,7 @@ TORCH = (
     "client/",
     "checkpoint/state_image.py",
     "checkpoint/dcp/",
-    "checkpoint/trainer_export/",
+    "checkpoint/trainer_checkpoint_export/",
     "agent/probes/",
     "chaos/inrank/",
     "trainers/",
@@ -179,7 +179,7 @@ GOOD = {
     "agent/probes/exact_gemm.py": "import torch",
     "checkpoint/state_image.py": "from torch import Tensor\nfrom ..wire import beat",
     "client/b.py": "import torch\nfrom holdfast.checkpoint.arena import Arena",
-    "cli/commands/run.py": "import holdfast\nfrom ..agent import ranks\nfrom holdfast.fleet import local_process_fleet",
+    "cli/commands/run_command.py": "import holdfast\nfrom ..agent import ranks\nfrom holdfast.fleet import pod_table",
     "trainers/a.py": "import holdfast, torch\nfrom holdfast.client import step",
     "__init__.py": "from holdfast.client import step",
 }

@@ -9,11 +9,11 @@ from typing import get_args
 
 import pytest
 
-from holdfast.cli import COMMANDS
+from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.controller.metrics import METRICS
 from holdfast.model.action import Action
+from holdfast.model.decider_events import Event
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Event
 from tests.site_pages import DOCS, ROOT, adapt_links, adapt_lists, find_diagrams, find_verbs, make_pages
 from tests.test_docs import dead_links
 

@@ -15,14 +15,17 @@ from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.config import Settings
 from holdfast.core.agent_state_machine import ErrandDone, HeedEpoch, RememberDone, RememberLeaving
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.code_release import Release
+from holdfast.model.copy_aim import Aim
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import HostIdentity
-from holdfast.model.node_errands import Done, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere
+from holdfast.model.node_errands import Done, LaunchHere, Leave, PairTestHere, Parking, ProbeHere, ReplayHere, StageHere
 from holdfast.model.observation import Beat, Departure, Exit, LinkTraffic, Mark, Reach, StepValues, Strain
 from holdfast.model.rank_traces import Trace
-from holdfast.model.state_copy import Address, Aim, Copy
+from holdfast.model.state_copy import Address, Copy
 from holdfast.wire.agent_messages import JobFigures, TraceRequest
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.holder_messages import HolderRank, KeptArena, RankKey
 from holdfast.wire.rank_memory.flight_log_reader import FlightReport
 from holdfast.wire.rank_memory.slot_reader import SlotReading
@@ -104,9 +107,9 @@ class NodeRanks(Protocol):
     async def launch_ranks(self, errand: LaunchHere) -> str:
         """Start the seat's ranks, or continue the parked ones; return an error in words, empty if every rank runs."""
 
-    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """End all ranks of generations up to `up_to`, except those that park within `park_s`. Return in words which
-        processes still live; empty if none does."""
+    async def stop_ranks(self, up_to: int, grace_s: float, parking: Parking | None = None) -> str:
+        """End all ranks of generations up to `up_to`, except those that park. Return in words which processes still
+        live; empty if none does."""
 
     def quit_holder(self, code: int) -> None:
         """End everything on this node, this agent included."""
@@ -144,7 +147,8 @@ class RankTracer(Protocol):
 class SnapshotKeeper(Protocol):
     """Keeps the snapshots of this node's ranks, and copies of other nodes' snapshots."""
 
-    revoked: frozenset[str]  # who may not talk to it any more
+    def admit_peers(self, peers: AdmittedPeers) -> None:
+        """Accept the keepers of these nodes and no others, also after a restart of this agent."""
 
     @property
     def address(self) -> tuple[str, int]: ...
@@ -250,6 +254,7 @@ class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
     diagnosis: DiagnosisRunner
     health: HealthSigns
     judge: Callable[[Exit], Awaitable[Alarm]]  # why a rank ended badly
+    mask: Masker  # of secrets in what leaves the node
     reach: Callable[[dict[str, Address]], Awaitable[Reach]]  # which of these nodes can be connected to
     background: tuple[Callable[[], Coroutine[Any, Any, None]], ...]  # runs as long as the agent, once ranks are listed
 

@@ -11,9 +11,10 @@ import signal
 import msgspec
 
 from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AssembleParts, ControllerLink
+from holdfast.agent.masked_news import learn_secrets, mask_news
 from holdfast.agent.rank.failed_not_exited import LatchedFailures
-from holdfast.agent.rank.loss_alarms import LossReports
-from holdfast.agent.rank.node_beat import make_beat, returned_ranks, show_first_step
+from holdfast.agent.rank.loss_alarms import LossAlarms
+from holdfast.agent.rank.node_beat import make_beat, make_hello, returned_ranks, show_first_step
 from holdfast.core.agent_state_machine import (
     OWN,
     AgentProtocol,
@@ -55,11 +56,12 @@ from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
     Ack,
     AimMessage,
+    ControllerPacket,
     ErrandMessage,
     HashReport,
-    Hello,
     JobFigures,
     NodeNotice,
+    PeersMessage,
     ReachRequest,
     ScriptImports,
     TraceAnswer,
@@ -97,12 +99,12 @@ class Agent:
             )
         )
         self.clock, self.controller_clock = parts.clock, parts.controller_clock
-        self.dialer, self.notes, self.judge = parts.dialer, parts.notes, parts.judge
+        self.dialer, self.notes, self.judge, self.mask = parts.dialer, parts.notes, parts.judge, parts.mask
         self.ranks, self.tracer, self.keeper = parts.ranks, parts.tracer, parts.keeper
         self.staging, self.diagnosis, self.health = parts.staging, parts.diagnosis, parts.health
         self._reach, self._background = parts.reach, parts.background
         settings = identity.settings
-        self.losses = LossReports(self.node, settings.loss)
+        self.losses = LossAlarms(self.node, settings.loss)
         self.life = AgentProtocol(self.node, settings.node, self.notes.mark_alone(self.clock.monotonic()))
         self.life.on_bad_loss, self.beat_s = settings.loss.stance, settings.silence.beat_s
         self._undated: list[HolderRank] = []  # ended before we knew the controller's time
@@ -127,7 +129,7 @@ class Agent:
 
     def _step(self, news: News) -> None:
         """Pass this news and the present time to the state machine, and carry out the actions that it returns."""
-        self._perform_deeds(self.life.step(self.clock.monotonic(), news))
+        self._perform_deeds(self.life.step(self.clock.monotonic(), mask_news(self.mask, news)))
 
     # --- state that outlives an agent --------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class Agent:
         sender = self._tasks.create_task(self._send_all(link))
         try:
             async for packet in link:
-                self._on_message(agent_messages.decode_from_controller(packet))
+                self._on_packet(agent_messages.decode_from_controller(packet))
         finally:
             sender.cancel()
 
@@ -199,10 +201,16 @@ class Agent:
             while True:
                 await link.send_bytes(await self._outbox.get())
 
-    def _on_message(self, message: agent_messages.FromController) -> None:
+    def _on_packet(self, packet: ControllerPacket) -> None:
+        if packet.epoch >= self.life.epoch:  # or another controller has taken over, and nothing of it counts
+            self._on_message(packet.message, packet.epoch)
+
+    def _on_message(self, message: agent_messages.FromController, epoch: int) -> None:
         match message:
-            case Welcome(beat_s=beat_s, releases=releases, revoked=revoked, epoch=epoch):
-                self.keeper.revoked = frozenset(revoked)
+            case Welcome(beat_s=beat_s, releases=releases, peers=peers):
+                if peers:
+                    self.keeper.admit_peers(peers)
+                learn_secrets(self.mask, *releases)
                 self.beat_s, self._told_imports = beat_s, ()
                 self.controller_clock.on_welcome(message.at, message.ahead_s)
                 if not self._staged:
@@ -216,12 +224,13 @@ class Agent:
                     self._on_rank_exit(held)
             case Ack(seq=seq):
                 self._step(PostAcknowledged(seq))
-            case ErrandMessage(errand=errand, epoch=epoch):
+            case ErrandMessage(errand=errand):
                 if isinstance(errand, StopHere):
                     self._look_at_losses()  # whose went wrong first is to be heard before it is judged
                 self._step(ErrandReceived(errand, epoch))
+            case PeersMessage(peers=peers):
+                self.keeper.admit_peers(peers)
             case AimMessage():
-                self.keeper.revoked = frozenset(message.revoked)
                 self._tasks.create_task(self.keeper.apply_aim(message.aim))
             case TraceRequest():
                 self._tasks.create_task(self._trace_stacks(message))
@@ -242,24 +251,12 @@ class Agent:
         self._send(await self._reach(peers))
 
     def _make_hello(self) -> bytes:
-        running = max((key.generation for key, rank in self.ranks.held.items() if rank.code is None), default=0)
-        hello = Hello(
-            node=self.node,
-            host=self.identity.host,
-            nproc=self.identity.nproc,
-            order=self.identity.order,
-            generation=self.life.occupied_by(running),  # parked ranks too: a node without a seat is to end them
-            ready=self._staged and self.ranks.warm.is_set() and not self.life.leaving,
-            copies=self.keeper.list_copies(),
-            keeper=self.keeper.address,
-            epoch=self.life.epoch,
-            identity=self.identity.on_host,
-        )
-        return agent_messages.encode(hello)
+        ready = self._staged and self.ranks.warm.is_set() and not self.life.leaving
+        return agent_messages.encode(make_hello(self.identity, self.life, self.ranks, self.keeper, ready=ready))
 
     def _send_notice(self, text: str) -> None:
         _log.warning("%s", text)
-        self._send(NodeNotice(node=self.node, text=text))
+        self._send(NodeNotice(node=self.node, text=self.mask(text)))
 
     async def _say_when_warm(self) -> None:
         await self.ranks.warm.wait()
@@ -293,12 +290,14 @@ class Agent:
             self._step(await self.diagnosis.run_errand(errand))
             return
         if isinstance(errand, StageHere):  # beside whatever else goes on
+            learn_secrets(self.mask, errand.release)
             error, refused = await self.staging.stage_and_check(errand)
             self._step(ErrandDone(errand, not error, error, refused=refused))
             return
         await self.diagnosis.stop()
         if isinstance(errand, LaunchHere):
             self.losses.on_launch(errand)
+            learn_secrets(self.mask, errand.release)
             first = errand.seat.first_rank == 0
             error = self.keeper.begin_launch(errand) or await self.staging.begin_launch(errand.release, first=first)
             error = error or await self.ranks.launch_ranks(errand)
@@ -310,8 +309,8 @@ class Agent:
             if isinstance(errand, Leave) and self.life.is_alone:
                 self.notes.write_departure(self._make_departure(errand.reason))
             self.life.returned = returned_ranks(self._read_slots().values(), generation)
-            parking = (errand.park_s, errand.standing) if isinstance(errand, StopHere) else (0.0, ())
-            error = await self.ranks.stop_ranks(generation, errand.grace_s, *parking)
+            parking = errand.parking if isinstance(errand, StopHere) else None
+            error = await self.ranks.stop_ranks(generation, errand.grace_s, parking)
             await self.staging.gather_outputs()
         if isinstance(errand, Leave):
             await self.keeper.leave_job(errand)

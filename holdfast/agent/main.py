@@ -26,13 +26,14 @@ from holdfast.agent.rank.nccl_ras import ras_address
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
 from holdfast.agent.releases.release_stager import ReleaseStager
-from holdfast.agent.releases.torch_compile_cache import CompiledCode
-from holdfast.agent.snapshots.keeper_address import make_keeper_identity
+from holdfast.agent.releases.torch_compile_cache import TorchCompileCache
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
+from holdfast.agent.snapshots.keeper_identity import make_keeper_identity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import preimported_fork
 from holdfast.linux.process_attributes import write_no_core
+from holdfast.logs.secret_masking import Masker, MaskingFormatter, make_secret_masker
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import run_and_node_specs
@@ -41,8 +42,8 @@ from holdfast.wire.run_and_node_specs import NodeSpec
 JudgeLastWords = Callable[[Exit, Path], Awaitable[Alarm]]  # told the folder in which the rank has left them
 
 
-def build_agent(node_dir: Path, sock: socket.socket, judge: JudgeLastWords) -> Agent:
-    """Put together the agent of a node; `sock` is connected to the node's holder."""
+def build_agent(node_dir: Path, sock: socket.socket, judge: JudgeLastWords, mask: Masker) -> Agent:
+    """Put together the agent of a node; `sock` is connected to the node's holder, and `mask` hides secrets."""
     spec = run_and_node_specs.read_json(node_dir / "spec.json", NodeSpec)
     identity = AgentIdentity(
         node=spec.node,
@@ -52,11 +53,11 @@ def build_agent(node_dir: Path, sock: socket.socket, judge: JudgeLastWords) -> A
         settings=spec.settings,
         on_host=spec.on_host,
     )
-    return Agent(identity, lambda events: _assemble_parts(spec, node_dir, sock, judge, events))
+    return Agent(identity, lambda events: _assemble_parts(spec, node_dir, sock, judge, events, mask=mask))
 
 
 def _assemble_parts(
-    spec: NodeSpec, node_dir: Path, sock: socket.socket, judge: JudgeLastWords, events: AgentEvents
+    spec: NodeSpec, node_dir: Path, sock: socket.socket, judge: JudgeLastWords, events: AgentEvents, *, mask: Masker
 ) -> AgentParts:
     clock = SystemClock()
     dialer = ControllerDialer(spec)
@@ -85,9 +86,10 @@ def _assemble_parts(
         tracer=NodeTracer(StackTracer(spec.node, spec.nproc, clock, ras=ras_address(os.environ)), ranks.slots),
         keeper=keeper,
         staging=staging,
-        diagnosis=NodeDiagnosis(spec, node_dir, ranks.environment_for, ranks.entry_for),
+        diagnosis=NodeDiagnosis(spec, node_dir, ranks.environment_for, ranks.entry_for, staging.release_fault),
         health=health,
         judge=lambda exit: judge(exit, last_words.rank_folder(spec.log_dir, exit.generation, exit.rank)),
+        mask=mask,
         reach=partial(peer_reach.try_peers, spec.node),
         background=(
             keeper.serve,
@@ -97,7 +99,7 @@ def _assemble_parts(
             keeper.hashing.run,
             health.run,
             staging.watch,
-            CompiledCode(spec, dialer, lambda: bool(ranks.held), events.say).run,
+            TorchCompileCache(spec, dialer, lambda: bool(ranks.held), events.say).run,
             partial(LogRotation(spec).run, ranks.running_ranks),
             partial(_heed_interrupt, events.on_leave_request),
         ),
@@ -110,11 +112,15 @@ async def _heed_interrupt(on_leave_request: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    mask = make_secret_masker()
+    log = logging.StreamHandler(sys.stderr)
+    log.setFormatter(MaskingFormatter(mask))
+    logging.basicConfig(level=logging.INFO, handlers=[log])
     write_no_core()
     node_dir = Path(sys.argv[1])
     line = last_words_judge.start(node_dir)  # while we have no threads, and nothing open that it should not have
-    asyncio.run(build_agent(node_dir, socket.socket(fileno=int(sys.argv[2])), JudgeClient(line).judge_exit).run())
+    holder = socket.socket(fileno=int(sys.argv[2]))
+    asyncio.run(build_agent(node_dir, holder, JudgeClient(line, mask).judge_exit, mask).run())
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from holdfast.chaos import linux_namespaces, process_handles
 from holdfast.chaos.fault import CannotInject
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.decoding import from_json, make_decoder
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
-from holdfast.model.event import Entry
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.journal_entry import Entry
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused, fetch
 from holdfast.wire.rank_keeper_messages import ArenaRequest

@@ -11,7 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from holdfast.checkpoint.manifest import BLOCK_BYTES, StorageError, block_count, checksum_block
+from holdfast.checkpoint.manifest import BLOCK_BYTES, block_count, checksum_block
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.write_lane import WritePulse
 
 THREADS = 4  # they wait more than they work: while one checks its block, the device still has enough to do

@@ -2,10 +2,11 @@
 
 import msgspec
 
-from holdfast.checkpoint.manifest import CorruptError, StorageError, content_digest
+from holdfast.checkpoint.manifest import content_digest
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.storage_opener import Storage
 from holdfast.core.decoding import from_json
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 
 DOUBTS = ".holdfast-doubts.json"
 _SPARE = ".holdfast-doubts-copy.json"  # written first, and read only if the other is there and is damaged

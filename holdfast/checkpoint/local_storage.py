@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 
 from holdfast.checkpoint.direct_io import InputFile, open_regular, write_file
 from holdfast.checkpoint.manifest import (
-    StorageError,
     WriteAttempt,
     check_small,
     gone_name,
@@ -19,6 +18,7 @@ from holdfast.checkpoint.manifest import (
     step_name,
     step_of,
 )
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.write_lane import WritePulse
 
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}

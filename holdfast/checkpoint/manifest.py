@@ -1,12 +1,13 @@
 """The files of a checkpoint on storage: their names, their checksums, and the manifest that seals them."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
 import msgspec
 import xxhash
 
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.core.decoding import from_json
 from holdfast.model.message_bounds import Number
 
@@ -21,38 +22,6 @@ _STEP = re.compile(r"step-([0-9]{8,18})(?:\.([\w.-]+))?")
 _STAGED = re.compile(r"\.step-([0-9]{8,18})\.(tmp|gone)-([\w.-]+)")
 _PART = re.compile(r"__[0-9]{1,18}_0\.json")
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-class StorageError(Exception):
-    """Says in one sentence what the storage failed to do."""
-
-
-class WriteGivenUpError(StorageError):
-    """Another thread gave this write up, because it made no progress."""
-
-
-class TakenOverError(StorageError):
-    """Another author owns this storage now, so this one may not publish."""
-
-
-class PartsMissingError(StorageError):
-    """Some ranks have not written their parts of a checkpoint; `ranks` names them."""
-
-    def __init__(self, why: str, ranks: Sequence[int] = ()) -> None:  # pickle needs the default
-        super().__init__(why)
-        self.ranks = tuple(ranks)
-
-
-class PartFailedError(StorageError):
-    """A rank reports that it could not write its part of a checkpoint."""
-
-    def __init__(self, why: str, rank: int = -1) -> None:  # pickle needs the default
-        super().__init__(why)
-        self.rank = rank
-
-
-class CorruptError(StorageError):
-    """Says in one sentence which file, and which block if known, differs from what was written."""
 
 
 class Author(msgspec.Struct, frozen=True):

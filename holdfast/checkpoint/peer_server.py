@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.checkpoint.peer_admission import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_transport import (
     UNIX_BYTES,
     WAIT_S,
@@ -24,17 +24,19 @@ from holdfast.checkpoint.peer_transport import (
     receive_chunk,
     send_chunk,
 )
-from holdfast.checkpoint.tls_relay_process import most_relays, relayed_link
-from holdfast.checkpoint.tls_relay_tickets import RelayTickets
+from holdfast.checkpoint.relayed_connections import most_relays, relayed_link
+from holdfast.checkpoint.relayed_push_tickets import RelayTickets
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.wire.credentials import mutual_tls
+from holdfast.wire.request_rates import RequestRates
 
 _PROVE_S = 5.0  # for one that has not proved itself, or not said what it wants
 _MOST_LINKS = 256
 _MOST_STRANGERS = 16  # links from one host that have not proved themselves
 _LEAVING = 64  # on top of the most: sent away, and not gone yet
-_BREATH_S = 0.1  # where there are no more files to be had
+_BREATH_S = 0.1  # where there are no more files to be had, and between looks at who may ask again
+_A_SECOND, _AT_ONCE = 1000.0, 5000.0  # requests of one node of another host; it is slowed beyond, and nobody else
 
 
 class PushTarget(msgspec.Struct):
@@ -125,7 +127,7 @@ class PeerServer:
     def __init__(
         self,
         listener: socket.socket,
-        guard: PeerGuard | None,
+        guard: PeerAdmission | None,
         take: Callable[[PeerRequest, str], PushTarget | PeerRefusal],
         give: Callable[[PeerRequest], GivenState | PeerRefusal],
         relays: int | None = None,
@@ -143,6 +145,7 @@ class PeerServer:
         self._links = 0
         self._strangers: dict[UnprovenLink, None] = {}  # the oldest first
         self._known_hosts: set[str] = set()  # from which somebody has proved itself: they go last
+        self._rates = RequestRates(_A_SECOND, _AT_ONCE)
 
     def start(self) -> None:
         threading.Thread(target=self._accept_links, name="keeper-links", daemon=True).start()
@@ -274,11 +277,17 @@ class PeerServer:
             _send_reply(link, PeerReply(error="not a request of this version of holdfast"))
             return False
         link.settimeout(WAIT_S)
+        while node and not self._may_ask(node):
+            time.sleep(_BREATH_S)
         if ask.verb in ("push", "tell"):
             self._receive_state(link, ask, node)
         else:
             self._send_state(link, ask)
         return True
+
+    def _may_ask(self, node: str) -> bool:
+        with self._lock:
+            return self._rates.may_call(node)
 
     def _receive_state(self, link: socket.socket, ask: PeerRequest, node: str) -> None:
         holding = self._take(ask, node)

@@ -5,7 +5,7 @@ TLS, and both sides show a certificate of the job. A connection carries one requ
 way, then chunks, each followed by its xxh3. The sender paces itself. The receiver writes straight into the final
 memory. It answers a repeated request with the chunks that it has. Between hosts, a large copy is divided among several
 connections, because one core decrypts each of them. Before a push, the keeper asks for one ticket per connection
-(tls_relay_tickets.py).
+(relayed_push_tickets.py).
 """
 
 import os
@@ -25,9 +25,9 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from holdfast.checkpoint.peer_admission import PeerGuard
-from holdfast.checkpoint.tls_relay_process import REVOKED, relayed_link, spares_a_core
-from holdfast.checkpoint.tls_relay_tickets import Ticket, show_ticket
+from holdfast.checkpoint.peer_admission import PeerAdmission
+from holdfast.checkpoint.relayed_connections import REVOKED, relayed_link, spares_a_core
+from holdfast.checkpoint.relayed_push_tickets import Ticket, show_ticket
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.model.message_bounds import Number
@@ -105,7 +105,7 @@ class PeerKeeper(NamedTuple):
     """The address of a keeper and, if it is on another host, the guard for mutual authentication."""
 
     address: Address  # without a port: the path of a unix socket
-    guard: PeerGuard | None = None
+    guard: PeerAdmission | None = None
     links: int = MOST_LINKS  # at once, for a large copy between hosts
     relayed: bool = spares_a_core()  # a process decrypts each link of a large copy
 
@@ -326,7 +326,7 @@ def _relay_link(keeper: PeerKeeper) -> Iterator[socket.socket]:
         raise LinkError(f"the keeper at {keeper.address[0]}:{keeper.address[1]} cannot be reached: {e}") from None
 
 
-def _wrap_tls(link: socket.socket, guard: PeerGuard) -> ssl.SSLSocket:
+def _wrap_tls(link: socket.socket, guard: PeerAdmission) -> ssl.SSLSocket:
     secured = _client_tls(guard.keys).wrap_socket(link)
     if not guard.accepts_certificate(secured.getpeercert()):
         secured.close()

@@ -9,7 +9,6 @@ from holdfast.checkpoint.direct_io import MemoryRanges, spare_block
 from holdfast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
-    StorageError,
     WriteAttempt,
     block_count,
     check_small,
@@ -17,6 +16,7 @@ from holdfast.checkpoint.manifest import (
     step_name,
     tagged_of,
 )
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.write_lane import WritePulse
 
 _MOST_PIECES = 9000  # of one upload; S3 takes 10,000

@@ -4,13 +4,8 @@ from collections.abc import Collection
 
 import msgspec
 
-from holdfast.checkpoint.manifest import (
-    Author,
-    CorruptError,
-    WriteAttempt,
-    decode_part,
-    is_part_name,
-)
+from holdfast.checkpoint.manifest import Author, WriteAttempt, decode_part, is_part_name
+from holdfast.checkpoint.storage_errors import CorruptError
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import has_ended, read_owner
 from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_published, folder_name

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.manifest import Author, TakenOverError, WriterProcess, content_digest, step_of
+from holdfast.checkpoint.manifest import Author, WriterProcess, content_digest, step_of
+from holdfast.checkpoint.storage_errors import TakenOverError
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.core.decoding import from_json
 

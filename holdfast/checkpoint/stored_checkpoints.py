@@ -7,17 +7,11 @@ from collections.abc import Collection, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.checkpoint.checkpoint_save import SMALL_AT_ONCE
+from holdfast.checkpoint.checkpoint_publication import SMALL_AT_ONCE
 from holdfast.checkpoint.direct_io import run_in_threads
 from holdfast.checkpoint.doubt_notes import DOUBTS, DoubtedRun, UnknownDoubtsError, read_doubts, write_doubts
-from holdfast.checkpoint.manifest import (
-    MANIFEST,
-    Author,
-    CorruptError,
-    StorageError,
-    decode_manifest,
-    step_of,
-)
+from holdfast.checkpoint.manifest import MANIFEST, Author, decode_manifest, step_of
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import describe_rival, is_rival, read_owner
 from holdfast.checkpoint.writable_check import look_in_time
@@ -28,7 +22,7 @@ from holdfast.core.snapshots.checkpoint_listing import (
     fit_text,
     make_listing,
 )
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 
 _RIVAL_S = 5.0  # for a look at who writes; storage that hangs is another trouble
 

@@ -4,14 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.checkpoint.manifest import (
-    BLOCK_BYTES,
-    CheckpointPart,
-    CorruptError,
-    StorageError,
-    block_count,
-    checksum_block,
-)
+from holdfast.checkpoint.manifest import BLOCK_BYTES, CheckpointPart, block_count, checksum_block
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.storage_opener import File, Storage
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.storage_opener import open_storage
 
 # These stay as they are, however long one waits; a disk that is full or a network that is down does not.

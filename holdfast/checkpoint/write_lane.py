@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.checkpoint.manifest import StorageError, WriteGivenUpError
+from holdfast.checkpoint.storage_errors import StorageError, WriteGivenUpError
 
 _LOOK_S = 0.2
 

@@ -8,7 +8,6 @@ from aiohttp import WSMsgType, web
 
 from holdfast.controller.access.caller_admission import ANY_NODE, ANYBODY, CALLER, Caller
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
-from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.control_loop import Controller
@@ -22,8 +21,9 @@ from holdfast.core.detect.rebooted_node import RebootDetector
 from holdfast.core.detect.vanished_ranks import MissingRanksDetector
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.model.decider_events import Ended, MeshReport, Ready
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Ended, MeshReport, Phase, Ready
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, Leave, StopHere
 from holdfast.model.observation import Beat, Reach
 from holdfast.model.rank_traces import Trace
@@ -37,6 +37,7 @@ from holdfast.wire.agent_messages import (
     TrafficReport,
     Welcome,
 )
+from holdfast.wire.request_rates import RequestRates
 
 _SPIKE_S = 60.0  # a loss that all ranks share stands out on all nodes, and one word of it is enough
 _TEXT_CHARS, _TEXTS = 2000, 100  # of a text that a node tells, and how many of them
@@ -246,7 +247,7 @@ class AgentIngest:
         if hello.generation and (waits or not seated) and (fresh or hello.ready):
             self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:
-            self.links.send_message(hello.node, self._make_welcome(now))
+            self.links.send_welcome(hello.node, self._make_welcome(now))
             if not seated:
                 self._send_imports(hello.node)
             self.dispatch.on_relink(hello.node)
@@ -265,8 +266,7 @@ class AgentIngest:
             ahead_s=self.controller.clock.ahead_s,
             beat_s=self._beat_s,
             releases=(self.view.running_release, *((waiting,) if waiting else ())),
-            revoked=self.certificates.revoked_ids(),
-            epoch=self.links.epoch,
+            peers=self.certificates.admitted_peers(),
             run=self.view.job.marked_id,
         )
 
@@ -401,10 +401,11 @@ def _shorten(text: str) -> str:
 
 
 def _shorten_texts(body: Alarm | Ended | Done) -> Alarm | Ended | Done:
-    """Return a post with long texts cut, because they go to the console and the journal."""
+    """Return a post with long texts cut, because they go to the console and the journal. Stacks in it go: only the
+    controller puts these into an alarm."""
     told = msgspec.structs.asdict(body)
     texts = {name: _shorten(value) for name, value in told.items() if type(value) is str and len(value) > _TEXT_CHARS}
     short = msgspec.structs.replace(body, **texts) if texts else body
-    if not isinstance(short, Alarm) or not short.evidence:
+    if not isinstance(short, Alarm) or not (short.evidence or short.stacks):
         return short
-    return msgspec.structs.replace(short, evidence=tuple(map(_shorten, short.evidence[:_TEXTS])))
+    return msgspec.structs.replace(short, evidence=tuple(map(_shorten, short.evidence[:_TEXTS])), stacks=())

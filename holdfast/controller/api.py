@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.controller import release_api
-from holdfast.controller.access.audit_log import HIDDEN, AuditLog
+from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import (
     CALLER,
     Admit,
@@ -27,6 +27,7 @@ from holdfast.controller.control_loop import Controller
 from holdfast.controller.metrics import render_metrics
 from holdfast.controller.node_views import NodeView, view_nodes
 from holdfast.controller.order_admission import NO_SUCH_ORDER, OrderBody, OrderReceipt, describe_effect, order_refusal
+from holdfast.controller.rank_view import RankView, find_seat, view_rank
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import blocking_ranks
@@ -36,9 +37,14 @@ from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.core.record.release_pace import describe_paces
-from holdfast.model.event import Entry, Order, Phase, StorageReport
+from holdfast.logs.secret_masking import HIDDEN
+from holdfast.model.decider_events import Order
 from holdfast.model.job_and_seats import world_size
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
+from holdfast.model.message_bounds import Number
 from holdfast.model.rank_traces import Trace
+from holdfast.model.storage_report import StorageReport
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.credentials import enrolment, mutual_tls
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
@@ -50,6 +56,14 @@ _MOST_SEQ = 1 << 63
 _SHUTDOWN_S = 1.0
 _AGENT = "/agent"
 _ARCHIVES = "/api/v1/releases/"
+# Besides what an operation says itself; the body names the fault.
+_ANY_ANSWERS = {
+    "400": {"description": "not understood, and why"},
+    "401": {"description": "no token that counts"},
+    "403": {"description": "the token does not allow it, or another site's page asks"},
+    "413": {"description": "too large"},
+    "429": {"description": "asked too often"},
+}
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,11 +107,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     pace: tuple[str, ...] = ()  # of each release in steady training, in words; the report has the figures
     lateness: str = ""  # a character for each rank, as core/diagnose/lateness_map.py has it; "": not known
     summary: str = ""  # the part of the newest reason that says what the job does now
+    right: str = ""  # of who asks: "view", "operate" or "admin"
 
 
 class TraceBody(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 5.0
     native: bool = False  # frames of C and C++ too, which stops each rank for a moment
+    rank: Number | None = None  # only of the node of this rank; nobody is named then
 
 
 class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +187,7 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     controller = built.controller
 
     async def status(request: web.Request) -> web.Response:
-        return _json_response(status_of(controller))
+        return _json_response(msgspec.structs.replace(status_of(controller), right=_right_name(CALLER.get())))
 
     async def report(request: web.Request) -> web.Response:
         return _json_response(report_of(controller.ledger.make_account(controller.clock())))
@@ -194,6 +210,7 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
 
     app.router.add_get(_AGENT, built.ingest.serve_agent)
     app.router.add_get("/api/v1/status", status)
+    app.router.add_get("/api/v1/ranks/{rank:[0-9]{1,9}}", _rank_route(controller))
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", _order_route(controller, door.audit))
@@ -251,6 +268,14 @@ async def _order_fault(controller: Controller, order: Order) -> str:
     return release_api.update_fault(controller, order) or await release_api.signature_fault(controller, order)
 
 
+def _rank_route(controller: Controller) -> Answer:
+    async def rank(request: web.Request) -> web.Response:
+        found = view_rank(controller, int(request.match_info["rank"]))
+        return _json_response(found) if found else _error_response(404, _no_such_rank(controller))
+
+    return rank
+
+
 def _releases_route(controller: Controller) -> Answer:
     async def releases(request: web.Request) -> web.Response:
         return _json_response(_redact_for_caller(release_api.release_overview(controller)))
@@ -283,11 +308,13 @@ def _trace_route(controller: Controller, tracing: StackTracing) -> Answer:
         if not 0 < body.deadline_s <= _MAX_TRACE_S:
             return _error_response(400, f"deadline_s must be above 0 and at most {_MAX_TRACE_S:g}")
         seats, at = controller.view.seats, controller.clock()
-        nodes = tuple(seat.node for seat in seats)
+        only = None if body.rank is None else find_seat(seats, body.rank)
+        if body.rank is not None and only is None:
+            return _error_response(400, _no_such_rank(controller))
+        nodes = tuple(seat.node for seat in seats) if only is None else (only.node,)
         traces = await tracing.take_traces(body.deadline_s, body.native, nodes)
-        return _json_response(
-            JobStacks(at=at, naming=blocking_ranks.find_blocking(traces, seats, controller.view.mesh), traces=traces)
-        )
+        naming = blocking_ranks.find_blocking(traces, seats, controller.view.mesh) if only is None else BlockingRanks()
+        return _json_response(JobStacks(at=at, naming=naming, traces=traces))
 
     return trace
 
@@ -348,6 +375,15 @@ def _missing_right(caller: Caller, verb: str) -> str:
     return f"{caller.name} may not order '{verb}': that needs the right {needed.name.lower()}"
 
 
+def _right_name(caller: Caller) -> str:
+    return caller.right.name.lower() if caller.right else ""
+
+
+def _no_such_rank(controller: Controller) -> str:
+    count = world_size(controller.view.seats)
+    return f"the newest launch has {count} ranks, from 0" if count else "no ranks were launched yet"
+
+
 def _redact_for_caller(value: object) -> object:
     """Hide the values of environment variables from callers who may not set them."""
     return value if CALLER.get().right is Right.ADMIN else _hide_env_values(msgspec.to_builtins(value))
@@ -374,7 +410,7 @@ def _error_response(status: int, sentence: str) -> web.Response:
 def describe_api() -> dict[str, Any]:
     """Return the OpenAPI description, with schemas made from the structs that requests and answers use."""
     shown = {"status": Status, "report": Report, "releases": ReleaseOverview, "entries": list[Entry]}
-    sent = (JobStacks, TraceBody, MintedToken, MintBody, OrderReceipt, OrderBody)
+    sent = (RankView, JobStacks, TraceBody, MintedToken, MintBody, OrderReceipt, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
     for (name, _), ref in zip(shown.items(), refs, strict=False):
@@ -382,24 +418,30 @@ def describe_api() -> dict[str, Any]:
         paths[f"/api/v1/{name}"] = {"get": {"responses": {"200": {"description": name, "content": content}}}}
     number = {"name": "after", "in": "query", "schema": {"type": "integer"}, "description": "entries after this one"}
     paths["/api/v1/entries"]["get"]["parameters"] = [number]
-    *_, traced, trace_body, minted, mint_body, taken, order_body = (
+    *_, viewed, traced, trace_body, minted, mint_body, taken, order_body = (
         {"application/json": {"schema": ref}} for ref in refs
     )
-    bad = {"400": {"description": "not understood, and why"}}
     body = {"required": True, "content": order_body}
     done = {"200": {"description": "taken, and what happens next", "content": taken}}
-    paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": done | bad}}
+    paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": done}}
     paths["/api/v1/orders/preview"] = paths["/api/v1/orders"]  # as if it were taken
     found = {"200": {"description": "where all processes are, and whom they wait for", "content": traced}}
-    paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found | bad}}
+    paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found}}
+    rank = {"name": "rank", "in": "path", "required": True, "schema": {"type": "integer"}}
+    known = {"200": {"description": "what its node told last of a rank", "content": viewed}}
+    known |= {"404": {"description": "no such rank was launched"}}
+    paths["/api/v1/ranks/{rank}"] = {"get": {"parameters": [rank], "responses": known}}
     made = {"200": {"description": "a token that enrols one node, once", "content": minted}}
-    paths["/api/v1/node-tokens"] = {"post": {"requestBody": {"content": mint_body}, "responses": made | bad}}
+    paths["/api/v1/node-tokens"] = {"post": {"requestBody": {"content": mint_body}, "responses": made}}
     digest = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
     archive = {"200": {"description": "the tree", "content": {"application/x-tar": {}}}, "404": {"description": "none"}}
     paths["/api/v1/releases/{digest}"] = {"get": {"parameters": [digest], "responses": archive}}
     told = {"200": {"description": "the digest of its archive", "content": {"text/plain": {}}}, "404": archive["404"]}
     paths[f"{_ARCHIVES}{COMPILED_ARCHIVES}"] = {"get": {"responses": told}}
     paths["/metrics"] = {"get": {"responses": {"200": {"description": "Prometheus text"}}}}
+    for operations in paths.values():
+        for operation in operations.values():
+            operation["responses"] = _ANY_ANSWERS | operation["responses"]
     key = {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}
     return {
         "openapi": "3.1.0",

@@ -8,7 +8,7 @@ from holdfast.controller_interfaces import BlockList
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits, matching_entry
 from holdfast.model.action import Block
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from holdfast.model.job_and_seats import HostIdentity
 
 _READ_S = 2.0  # a list that takes longer lies on a file system that hangs

@@ -28,22 +28,11 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory
 from holdfast.model.action import Action, Launch, Say, Stop
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Begin, Ended, Event, Lost, MeshReport, Order, Outcome, Successor, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import (
-    Begin,
-    Decision,
-    Ended,
-    Entry,
-    Event,
-    Lost,
-    MeshReport,
-    Order,
-    Outcome,
-    Phase,
-    Successor,
-    Tick,
-)
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.wire.agent_messages import Hello
 
 TICK_S = 0.25

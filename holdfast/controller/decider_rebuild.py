@@ -7,7 +7,7 @@ import msgspec
 from holdfast.controller_interfaces import Journal
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Say
-from holdfast.model.event import Decision, Entry
+from holdfast.model.journal_entry import Decision, Entry
 
 
 class RebuildError(Exception):

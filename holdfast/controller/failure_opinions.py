@@ -21,8 +21,8 @@ from holdfast.logs.opinion_action_limit import TEST, limit_action
 from holdfast.logs.opinion_process import OpinionReply, OpinionRequest, OutcomeRequest
 from holdfast.logs.user_rows import past_cases_path
 from holdfast.model.detector_alarm import OPINION, Alarm, Kind, Stance
-from holdfast.model.diagnosis import Diagnosis
-from holdfast.model.event import Entry
+from holdfast.model.journal_entry import Entry
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 _READ_S = 30.0  # for reading logs, beside the time that the model has
 _WORDS = 300  # characters of what the process said that are logged when it failed

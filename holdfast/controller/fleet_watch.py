@@ -7,7 +7,7 @@ from holdfast.controller_interfaces import Fleet
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.silence import gone_alarm
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 
 _FORGOTTEN = FleetNode(state=FleetState.UNKNOWN, reason="the fleet does not know it any more")
 _log = logging.getLogger("holdfast.controller")

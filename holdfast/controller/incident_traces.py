@@ -10,8 +10,9 @@ import msgspec
 
 from holdfast.core.record.incident_spans import IncidentSpan, trace_incident
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.model.event import Entry
+from holdfast.logs.secret_masking import Masker, make_secret_masker
 from holdfast.model.incident_record import Record
+from holdfast.model.journal_entry import Entry
 
 _WAITING = 64  # incidents; the rest are counted and not sent
 _LAST_S = 3.0  # that the end of a job waits for what is under way
@@ -61,9 +62,9 @@ class IncidentTraces:
         self._thread.join(wait_s)
 
     def _send_all(self) -> None:
-        send = _make_sender(self._run_id, self._environ)
+        send, mask = _make_sender(self._run_id, self._environ), make_secret_masker()
         while (record := self._waiting.get()) is not None:
-            why = send([_strip_span(span) for span in trace_incident(record)], record.number)
+            why = send([_clean_span(span, mask) for span in trace_incident(record)], record.number)
             if why:
                 _log.warning("the trace of incident %d is lost: %s", record.number, why)
 
@@ -120,5 +121,6 @@ def _make_id(size: int, *parts: str | int) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:size], "big") or 1
 
 
-def _strip_span(span: IncidentSpan) -> IncidentSpan:
-    return msgspec.convert(strip_tree(msgspec.to_builtins(span)), IncidentSpan)
+def _clean_span(span: IncidentSpan, mask: Masker) -> IncidentSpan:
+    """Return a span without secrets and without anything that a terminal would obey."""
+    return msgspec.convert(mask.mask_tree(strip_tree(msgspec.to_builtins(span))), IncidentSpan)

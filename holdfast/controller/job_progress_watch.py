@@ -11,10 +11,12 @@ from holdfast.core.detect.hang_at_exit import ExitHangDetector
 from holdfast.core.detect.slow import SlowDetector
 from holdfast.core.detect.standstill import StandstillDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking
+from holdfast.core.diagnose.stack_outline import keep_stacks
 from holdfast.model.action import Launch
+from holdfast.model.decider_events import Ended
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Ended, Phase
 from holdfast.model.job_and_seats import world_size
+from holdfast.model.job_phase import Phase
 from holdfast.model.observation import Beat
 
 _LOOK_S = 2.0  # for all nodes to look at their processes
@@ -86,4 +88,5 @@ class StallWatch:
         over, found = self.ending.on_traces(now, traces, seats)
         # At the end ranks wait for each other, and nobody is named for that.
         named = tuple(one for one in (alarm or stands,) if one and not over and not self._view.some_ended)
-        return (*named, *found)
+        news = (*named, *found)
+        return tuple(keep_stacks(one, traces, blocking.ranks) if isinstance(one, Alarm) else one for one in news)

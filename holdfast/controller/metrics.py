@@ -14,7 +14,7 @@ from holdfast.core.detect.link_traffic import pick_job_links
 from holdfast.core.record.job_account import UNSETTLED, Account, TimeUse
 from holdfast.core.record.job_report import report_of
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 from holdfast.model.observation import LinkTraffic
 
 LINKS = 64  # of a job with more of them, no single link has a series

@@ -13,10 +13,12 @@ from holdfast.core.detect.link_traffic import QuietLinks
 from holdfast.core.detect.reachability import ReachDetector, choose_peers
 from holdfast.core.detect.switch_loss import SwitchDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking
+from holdfast.core.diagnose.stack_outline import keep_stacks
 from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.model.action import Launch
+from holdfast.model.decider_events import LinksDown, LinksUp
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import LinksDown, LinksUp, Phase
+from holdfast.model.job_phase import Phase
 from holdfast.model.observation import Beat, LinkTraffic, Reach, StrainKind
 from holdfast.wire.agent_messages import ReachRequest
 
@@ -128,7 +130,7 @@ class NetworkWatch:
         if self._view.generation != generation or not self._is_under_way():
             return None
         found = find_blocking(traces, seats, self._view.mesh)
-        return Alarm(
+        alarm = Alarm(
             kind=Kind.HEALTH,
             at=self._now(),
             suspects=(),
@@ -140,6 +142,7 @@ class NetworkWatch:
             signature="quiet links",
             stance=self._stance,
         )
+        return keep_stacks(alarm, traces, found.ranks)
 
     def _lasting_quiet_s(self, now: float) -> float:
         nodes = [seat.node for seat in self._view.seats]

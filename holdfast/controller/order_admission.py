@@ -8,7 +8,8 @@ import msgspec
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.model.code_release import Release
-from holdfast.model.event import Order, OrderVerb, Phase
+from holdfast.model.decider_events import Order, OrderVerb
+from holdfast.model.job_phase import Phase
 from holdfast.model.message_bounds import Name, Number
 
 VERBS: tuple[OrderVerb, ...] = get_args(OrderVerb)
@@ -143,8 +144,8 @@ def _leave_refusal(view: JobView, order: Order, linked: Collection[str]) -> Orde
         text = f"{told[node]} has already ordered that; {node} leaves as soon as it can"
         return OrderRefusal(OrderFault.ORDERED_ALREADY, text)
     left = len(active | set(view.usable_pool)) - 1
-    if node in active and not view.job.can_acquire and left < view.job.min_nodes and order.verb == "evict":
-        short = f"without {node} the job has {left} of the {view.job.min_nodes} nodes that it needs"
+    if node in active and not view.job.can_acquire and left < view.fewest_nodes and order.verb == "evict":
+        short = f"without {node} the job has {left} of the {view.fewest_nodes} nodes that it needs"
         text = f"{short}; start another host first, or use holdfast drain"
         return OrderRefusal(OrderFault.TOO_FEW_NODES, text)
     return None

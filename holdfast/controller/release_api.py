@@ -7,7 +7,7 @@ from aiohttp import web
 from holdfast.controller.control_loop import Controller
 from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.model.code_release import Fate, Release
-from holdfast.model.event import Order
+from holdfast.model.decider_events import Order
 from holdfast.wire.releases import release_signature, tree_archive
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
 

@@ -8,9 +8,13 @@ from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.core.snapshots.recovery_floor_coordination import RecoveryFloor
+from holdfast.model.copy_aim import Aim
 from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Aim
+
+# 2,000 new nodes that join one after the other would each cost 2,000 lists. Who leaves is told of at once, and so is
+# everybody before a launch.
+_PEERS_S = 10.0
 
 
 class SnapshotAims:
@@ -29,13 +33,12 @@ class SnapshotAims:
         self._say = say
         self._exposed: tuple[str, ...] = ()
         self._is_behind = self._is_lone = False
-        self._revoked: tuple[str, ...] = ()  # as all nodes of the last generation were told
+        self._peers_at = 0.0  # when certificates that count were last told without need
 
     def place_copies(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> None:
         """Choose which node keeps copies of which node's snapshots, and warn of nodes without copies."""
         exposed = self.floor.on_launch(generation, seats, mesh)
-        if self._certificates.revoked_ids() != self._revoked:  # a node is back: its first requests come with the launch
-            self.send_aims()
+        self.send_peers()  # a new node's first requests to others come with the launch
         self._is_behind = self._is_lone = False  # nothing is known of the new generation's copies yet
         if exposed != self._exposed:
             self._exposed = exposed
@@ -50,6 +53,9 @@ class SnapshotAims:
     def tick(self, now: float) -> None:
         if self.floor.tick(now):
             self.send_aims()
+        if now >= self._peers_at + _PEERS_S:
+            self._peers_at = now
+            self.send_peers()
         self._say_pace()
 
     def _say_pace(self) -> None:
@@ -73,7 +79,12 @@ class SnapshotAims:
     def on_departure(self, node: str) -> None:
         """When a node with a certificate leaves, tell all nodes to accept that certificate no longer."""
         if self._certificates.serial_of(node) is not None:
-            self.send_aims()
+            self.send_peers()
+
+    def send_peers(self) -> None:
+        """Tell each linked node whose certificates count, if that has changed since it was told."""
+        if peers := self._certificates.admitted_peers():
+            self._links.send_peers(peers)
 
     def aim_of(self, node: str) -> Aim:
         aim, at = self.floor.aim_for(node), self._registry.keepers
@@ -83,7 +94,5 @@ class SnapshotAims:
 
     def send_aims(self, nodes: Collection[str] | None = None) -> None:
         """Send aims to these nodes, or to all if `nodes` is None."""
-        revoked = self._certificates.revoked_ids()
-        self._revoked = revoked if nodes is None else self._revoked
         for node in sorted(self.floor.nodes if nodes is None else nodes):
-            self._links.send_aim(node, self.aim_of(node), revoked)
+            self._links.send_aim(node, self.aim_of(node))

@@ -28,7 +28,8 @@ from holdfast.core.record.hook_notices import (
 )
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.linux import process_attributes
-from holdfast.model.event import Entry
+from holdfast.logs.secret_masking import env_secrets, make_secret_masker
+from holdfast.model.journal_entry import Entry
 
 _PROGRESS = "hooked.json"
 _PAUSES_S = (0.0, 1.0, 2.0)  # before each try to post
@@ -53,6 +54,7 @@ class UserHooks:
         self, limits: HookLimits, run_id: str, run_dir: Path, cwd: str, *, notes: Notes, say: Callable[[str], None]
     ) -> None:
         self.failures = 0
+        self._mask = make_secret_masker()
         self._limits = limits
         self._run_dir = run_dir
         self._cwd = cwd
@@ -70,6 +72,8 @@ class UserHooks:
         return bool(self._limits.command or self._limits.url)
 
     def on_entry(self, entry: Entry, standing: JobStanding) -> None:
+        for release in standing.known.values():
+            self._mask.learn(env_secrets(release.env))
         for notice in self._notices.on_entry(entry, standing):
             if notice.seq > self._seq and self.is_enabled:
                 self._pacer.add_notice(notice)
@@ -95,9 +99,8 @@ class UserHooks:
         self._news.set()
 
     async def _tell_notice(self, notice: HookNotice, upto: int) -> None:
-        notice = msgspec.convert(
-            strip_tree(msgspec.to_builtins(notice)), HookNotice
-        )  # it may end on somebody's console
+        # It may end on somebody's console, and leaves the host.
+        notice = msgspec.convert(self._mask.mask_tree(strip_tree(msgspec.to_builtins(notice))), HookNotice)
         ran, posted = await asyncio.gather(self._run_command(notice), self._post_notice(notice))
         self._note_failure("command", ran)
         self._note_failure("url", posted)
@@ -109,6 +112,7 @@ class UserHooks:
         if not why:
             return
         self.failures += 1
+        why = self._mask(why)  # it quotes what a command has said
         _log.warning("hook.%s %s", which, why)
         if which not in self._said:
             self._said.add(which)

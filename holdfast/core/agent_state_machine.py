@@ -5,14 +5,15 @@ from collections import OrderedDict, deque
 import msgspec
 
 from holdfast.core.detect import nonfinite_loss
+from holdfast.model.decider_events import Ended
 from holdfast.model.detector_alarm import Alarm, Stance
-from holdfast.model.event import Ended
 from holdfast.model.message_bounds import Number
 from holdfast.model.node_errands import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Exit, Loss
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from holdfast.model.replay_task import ReplayResult
-from holdfast.model.state_copy import Copy, MissedCheckpoint
+from holdfast.model.state_copy import Copy
+from holdfast.model.storage_report import MissedCheckpoint
 
 OWN = 0  # id of errands that no controller has sent
 PING_S = 20.0  # each end of a link asks so often whether the other is there, and waits half as long for the answer

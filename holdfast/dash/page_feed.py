@@ -55,6 +55,7 @@ class PageFeed:
         self.version = 0
         self.whole = b""  # the newest version, encoded
         self.behind = True  # entries are there that have not been read
+        self.is_watched = False  # a controller answers
 
     def refresh_view(self) -> None:
         """Read new entries, and make a new version if anything has changed."""
@@ -65,10 +66,11 @@ class PageFeed:
                 self.behind, self._at_once_s = True, _LONGER * self._at_once_s
                 break
         seen = self._source.look_at_job()
+        self.is_watched = seen.is_watched
         view = self._fold.make_view(seen.now, seen.status, seen.absence)
         after = shown_sections(view)
         after["reading"] = self.behind
-        after["orders_taken"] = self._source.may_order
+        after["orders_taken"] = seen.may_order
         patch = compare_sections(self._sections, after)
         if not patch:
             return

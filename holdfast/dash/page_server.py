@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -14,12 +14,13 @@ from holdfast.dash.page_assets import TYPES, served_assets
 from holdfast.dash.page_feed import PageFeed
 from holdfast.dash.page_session import ENTER, HEADERS, USED_UP, PageSession
 from holdfast.dash.page_source import PageSource, SourceError
-from holdfast.dash.stack_picture import draw_stacks
+from holdfast.dash.stack_picture import RankStack, StackPicture, draw_rank, draw_stacks
 
 _LISTENERS = 16  # pages that are told of changes at once
 _REFRESH_S, _IDLE_S = 2.0, 10.0  # while the job runs, and when it is over
 _QUIET_S = 15.0  # then a listener hears that the server is there
 _SLOW_S = 10.0  # a listener that does not read for so long is dropped
+_ALL_S, _ONE_S = 5.0, 3.0  # that nodes get to look at their processes
 _MAX_BODY = 1 << 14
 _OLDER = "this controller is older than the page and cannot say what the order would do; use the command line"
 _ORDERS = ("hold", "resume", "approve", "evict", "drain", "stop")
@@ -34,6 +35,12 @@ class PageOrder(msgspec.Struct, frozen=True, kw_only=True):
     verb: str
     node: str = ""
     preview: bool = False
+
+
+class StackQuestion(msgspec.Struct, frozen=True):
+    """Whose stacks the page asks for."""
+
+    rank: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None  # None: those of all ranks
 
 
 class PageCode(msgspec.Struct, frozen=True):
@@ -76,7 +83,7 @@ class PageServer:
             if not self._listeners:
                 self._wanted.clear()
                 await self._wanted.wait()
-            await asyncio.sleep(_REFRESH_S if self._source.may_order else _IDLE_S)
+            await asyncio.sleep(_REFRESH_S if self._feed.is_watched else _IDLE_S)
 
     def close(self) -> None:
         self._reader.shutdown(wait=False, cancel_futures=True)
@@ -180,8 +187,17 @@ class PageServer:
         return _json(found)
 
     async def _show_rank(self, request: web.Request) -> web.Response:
-        lines = await asyncio.to_thread(self._source.read_log, int(request.match_info["rank"]))
-        return _json({"lines": strip_tree(list(lines))})
+        return _json(await asyncio.to_thread(self._describe_rank, int(request.match_info["rank"])))
+
+    def _describe_rank(self, rank: int) -> Any:
+        """Return a rank's last lines, or why there are none here, and what the controller knows of it now."""
+        lines: tuple[str, ...] = ()
+        absence = ""
+        try:
+            lines = self._source.read_log(rank)
+        except SourceError as e:
+            absence = str(e)
+        return strip_tree({"lines": list(lines), "absence": absence, "now": self._source.look_at_rank(rank)})
 
     async def _take_order(self, request: web.Request) -> web.Response:
         try:
@@ -199,8 +215,18 @@ class PageServer:
         return _json(strip_tree(taken))
 
     async def _take_stacks(self, request: web.Request) -> web.Response:
-        found = await asyncio.to_thread(self._source.ask_controller, "/api/v1/trace", {"deadline_s": 5.0})
-        return _json(strip_tree(msgspec.to_builtins(draw_stacks(found))))
+        try:
+            asked = from_json(await request.read() or b"{}", StackQuestion)
+        except msgspec.DecodeError as e:
+            raise web.HTTPBadRequest(text=f"name a rank, or none: {e}") from None
+        return _json(strip_tree(msgspec.to_builtins(await asyncio.to_thread(self._look_at_stacks, asked))))
+
+    def _look_at_stacks(self, asked: StackQuestion) -> StackPicture | RankStack:
+        body: dict[str, Any] = (
+            {"deadline_s": _ALL_S} if asked.rank is None else {"deadline_s": _ONE_S, "rank": asked.rank}
+        )
+        found = self._source.ask_controller("/api/v1/trace", body)
+        return draw_stacks(found) if asked.rank is None else draw_rank(found, asked.rank)
 
 
 def _asset(name: str) -> web.Response:

@@ -25,7 +25,7 @@ from holdfast.fleet.pod_manifest import (
 from holdfast.fleet.pod_reading import HostView, PodView, describe_pod, has_ended, is_in_doubt
 from holdfast.fleet.pod_table import PodTable
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.observation import Departure
 
 _RECORDS = "pods.json"

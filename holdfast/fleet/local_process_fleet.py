@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs
 from holdfast.wire.program_fork_server import ProgramProcess

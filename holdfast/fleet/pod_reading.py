@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 
 # Labels that say where a machine is, from wide to narrow. Clusters have some of them, rarely all.
 PLACES = (

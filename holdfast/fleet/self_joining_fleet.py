@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_node_states import FleetNode
+from holdfast.model.fleet_node_reports import FleetNode
 from holdfast.model.observation import Departure
 
 

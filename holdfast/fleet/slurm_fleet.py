@@ -20,7 +20,7 @@ from holdfast.fleet.local_process_fleet import MARK
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive
 from holdfast.fleet.slurm_step_liveness import NodeRecord, judge_node, step_name
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.wire import run_and_node_specs
 

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.fleet.slurm_commands import ClusterView
 from holdfast.fleet.slurm_reports import SlurmJob
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core.decoding import make_decoder
-from holdfast.model.event import Decision, Entry, Event
+from holdfast.model.decider_events import Event
+from holdfast.model.journal_entry import Decision, Entry
 
 if TYPE_CHECKING:
     from holdfast.journal.journal_key import JournalKey
+    from holdfast.journal.local_env_cipher import LocalEnvCipher
 
 START_BYTES = CHAIN_BYTES = 16
 _ENCODER = msgspec.msgpack.Encoder()
@@ -41,7 +43,7 @@ class JournalRow(msgspec.Struct, frozen=True):
         return self.seq == seq + 1 and self.chain == _chain_checksum(chain, self)
 
 
-def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | None" = None) -> JournalRow:
+def make_row(entry: Entry, epoch: int, chain: bytes, key: "JournalKey | LocalEnvCipher | None" = None) -> JournalRow:
     """Return an entry as the next row. `chain` is the checksum of the row before, and `key` encrypts environments."""
     event, decision = _ENCODER.encode(entry.event), _ENCODER.encode(entry.decision)
     if key:

@@ -7,7 +7,8 @@ import msgspec
 
 from holdfast.core.decoding import make_decoder
 from holdfast.journal.entry_chain import make_row
-from holdfast.model.event import Decision, Entry, Event
+from holdfast.model.decider_events import Event
+from holdfast.model.journal_entry import Decision, Entry
 
 _EVENT = make_decoder(msgspec.json.Decoder(Event))
 _DECISION = make_decoder(msgspec.json.Decoder(Decision))

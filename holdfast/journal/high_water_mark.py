@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core.decoding import from_msgpack
 from holdfast.journal.journal_errors import JournalError, JournalFullError
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 
 SYNC_S = 1.0  # at least so long between two syncs, unless more has changed than the number of entries
 TOUCH_S = 1.0

@@ -20,10 +20,10 @@ from holdfast.core.decoding import from_msgpack
 
 TAG_BYTES = 16  # the beginning of what is encrypted; it follows from the key, the name and all of the content
 _PROOF_BYTES = 32
+ENCRYPTED = "holdfast-encrypted:"  # how the values of environments begin where they are not in the clear
 _PURPOSE = b"holdfast journal 1 "
 _ENV = "env"
 _ENV_IN_MSGPACK = b"\xa3env"
-_ENCRYPTED = "holdfast-encrypted:"
 
 
 class DecryptionError(Exception):
@@ -65,12 +65,12 @@ class JournalKey:
         return _change_env(encoded, self._decrypt_value)
 
     def _encrypt_value(self, name: str, value: str) -> str:
-        return _ENCRYPTED + base64.b64encode(self.encrypt(f"{_ENV} {name}", value.encode())).decode()
+        return ENCRYPTED + base64.b64encode(self.encrypt(f"{_ENV} {name}", value.encode())).decode()
 
     def _decrypt_value(self, name: str, value: str) -> str:
-        if not value.startswith(_ENCRYPTED):
+        if not value.startswith(ENCRYPTED):
             return value  # an older version wrote it
-        return self.decrypt(f"{_ENV} {name}", base64.b64decode(value.removeprefix(_ENCRYPTED))).decode()
+        return self.decrypt(f"{_ENV} {name}", base64.b64decode(value.removeprefix(ENCRYPTED))).decode()
 
 
 def _change_env(encoded: bytes, change: Callable[[str, str], str]) -> bytes:

@@ -22,7 +22,8 @@ from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedErro
 from holdfast.journal.journal_key import TAG_BYTES, DecryptionError, JournalKey
 from holdfast.journal.postgres_link import PostgresLink
 from holdfast.journal.run_lease import LEASE_S, MARGIN_S, RENEW_S, LeasedRun
-from holdfast.model.event import Entry, Lost
+from holdfast.model.decider_events import Lost
+from holdfast.model.journal_entry import Entry
 
 _log = logging.getLogger("holdfast.journal")
 _PAGE = 1000  # entries that are read at a time

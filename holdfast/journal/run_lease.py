@@ -15,7 +15,8 @@ from holdfast.journal.entry_chain import START_BYTES, parse_row
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.postgres_link import PostgresLink
 from holdfast.model.action import Launch
-from holdfast.model.event import Phase, Progress
+from holdfast.model.decider_events import Progress
+from holdfast.model.job_phase import Phase
 
 LEASE_S = 5.0  # without a renewal for this long, another controller may take over
 RENEW_S = 1.0

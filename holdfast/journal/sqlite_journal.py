@@ -6,7 +6,6 @@ how far the journal was written. Opening the journal for writing detects and rep
 
 import contextlib
 import os
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from itertools import islice
@@ -20,10 +19,13 @@ from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
 from holdfast.journal.journal_errors import JournalDamagedError as JournalDamagedError
 from holdfast.journal.journal_errors import JournalError as JournalError
 from holdfast.journal.journal_errors import JournalFullError as JournalFullError
+from holdfast.journal.local_env_cipher import LocalEnvCipher
 from holdfast.model.action import Launch
-from holdfast.model.event import Entry, Lost
+from holdfast.model.decider_events import Lost
+from holdfast.model.journal_entry import Entry
 
 FORMAT = 2
+_CHUNK = 1 << 20
 _MOST = (1 << 63) - 1  # the largest number of SQLite
 _ENTRY = """
 create table entry (seq integer primary key, at real not null, event blob not null, decision blob not null,
@@ -37,9 +39,18 @@ _COLUMNS = "select seq, at, event, decision, epoch, chain from entry"
 
 
 class SqliteJournal:
-    def __init__(self, path: Path, *, read_only: bool = False, mark_path: Path | None = None) -> None:
-        """Open the journal. With `mark_path`, lost entries are detected. Raises JournalError."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        read_only: bool = False,
+        mark_path: Path | None = None,
+        cipher: LocalEnvCipher | None = None,
+    ) -> None:
+        """Open the journal. With `mark_path`, lost entries are detected; with `cipher`, environments are encrypted.
+        Raises JournalError."""
         self._path = path
+        self._cipher = cipher
         self._read_only = read_only
         self._mark_path = mark_path
         self.epoch = 0  # of the writer: how many have opened it so far
@@ -54,6 +65,7 @@ class SqliteJournal:
         # Before the entries are read, for whoever writes it writes entries first.
         self._found = high_water_mark.read_mark(mark_path) if mark_path else high_water_mark.MarkReading()
         self.alive_at = high_water_mark.read_sign_of_life(mark_path) if mark_path else 0.0  # of the writer before
+        self._finish_rebuilding()
         self._connect()
         try:
             self._open_entries()
@@ -63,6 +75,13 @@ class SqliteJournal:
         except JournalError:
             self._db.close()
             raise
+
+    def _finish_rebuilding(self) -> None:
+        try:
+            if not self._read_only:
+                self._take_rebuilt()
+        except OSError as e:
+            raise self._make_error(e) from None
 
     def _connect(self) -> None:
         mode = "ro" if self._read_only else "rwc"
@@ -192,25 +211,46 @@ class SqliteJournal:
         return found is not None and found[0] == known.chain
 
     def _set_aside(self, seq: int) -> None:
-        """Copy the damaged files for inspection, and rebuild the journal from the entries before number `seq`."""
+        """Copy the damaged files for inspection, and rebuild the journal from the entries before number `seq`. At
+        every moment one of both is whole on disk."""
         rows = [row for row in islice(self._read_rows(), seq - 1) if row] if seq > 1 else []
-        files = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm")]
-        for found in files[:2]:
+        for found in (self._path, self._path.with_name(f"{self._path.name}-wal")):
             if found.exists():
-                shutil.copy2(found, found.with_name(f"damaged-{self.epoch}-{found.name}"))
-        self._db.close()
-        for found in files:
-            found.unlink(missing_ok=True)
+                _copy_durably(found, found.with_name(f"damaged-{self.epoch}-{found.name}"))
         start, epoch = self._start, self.epoch
-        self._connect()
-        self._db.execute("pragma journal_mode = wal")
+        part = self._path.with_name(f"{self._path.name}.part")
+        part.unlink(missing_ok=True)
+        self._db.close()
+        self._db = sqlite3.connect(part, isolation_level=None)
         self._db.execute("pragma synchronous = full")
         self._db.execute("begin immediate")
         self._db.execute(_ENTRY)
         self._write_heading(start, epoch)
         self._db.executemany(_INSERT, (msgspec.structs.astuple(row) for row in rows))
         self._db.execute("commit")
+        self._db.close()
+        part.replace(self._rebuilt_path)
+        _sync_folder(self._path.parent)
+        self._take_rebuilt()
+        self._connect()
+        self._db.execute("pragma journal_mode = wal")
+        self._db.execute("pragma synchronous = full")
         self._damaged = seq
+
+    @property
+    def _rebuilt_path(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.rebuilt")
+
+    def _take_rebuilt(self) -> None:
+        """Put a rebuilt journal in the place of the damaged one, if there is one. The log of the damaged one goes
+        first, or SQLite would apply it to the other. A power cut in between is made good by the next writer."""
+        if not self._rebuilt_path.exists():
+            return
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        _sync_folder(self._path.parent)
+        self._rebuilt_path.replace(self._path)
+        _sync_folder(self._path.parent)
 
     def _next_epoch(self, last: JournalRow | None) -> None:
         """Begin the next epoch, and write it to the database file itself, not only to SQLite's write-ahead log."""
@@ -227,7 +267,9 @@ class SqliteJournal:
         else:
             for entry in self.read():
                 self._mark = _advance_mark(self._mark, entry)
-        self._marking = MarkFile(self._mark_path, self._mark)
+        # A loss stays marked until an entry tells of it: whoever dies before that is followed by one who knows, too.
+        missed = {"seq": self.lost.of, "chain": b""} if self.lost else {}
+        self._marking = MarkFile(self._mark_path, msgspec.structs.replace(self._mark, **missed))
 
     def raise_epoch(self, epoch: int) -> None:
         """Set and store the epoch, for example one above an epoch that agents know but this journal has lost."""
@@ -246,7 +288,7 @@ class SqliteJournal:
     # --- entries -----------------------------------------------------------------------------------------------
 
     def append(self, entry: Entry, durable: bool) -> None:
-        row = make_row(entry, self.epoch, self._chain)
+        row = make_row(entry, self.epoch, self._chain, self._cipher)
         try:
             # Rows that no action depends on gather in an open transaction; the next durable one takes them along.
             if not self._db.in_transaction:
@@ -286,9 +328,15 @@ class SqliteJournal:
                 if row is None or not row.is_next_of(seq, chain):
                     raise JournalDamagedError(f"{self._path} is damaged: entry {seq + 1} is not as it was written")
                 seq, chain = row.seq, row.chain
-                yield row.entry
+                yield self._decode(row)
         except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError, MemoryError, TypeError, RecursionError) as e:
             raise self._make_error(e) from None
+
+    def _decode(self, row: JournalRow) -> Entry:
+        if cipher := self._cipher:
+            event, decision = cipher.decrypt_env(row.event), cipher.decrypt_env(row.decision)
+            row = msgspec.structs.replace(row, event=event, decision=decision)
+        return row.entry
 
     def _link_before(self, after: int) -> tuple[int, bytes]:
         found = self._db.execute("select chain from entry where seq = ?", (after,)).fetchone() if after else None
@@ -315,6 +363,22 @@ class SqliteJournal:
         if getattr(why, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
             return JournalFullError(f"{self._path} cannot grow: the disk that holds it is full")
         return JournalError(f"{self._path} cannot be used as a journal: {str(why) or type(why).__name__}")
+
+
+def _copy_durably(source: Path, target: Path) -> None:
+    with source.open("rb") as given, target.open("wb") as taken:
+        while chunk := given.read(_CHUNK):
+            taken.write(chunk)
+        taken.flush()
+        os.fsync(taken.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _advance_mark(known: HighWaterMark, entry: Entry) -> HighWaterMark:

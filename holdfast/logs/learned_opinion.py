@@ -8,7 +8,7 @@ from holdfast.core.log_analysis.failure_catalog import FailureCatalog, FailureCl
 from holdfast.core.log_analysis.line_prefixes import LogLine
 from holdfast.logs.learned_words import NOTHING, LearnedWords, read_log_words, weigh_rules
 from holdfast.logs.opinion_action_limit import limit_action
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 _LEAST = 0.2  # where the rules find nothing, words that are less sure find nothing either
 _OVERRULES = 0.3  # words that are less sure do not speak against a rule

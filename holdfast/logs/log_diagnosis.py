@@ -17,7 +17,7 @@ from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
 from holdfast.logs.learned_opinion import weigh_words
 from holdfast.logs.learned_words import LearnedWords
 from holdfast.logs.telling_lines_reader import read_telling_lines
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 _RANK = re.compile(r"(?:^|[-_.])rank[-_.]?(\d{1,6})(?=[-_.]|$)", re.IGNORECASE)  # rank3.txt, node1_rank3.log
 _FOLDER = re.compile(r"(?:^|/)(?:rank[-_]?|attempt_\d+/)(\d{1,6})$", re.IGNORECASE)  # rank-3/; torchrun's attempt_0/3/

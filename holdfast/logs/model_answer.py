@@ -12,7 +12,7 @@ from holdfast.core.log_analysis.failure_catalog import FailureClass
 from holdfast.logs.log_digest import ShownLine, plain_line
 from holdfast.logs.model_request import SAMPLES, NoAnswer
 from holdfast.logs.opinion_action_limit import CAP, TEST, limit_action
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 _QUOTE = 12  # characters: a shorter part of a line could stand anywhere
 _LINES = 5

@@ -15,7 +15,7 @@ from holdfast.logs.model_request import SAMPLES, NoAnswer, ask_model
 from holdfast.logs.opinion_action_limit import limit_action
 from holdfast.logs.past_cases import NearCase
 from holdfast.logs.secret_masking import make_masker
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 _WEIGHT = 4  # of a proposed row: too little to send a machine away, unless a person makes it more
 

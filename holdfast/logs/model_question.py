@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.core.log_analysis.failure_catalog import FailureClass
 from holdfast.logs.model_request import ModelQuestion
 from holdfast.logs.past_cases import NearCase
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 GROUPS = ("infrastructure", "framework", "script", "data_storage", "external", "preemption", "unknown")
 ACTIONS = ("evict_and_restart", "retry", "rollback_or_fix_code", "fix_config", "wait_external", "run_diagnostics")

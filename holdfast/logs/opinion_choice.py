@@ -14,7 +14,7 @@ from holdfast.logs.opinion_action_limit import limit_action
 from holdfast.logs.past_cases import NearCase, PastCases
 from holdfast.logs.secret_masking import make_masker
 from holdfast.logs.user_rows import past_cases_path
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 ALIKE = 0.6  # a failure this like a corrected one is taken for the same
 SURELY_ALIKE = 0.8  # where the rules are sure of something else

@@ -15,7 +15,7 @@ from holdfast.logs.log_diagnosis import RankLog, open_log, read_ends
 from holdfast.logs.opinion_choice import FailureOpinion, find_opinion
 from holdfast.logs.past_cases import PastCase, PastCases
 from holdfast.logs.user_rows import past_cases_path
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 _FILES = 64  # of a generation that are read, those of the failed rank before others
 _NICE = 10

@@ -1,19 +1,29 @@
-"""Masks secrets and private names in log lines before these leave the host.
+"""Masks secrets in alarms, in our own logs, and in all that goes to hooks, collectors and language models.
+
+Where an alarm is made, its texts are masked before they enter the journal, so reports and pages show no more. Language
+models are not told private names either. What ranks print is masked in what we quote of it; their own log files stay
+as they are.
 
 In doubt a word is masked. But commit hashes, shapes, memory addresses and symbol names stay whole, because diagnoses
-depend on them. Works one line at a time; the bodies of private keys, which span several lines, are removed where a
-log is read (see line_templates.py).
+depend on them. Works one line at a time, but for the bodies of private keys (see also line_templates.py).
 """
 
+import logging
 import os
 import re
 import socket
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache, cached_property
 from importlib import resources
+from typing import Any
 
 import msgspec
 
+from holdfast.model.detector_alarm import Alarm
+
+_FIXED = frozenset({"who", "owner", "node", "nodes", "suspects", "run_id", "digest", "signature"})
+HIDDEN = "..."  # in the place of a value that may be a secret
 _SHORTEST = 8  # a known secret that is shorter would mask ordinary words
 _NAMED = re.compile(r"PASS|SECRET|TOKEN|CREDENTIAL|API_?KEY|ACCESS_?KEY|_KEY$|AUTH", re.IGNORECASE)
 _PLACE = re.compile(r"^[~/.]|^\w+://[^@]*$")  # paths of sockets and files, and addresses: no secrets
@@ -28,6 +38,9 @@ _HOST = re.compile(
     r"|(?:[\w-]+\.)+(?:internal|local|localdomain|lan|corp|intra|intranet|private|home\.arpa|svc))(?![\w-])",
     re.IGNORECASE,
 )
+_KEY_BEGINS, _KEY_ENDS = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile("-----END [A-Z ]*PRIVATE KEY")
+# Of a key whose first line is not quoted. Hashes, in letters of one case, are none.
+_KEY_BODY = re.compile(r"(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+/]{40,76}={0,2}")
 _HOME = re.compile(r"(?<=/home/)[\w.-]+|(?<=/Users/)[\w.-]+")
 
 
@@ -42,19 +55,67 @@ class SecretKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Masker:
     """Masks lines one by one; the same address or host gets the same alias in all of them."""
 
-    def __init__(self, *, hosts: bool, known: Iterable[str] = (), names: Iterable[str] = ()) -> None:
-        self._kinds = [(re.compile(kind.pattern), kind.put) for kind in secret_kinds()]
-        self._hosts = hosts
-        self._known = _any_of(value for value in known if len(value) >= _SHORTEST)
+    def __init__(
+        self, *, hosts: bool, known: Iterable[str] = (), names: Iterable[str] = (), people: bool = True
+    ) -> None:
+        """With `hosts`, hosts and users are masked too; with `people`, mail addresses are."""
+        self._hosts, self._people = hosts, people
+        self.learned: frozenset[str] = frozenset()  # secrets that somebody has told us
+        self._known: re.Pattern[str] | None = None
+        self.learn(known)
         self._named = _any_of(names if hosts else ())
         self._aliases: dict[str, str] = {}
+
+    def learn(self, secrets: Iterable[str]) -> None:
+        """From now on mask these, too, unless they are so short that they would mask ordinary words."""
+        new = {value for value in secrets if len(value) >= _SHORTEST} - self.learned
+        if new:
+            self.learned |= new
+            self._known = _any_of(self.learned)
+
+    @cached_property
+    def kinds(self) -> list[tuple[re.Pattern[str], str]]:
+        """The patterns of all kinds of secrets; compiled when they are first needed."""
+        return [(re.compile(kind.pattern), kind.put) for kind in secret_kinds() if self._people or kind.put != "email"]
 
     def __call__(self, text: str) -> str:
         if self._known:
             text = self._known.sub("<secret>", text)
-        for pattern, put in self._kinds:
+        for pattern, put in self.kinds:
             text = pattern.sub(rf"\g<keep><{put}>" if "keep" in pattern.groupindex else f"<{put}>", text)
         return self._without_hosts(text) if self._hosts else text
+
+    def mask_lines(self, lines: Iterable[str]) -> tuple[str, ...]:
+        """Mask successive lines of a log. A private key is masked also if only some of its lines are among them."""
+        masked, in_key = list[str](), False
+        for line in lines:
+            begins, ends = _KEY_BEGINS.search(line), _KEY_ENDS.search(line)
+            hidden = in_key or begins or ends or _KEY_BODY.fullmatch(line.strip())
+            in_key = (in_key or bool(begins)) and not ends
+            masked.append("<private key>" if hidden else self(line))
+        return tuple(masked)
+
+    def mask_alarm(self, alarm: Alarm) -> Alarm:
+        """Mask the texts of an alarm; the names of its nodes stay."""
+        names = ("reason", "raised", "title", "hint", "signature", "pressed")
+        texts = {name: self(text) for name in names if (text := getattr(alarm, name))}
+        return msgspec.structs.replace(alarm, **texts, evidence=self.mask_lines(alarm.evidence))
+
+    def mask_tree(self, value: Any) -> Any:
+        """Return a tree of dicts and lists with its texts masked, without the values of environments. Who is named in
+        a field of his own, and what was signed, stay."""
+        if isinstance(value, str):
+            return "\n".join(self.mask_lines(value.split("\n"))) if value else value
+        if isinstance(value, dict):
+            return {key: self._mask_field(key, inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.mask_tree(inner) for inner in value]
+        return value
+
+    def _mask_field(self, name: object, value: Any) -> Any:
+        if name == "env" and isinstance(value, dict):
+            return dict.fromkeys(value, HIDDEN)
+        return value if name in _FIXED else self.mask_tree(value)
 
     def _without_hosts(self, text: str) -> str:
         text = _IP.sub(lambda m: self._alias_for("ip", m[0]), text)
@@ -69,6 +130,22 @@ class Masker:
         return self._aliases[name]
 
 
+class MaskingFormatter(logging.Formatter):
+    """Formats the lines of a log of ours, masked: they quote exceptions, and what commands of others have said."""
+
+    def __init__(self, mask: Masker) -> None:
+        super().__init__("%(asctime)s %(message)s")
+        self._mask = mask
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(self._mask.mask_lines(super().format(record).split("\n")))
+
+
+def make_secret_masker(known: Iterable[str] = ()) -> Masker:
+    """Return a masker for our own journal, logs and notices: of secrets alone, also of this process's environment."""
+    return Masker(hosts=False, known=[*env_secrets(os.environ), *known], people=False)
+
+
 def make_masker(*, hosts: bool, known: Iterable[str] = ()) -> Masker:
     """Return a masker that also knows the secrets in this process's environment and the name of this host."""
     name = socket.gethostname()
@@ -81,6 +158,7 @@ def env_secrets(env: Mapping[str, str]) -> list[str]:
     return [value for name, value in env.items() if _NAMED.search(name) and not _PLACE.search(value)]
 
 
+@cache
 def secret_kinds() -> tuple[SecretKind, ...]:
     text = resources.files("holdfast.core").joinpath("catalog/secrets.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text)["row"], tuple[SecretKind, ...])

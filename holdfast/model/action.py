@@ -7,7 +7,7 @@ import msgspec
 from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import HostIdentity, Seat
 from holdfast.model.loss_response import Ease, Skip
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 
 
 class Acquire(msgspec.Struct, frozen=True, kw_only=True, tag="acquire"):
@@ -69,6 +69,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     from_zero: bool = False  # it may begin at step 0 if all states are in doubt
 
 
+class HandOver(msgspec.Struct, frozen=True):
+    """Before ranks park: finish the step, and give to others what only the ranks that are about to leave hold; or to
+    storage, if all leave."""
+
+    leaving: tuple[int, ...]  # ranks on nodes that leave; (): all, as the job ends
+    within_s: float  # then ranks leave the step that they are in, as after a failure
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End all ranks of the generation on these nodes. With `park_s`, ranks may park within this time instead; those
     that do not are ended."""
@@ -80,6 +88,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     park_s: float = 0.0  # for ranks to park themselves; those that have not by then are ended; 0: all are
     parking: int = 0  # how many ranks are told to, so that people can be
     standing: tuple[int, ...] = ()  # ranks that hang: they could not park themselves, and are ended at once
+    hand_over: HandOver | None = None  # the end of a node is known ahead, and the state lives in the ranks
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
@@ -129,6 +138,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     last_s: float = 0.0  # for ranks to end and for storage to take the state; 0: it is not asked to
     not_after: int | None = None  # later states are doubted
     verified: bool = False  # and so are those that were not found good some steps later
+    hand_over: HandOver | None = None  # the state lives in the ranks, which may write it to storage themselves
 
 
 class Say(msgspec.Struct, frozen=True, kw_only=True, tag="say"):

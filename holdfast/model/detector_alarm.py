@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.model.loss_response import LossResponse, parse_response
 from holdfast.model.message_bounds import Number
+from holdfast.model.rank_traces import StackRow
 
 LEFT = "left without a controller"  # the signature of an alarm about a node that said how far its ranks had come
 UNNAMED = "hang, nobody named"  # the signature of a hang for which no rank stands out
@@ -57,6 +58,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     hint: str = ""  # what a person can do about it
     signature: str = ""  # equal for failures that look the same
     evidence: tuple[str, ...] = ()
+    stacks: tuple[StackRow, ...] = ()  # where all ranks were, if the alarm was raised for that; never from a node
     stance: Stance = Stance.ACT
     hard: bool = False  # the evidence names its suspects beyond doubt
     policy: str = ""  # what the user wants done about a loss that stands out, as the text of a LossResponse

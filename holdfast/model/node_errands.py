@@ -2,13 +2,18 @@
 
 import msgspec
 
+from holdfast.model.action import HandOver, Stop
 from holdfast.model.code_release import Release
+from holdfast.model.copy_aim import Aim
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import Ease, Skip
 from holdfast.model.message_bounds import Instant, Number
-from holdfast.model.probe import Finding, PairMeeting
+from holdfast.model.probe_findings import Finding, PairMeeting
 from holdfast.model.replay_task import ReplayResult, ReplayTask
-from holdfast.model.state_copy import Aim, Copy, Doubt, LaunchOrigin, MissedCheckpoint, Restore
+from holdfast.model.restore_sources import LaunchOrigin, Restore
+from holdfast.model.state_copy import Copy
+from holdfast.model.state_doubt import Doubt
+from holdfast.model.storage_report import MissedCheckpoint
 
 
 class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
@@ -35,6 +40,19 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     keep: bool = False  # as in Launch
 
 
+class Parking(msgspec.Struct, frozen=True):
+    """How the ranks of a node that is stopped may park."""
+
+    park_s: float
+    standing: tuple[int, ...]
+    hand_over: HandOver | None
+
+    @property
+    def within_s(self) -> float:
+        """How long it may take until all have."""
+        return self.park_s + (self.hand_over.within_s if self.hand_over else 0.0)
+
+
 class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End or park the ranks of this generation and of every older one."""
 
@@ -43,6 +61,16 @@ class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     grace_s: float
     park_s: float = 0.0  # as in Stop
     standing: tuple[int, ...] = ()
+    hand_over: HandOver | None = None
+
+    @classmethod
+    def of_action(cls, action: Stop) -> "StopHere":
+        shared = {name: getattr(action, name) for name in cls.__struct_fields__}
+        return cls(**shared)
+
+    @property
+    def parking(self) -> Parking | None:
+        return Parking(self.park_s, self.standing, self.hand_over) if self.park_s > 0 else None
 
 
 class StageHere(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):

@@ -101,3 +101,15 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     ras: Name = ""  # lines in which NCCL's RAS tells of single ranks of the job; one node asks for them
     took_s: Duration = 0.0
     error: str = ""  # why the node found nothing, as when it did not answer
+
+
+class StackRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One frame of the merged stacks of many ranks. Rows stand in the order of a tree: a row is called from the nearest
+    row before it that is less deep."""
+
+    depth: Number  # 0: outermost
+    frame: str
+    ranks: str = ""  # that are in it or in frames that it calls, in words; "": only counted
+    count: Number = 0  # of these
+    named: bool = False  # all of them are ranks that an alarm names
+    here: str = ""  # those of them whose innermost frame it is, where others go on; "": all stop here, or nobody does

@@ -9,8 +9,11 @@ from holdfast.core.agent_state_machine import NodeLimits, fence_s
 from holdfast.core.record.job_account import Account
 from holdfast.core.record.ledger import Ledger
 from holdfast.logs import catalog_files
-from holdfast.model.event import Begin, Entry, Limits, Order, Phase
+from holdfast.model.decider_events import Begin, Order
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.sim import cost_model
 from holdfast.sim.fault_source import DAY_S, SimFault, draw_faults
 from holdfast.sim.invariants import Invariant, RecoveryEffort, UnsafeError

@@ -4,12 +4,15 @@ from enum import StrEnum
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.ladder import GAVE_UP
+from holdfast.core.membership.seating import replica_ranks
 from holdfast.core.membership.standbys import LONGEST_RETRY_S
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
+from holdfast.model.decider_events import Begin, Event, Lost, Order, Outcome, Progress, Ready, Successor, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Begin, Entry, Event, Lost, Order, Outcome, Phase, Progress, Ready, Successor, Tick
-from holdfast.model.fleet_node_states import FleetReport, FleetState
-from holdfast.model.job_and_seats import Seat
+from holdfast.model.fleet_node_reports import FleetReport, FleetState
+from holdfast.model.job_and_seats import Seat, world_size
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 
 _AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
 _OVER = (Phase.ENDING, Phase.DONE)
@@ -24,6 +27,7 @@ class Invariant(StrEnum):
     STOPPED_BEFORE_LAUNCH = "a generation is stopped before the next one is launched"
     NO_RANKS_LEFT = "no node may have old ranks when a generation is launched"
     OLD_RANKS_UNREACHABLE = "ranks of an older generation live on unreachable nodes only"
+    WHOLE_REPLICAS = "a job on fewer nodes runs whole replicas of the model"
     ONE_SEAT_PER_NODE = "a node has one seat"
     RANKS_WITHOUT_GAPS = "ranks are numbered without gaps"
     NO_LOST_NODE = "no rank is launched on a node known as lost"
@@ -132,6 +136,7 @@ class InvariantWatch:
                     self._asked[action.id] = action.count
                 elif isinstance(action, Launch):
                     self._check_launch(action)
+                    self._check_replicas(action, view)
                     admitted = {seat.node for seat in action.seats} - (self._seated - self._out)
                     cut_off = ", ".join(sorted(admitted & view.without_links))
                     _require(not cut_off, Invariant.ADMITTED_HAS_LINKS, cut_off)
@@ -188,6 +193,12 @@ class InvariantWatch:
         lost = ", ".join(sorted(self._down.intersection(nodes)))
         _require(not lost, Invariant.NO_LOST_NODE, lost)
 
+    def _check_replicas(self, launch: Launch, view: JobView) -> None:
+        """Check that a job that has shrunk, and whose parallel groups are known, has ranks for whole replicas."""
+        ranks, replica = world_size(launch.seats), replica_ranks(view.mesh)
+        whole = ranks % replica == 0 or len(launch.seats) == view.job.max_nodes
+        _require(whole, Invariant.WHOLE_REPLICAS, f"{ranks} ranks, and a replica has {replica}")
+
     def _check_nodes(self, view: JobView) -> None:
         if view.seats is not self._seats:
             self._seats, self._seated = view.seats, {seat.node for seat in view.seats}
@@ -209,13 +220,13 @@ class InvariantWatch:
     def _check_count(self, entry: Entry, view: JobView) -> None:
         """Check that a job does not evict nodes that it needs, and does not give up while it has enough nodes."""
         job, event, left = view.job, entry.event, view.out - self._out
-        enough = len(view.active) + len(view.pool.keys() - view.without_links) >= job.min_nodes
+        enough = len(view.active) + len(view.pool.keys() - view.without_links) >= view.fewest_nodes
         lost = {*self._excused, *(event.failed if isinstance(event, Outcome) else ())}
         stands = view.phase is Phase.WAITING and not job.can_acquire
         _require(enough or not stands or not left or bool(left & lost), Invariant.EVICTS_REPLACEABLE, ", ".join(left))
         gives_up = any(isinstance(action, Finish) and action.code == GAVE_UP for action in entry.decision.actions)
         in_vain = gives_up and self._phase is Phase.WAITING and isinstance(event, Tick)
-        _require(not (in_vain and enough) or bool(job.mesh), Invariant.ENOUGH_IS_ENOUGH)  # too few for a replica
+        _require(not (in_vain and enough), Invariant.ENOUGH_IS_ENOUGH)
         self._phase, self._out = view.phase, view.out
 
     def _check_state(self, entry: Entry, view: JobView) -> None:

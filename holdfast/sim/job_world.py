@@ -8,12 +8,15 @@ import msgspec
 
 from holdfast.core.agent_state_machine import NodeLimits
 from holdfast.core.decide.decider import Decider
-from holdfast.core.detect.crash import FailureCatalog, alarm_of
+from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.job_progress import JobPace, PaceLimits
 from holdfast.core.detect.silence import SilenceLimits
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.model.decider_events import Event, Ready, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Entry, Event, Phase, Ready, Tick
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.model.observation import Exit
 from holdfast.sim.cost_model import CostModel, CostRange
 from holdfast.sim.fault_source import FaultRates, NodeCut, NodeLoss, RankCrash, SimFault

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.core.decide.job_view import JobView
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stop
-from holdfast.model.event import Event, Outcome
+from holdfast.model.decider_events import Event, Outcome
 from holdfast.model.job_and_seats import Seat
 from holdfast.sim.cost_model import CostModel
 from holdfast.sim.fault_source import FaultRates

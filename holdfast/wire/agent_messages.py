@@ -1,7 +1,10 @@
-"""Messages between agents and the controller: msgpack over one WebSocket, bounded in size."""
+"""Messages between agents and the controller: msgpack over one WebSocket, bounded in size.
+
+Every message of a controller carries that controller's epoch. An agent looks at it before anything else.
+"""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
@@ -10,19 +13,22 @@ from holdfast.core.agent_state_machine import Post
 from holdfast.core.decoding import make_decoder
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.code_release import Release
+from holdfast.model.copy_aim import Aim
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.model.message_bounds import MOST_S, Name, Number
 from holdfast.model.node_errands import Errand
 from holdfast.model.observation import Beat, LinkTraffic, Mark, Reach
 from holdfast.model.rank_traces import Trace
-from holdfast.model.state_copy import Address, Aim, Copy
+from holdfast.model.state_copy import Address, Copy
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 
 MAX_BYTES = 1 << 20  # of one message
 TOKEN_HEADER = "X-Holdfast-Token"
 # What a node says of itself is believed as far as it can be so: numbers that follow from these must not run over.
 MOST_EPOCHS = 1_000_000
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCHS)]
+LiveEpoch = Annotated[int, msgspec.Meta(ge=1, le=MOST_EPOCHS)]  # of a controller that runs
 Generation = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 RankCount = Annotated[int, msgspec.Meta(ge=0, le=1024)]  # of one node
 _MODULE, _NAME_CHARS, _MODULES = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", 200, 4096
@@ -86,10 +92,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     ahead_s: float | None = None  # how far it is ahead of the monotonic clock of its machine
     beat_s: float
     releases: tuple[Release, ...] = ()  # that the node is to have before it is ready
-    # Serials of certificates that count no more, NODE + name of their nodes, and LEAVING + name of nodes that may only
-    # be asked.
-    revoked: tuple[str, ...] = ()
-    epoch: int = 0  # of the controller
+    peers: AdmittedPeers | None = None  # whose certificates count; None: all nodes are on this host and have none
     run: str = ""  # the job's name and mark: states on disk of no other run count
 
 
@@ -99,14 +102,18 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
 
 class ErrandMessage(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
     errand: Errand
-    epoch: int = 0  # of the controller
 
 
 class AimMessage(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     """Tells a node which snapshots the job counts on; a lost message does no harm, because it is repeated."""
 
     aim: Aim
-    revoked: tuple[str, ...] = ()  # as in Welcome
+
+
+class PeersMessage(msgspec.Struct, frozen=True, kw_only=True, tag="peers"):
+    """Tells a node whose certificates count from now on; a lost message is sent again."""
+
+    peers: AdmittedPeers
 
 
 class IncidentNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +162,17 @@ FromAgent = (
     | ScriptImports
     | CheckpointListing
 )
-FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest | ReachRequest | ScriptImports | JobFigures
+FromController = (
+    Welcome | Ack | ErrandMessage | AimMessage | PeersMessage | TraceRequest | ReachRequest | ScriptImports | JobFigures
+)
+
+
+class ControllerPacket(msgspec.Struct, frozen=True, array_like=True):
+    """One packet of a controller: its epoch, and what it says."""
+
+    epoch: LiveEpoch
+    message: FromController
+
 
 encode = msgspec.msgpack.Encoder().encode
 _decode_message = make_decoder(msgspec.msgpack.Decoder(FromAgent))
@@ -171,7 +188,7 @@ def decode_from_agent(content: bytes) -> FromAgent:
     return message
 
 
-decode_from_controller = make_decoder(msgspec.msgpack.Decoder(FromController))
+decode_from_controller: Callable[[bytes], ControllerPacket] = make_decoder(msgspec.msgpack.Decoder(ControllerPacket))
 
 
 def make_script_imports(generation: int, names: Iterable[str]) -> ScriptImports:

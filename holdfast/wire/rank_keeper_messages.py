@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from holdfast.core.decoding import make_decoder
-from holdfast.model.state_copy import KEPT_DIGITS, Doubt
+from holdfast.model.state_copy import KEPT_DIGITS
+from holdfast.model.state_doubt import Doubt
 
 MAX_BYTES = 1 << 22  # of one message
 

@@ -91,6 +91,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     releases: str = ""  # a folder that they share: staged trees of the user's code
     compiled: str = ""  # a folder for what ranks compile; "": torch chooses one, as all nodes are on this host
     compiled_archives: str = ""  # the controller's folder for archives of it; "": that is on another host
+    first_release: str = ""  # the digest of the release that the job began with; "": this host does not know it
     stdin: str = ""  # the note of the process whose standard input rank 0 reads; "": that is on another host
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from holdfast.core.decoding import make_decoder
+from holdfast.model.action import HandOver
 
 SOCKET = "survivors.sock"  # in the node's folder
 MAX_BYTES = 1 << 20  # of one message
@@ -20,6 +21,7 @@ class PartOrder(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
     """The generation is over: leave it, and wait."""
 
     generation: int
+    hand_over: HandOver | None = None  # but do this first
 
 
 class RejoinOrder(msgspec.Struct, frozen=True, kw_only=True, tag="rejoin"):

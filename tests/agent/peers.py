@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.agent_clock import SystemClock
-from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
+from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
+from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, MakeArena
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
@@ -22,10 +23,13 @@ from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.lineage import Line
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.restore_choice import choose_known_restore
+from holdfast.model.copy_aim import Aim, Half
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import LaunchHere
-from holdfast.model.state_copy import Aim, Copy, Half, Restore
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_copy import Copy
 from holdfast.wire import rank_keeper_messages
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers, certificate_id, join_ids
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.holder_messages import KeptArena
@@ -137,6 +141,11 @@ class Fleet:
         keys = enrol_local_node(self.authority, name, self.folder / name) if self.authority else None
         node = self.nodes[name] = Node(self.folder / name, name, disk, keys)
         await self._run(node)
+        if self.authority:  # as the controller tells all nodes whenever one is new
+            serials = self.authority.node_serials().serials
+            ids = join_ids(certificate_id(known, serial) for known, serial in serials.items())
+            for one in self.nodes.values():
+                one.keeper.admit_peers(AdmittedPeers(members=ids))
         return node
 
     async def _run(self, node: Node) -> None:

@@ -4,8 +4,10 @@ import asyncio
 import mmap
 import socket
 import time
-from collections.abc import Iterator
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,16 +18,38 @@ from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.main import build_agent
 from holdfast.agent.rank import last_words
 from holdfast.agent.rank.rank_processes import RankProcesses
-from holdfast.core.agent_state_machine import ClockTick, RememberDone, RememberLeaving
+from holdfast.core.agent_state_machine import (
+    AlarmNoticed,
+    ClockTick,
+    ErrandDone,
+    Post,
+    RememberDone,
+    RememberLeaving,
+)
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.job_progress import LEAD
 from holdfast.logs import catalog_files
-from holdfast.model.detector_alarm import Alarm
+from holdfast.logs.secret_masking import Masker
+from holdfast.model.code_release import Release
+from holdfast.model.copy_aim import Aim
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Exit
 from holdfast.wire import agent_messages, holder_messages, run_and_node_specs
-from holdfast.wire.agent_messages import ScriptImports, Welcome
+from holdfast.wire.agent_messages import (
+    AimMessage,
+    ControllerPacket,
+    ErrandMessage,
+    JobFigures,
+    NodeNotice,
+    PeersMessage,
+    ReachRequest,
+    ScriptImports,
+    TraceRequest,
+    Welcome,
+)
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.holder_messages import (
     HolderRank,
     KillRank,
@@ -36,7 +60,7 @@ from holdfast.wire.holder_messages import (
     SweepLeftovers,
 )
 from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
-from holdfast.wire.rank_memory.slot_reader import SlotWriter
+from holdfast.wire.rank_memory.slot_writer import SlotWriter
 from tests.fleet.places import TEMPLATE
 
 LAUNCH = LaunchHere(
@@ -63,7 +87,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def agent(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> Agent:
     node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(tmp_path / "logs"))
     run_and_node_specs.write_json(tmp_path / "spec.json", node)
-    made = build_agent(tmp_path, ends[0], judged)
+    made = build_agent(tmp_path, ends[0], judged, Masker(hosts=False))
     ranks_of(made).slots.arena = mmap.mmap(-1, slot_memory_bytes(2))
     return made
 
@@ -102,7 +126,7 @@ async def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path
     assert not agent.life._outbox, "nobody has told us the time yet"
     agent._staged = True
     async with asyncio.TaskGroup() as agent._tasks:
-        agent._on_message(Welcome(at=500.0, beat_s=1.0))
+        agent._on_packet(ControllerPacket(1, Welcome(at=500.0, beat_s=1.0)))
     assert agent.life.expected == {1}
     posts = [post.body for post in agent.life._outbox.values()]
     assert len(posts) == 1, "the rank of generation 2 was ended by us, and is no news"
@@ -117,11 +141,11 @@ def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(age
     limits = agent.identity.settings.node
     (tmp_path / "alone").write_text(f"{time.monotonic() - limits.lost_s}\n")
     ours, theirs = holder_messages.make_socket_pair()
-    second = build_agent(tmp_path, ours, judged)
+    second = build_agent(tmp_path, ours, judged, Masker(hosts=False))
     assert second.life.step(time.monotonic(), ClockTick()), "it leaves at once"
-    third = build_agent(tmp_path, ours, judged)
+    third = build_agent(tmp_path, ours, judged, Masker(hosts=False))
     third._staged = True
-    third._on_message(Welcome(at=500.0, beat_s=1.0))
+    third._on_packet(ControllerPacket(1, Welcome(at=500.0, beat_s=1.0)))
     assert not (tmp_path / "alone").exists()
     assert third.life.step(time.monotonic(), ClockTick()) == ()
     ours.close()
@@ -131,7 +155,7 @@ def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(age
 async def test_the_node_of_rank_0_tells_what_its_zygote_has(agent: Agent) -> None:
     agent._staged = True
     ranks_of(agent)._preloading.on_warm(("rich", "not a name", "rich.table", "x" * 201))
-    agent._on_message(Welcome(at=500.0, beat_s=1.0))
+    agent._on_packet(ControllerPacket(1, Welcome(at=500.0, beat_s=1.0)))
     ranks_of(agent).held = {RankKey(2, 1): HolderRank(key="2:1", pid=2)}
     agent.life.generation = 2
 
@@ -143,7 +167,7 @@ async def test_the_node_of_rank_0_tells_what_its_zygote_has(agent: Agent) -> Non
     ranks_of(agent).held[RankKey(2, 0)] = HolderRank(key="2:0", pid=1)
     assert imports() == [ScriptImports(generation=2, modules=("rich", "rich.table"))]
     assert not imports(), "once on a link"
-    agent._on_message(Welcome(at=501.0, beat_s=1.0))
+    agent._on_packet(ControllerPacket(1, Welcome(at=501.0, beat_s=1.0)))
     assert len(imports()) == 1
     ranks_of(agent)._preloading.on_warm(())
     assert imports() == [ScriptImports(generation=2, modules=())], "it is taken back"
@@ -181,7 +205,7 @@ async def test_an_agent_goes_on_with_leaving(agent: Agent, tmp_path: Path) -> No
     async with asyncio.TaskGroup() as agent._tasks:
         agent._recall_state()
         agent._staged = True
-        agent._on_message(Welcome(at=500.0, beat_s=1.0))
+        agent._on_packet(ControllerPacket(1, Welcome(at=500.0, beat_s=1.0)))
         asyncio.get_running_loop().call_later(0.1, swept.set_result, ())
     assert not agent.life._outbox
     assert (tmp_path / "left").read_text() == "no controller for 60 s\n"
@@ -200,7 +224,7 @@ async def test_ranks_are_ended_although_the_disk_takes_nothing(
         asked = around.create_task(_hold(ends[1]))
         for errand in (StopHere(id=5, generation=1, grace_s=1.0), LAUNCH, Leave(id=7, code=3, grace_s=1.0, reason="")):
             async with asyncio.TaskGroup() as agent._tasks:
-                agent._on_message(agent_messages.ErrandMessage(errand=errand))
+                agent._on_packet(ControllerPacket(1, agent_messages.ErrandMessage(errand=errand)))
         await asked
         listening.cancel()
     assert asked.result() == [KillRank(key="1:0", signal=15), SweepLeftovers(), SweepLeftovers(), QuitHolder(code=3)]
@@ -286,7 +310,91 @@ def test_a_loss_that_went_wrong_is_told_before_ranks_are_stopped(agent: Agent) -
     for step in (30, 31):
         mine.write_values(step, float("nan"), None, None)
         mine.step(step)
-    agent._on_message(agent_messages.ErrandMessage(errand=StopHere(id=5, generation=1, grace_s=1.0)))
+    agent._on_packet(
+        ControllerPacket(1, agent_messages.ErrandMessage(errand=StopHere(id=5, generation=1, grace_s=1.0)))
+    )
     alarm, done = (post.body for post in agent.life._outbox.values())
     assert isinstance(alarm, Alarm) and (alarm.ranks, alarm.not_after) == ((1,), 29)
     assert isinstance(done, Done)
+
+
+async def test_what_an_agent_tells_is_masked(agent: Agent) -> None:
+    """Also values that only a release has brought into the environment of ranks."""
+    release = Release(number=2, env={"HUB_PASSWORD": "correct-horse-battery", "LR": "0.25"})
+    agent._staged = True
+    agent._on_packet(ControllerPacket(1, Welcome(at=500.0, beat_s=1.0, releases=(release,))))
+    told(agent)
+    quoted = "cannot log in with correct-horse-battery and lr 0.25"
+    agent._send_notice(quoted)
+    alarm = Alarm(kind=Kind.LINES, at=1.0, suspects=("n0",), reason=quoted, evidence=(quoted,))
+    agent._step(AlarmNoticed(alarm))
+    agent._step(ErrandDone(StopHere(id=5, generation=1, grace_s=0.0), False, quoted))
+    notice, *posts = [one for one in told(agent) if isinstance(one, NodeNotice | Post)]
+    bodies = [post.body for post in posts if isinstance(post, Post)]
+    hidden = "cannot log in with <secret> and lr 0.25"
+    assert isinstance(notice, NodeNotice) and notice.text == hidden
+    first, second = bodies
+    assert isinstance(first, Alarm) and (first.reason, first.evidence) == (hidden, (hidden,))
+    assert isinstance(second, Done) and second.detail == hidden
+
+
+OLD_NEWS = (
+    Welcome(at=500.0, beat_s=1.0, peers=AdmittedPeers(members=b"a" * 12)),
+    PeersMessage(peers=AdmittedPeers(members=b"b" * 12)),
+    agent_messages.Ack(seq=1),
+    ErrandMessage(errand=StopHere(id=9, generation=1, grace_s=0.0)),
+    AimMessage(aim=Aim(generation=1, floor=7)),
+    ScriptImports(generation=1, modules=("antigravity",)),
+    TraceRequest(id=1, deadline_s=0.0),
+    ReachRequest(peers={"b": ("127.0.0.1", 1)}),
+    JobFigures(generation=1, incidents=1, restarts=1, lost_s=1.0, ettr=None),
+)
+
+
+def test_each_kind_of_message_is_among_them() -> None:
+    assert {type(one) for one in OLD_NEWS} == {*typing.get_args(agent_messages.FromController)}
+
+
+@pytest.mark.parametrize("message", OLD_NEWS, ids=lambda message: type(message).__name__)
+async def test_nothing_of_an_older_controller_has_an_effect(
+    agent: Agent, tmp_path: Path, message: agent_messages.FromController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even before it is judged: its list of certificates, its stacks, its modules."""
+    agent.life.restore_state((), 1, (0,), 0, epoch=3)
+    calls = list[str]()
+
+    def count(name: str) -> Callable[..., Any]:
+        def call(*args: object) -> None:
+            calls.append(name)
+
+        return call
+
+    for part, name in (
+        (agent.keeper, "admit_peers"),
+        (agent.keeper, "apply_aim"),
+        (agent.keeper, "report_checkpoints"),
+        (agent.staging, "stage_all"),
+        (agent.ranks, "hear_imports"),
+        (agent.ranks, "write_figures"),
+        (agent.tracer, "trace_ranks"),
+        (agent.controller_clock, "on_welcome"),
+        (agent.notes, "clear_alone"),
+        (agent, "_step"),
+        (agent, "_reach"),
+    ):
+        monkeypatch.setattr(part, name, count(name))
+    async with asyncio.TaskGroup() as agent._tasks:
+        agent._on_packet(ControllerPacket(2, message))
+    assert not calls and not told(agent)
+    assert agent.life.epoch == 3 and agent.life.is_alone
+
+
+@pytest.mark.parametrize("message", OLD_NEWS, ids=lambda message: type(message).__name__)
+def test_every_packet_names_a_controller_that_there_may_be(message: agent_messages.FromController) -> None:
+    for epoch in (0, -1, agent_messages.MOST_EPOCHS + 1):
+        with pytest.raises(msgspec.DecodeError):
+            agent_messages.decode_from_controller(agent_messages.encode(ControllerPacket(epoch, message)))
+    with pytest.raises(msgspec.DecodeError):
+        agent_messages.decode_from_controller(agent_messages.encode(message))
+    packet = ControllerPacket(1, message)
+    assert agent_messages.decode_from_controller(agent_messages.encode(packet)) == packet

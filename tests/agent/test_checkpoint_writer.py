@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import retention, stored_checkpoints
-from holdfast.checkpoint.manifest import StorageError
-from holdfast.model.state_copy import Doubt, Restore
+from holdfast.checkpoint.storage_errors import StorageError
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_doubt import Doubt
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, launch, snapshot, until, want
 from tests.agent.test_keeper import bench as bench

@@ -12,13 +12,15 @@ import msgspec
 import pytest
 
 from holdfast.agent.snapshots import checkpoint_writer, departure_writer
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, stored_checkpoints
+from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, stored_checkpoints
 from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.manifest import Author, CheckpointPart
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.model.node_errands import FinalState, Leave
-from holdfast.model.state_copy import Doubt, MissedCheckpoint, Restore
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_doubt import Doubt
+from holdfast.model.storage_report import MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, bench, from_own_memory, launch, snapshot, until, want
 
@@ -61,7 +63,7 @@ async def test_the_last_step_goes_to_storage(stored: Stored) -> None:
     await stored.keeper.parting.write_last(last(125), 30)
     [found] = stored_checkpoints.find_checkpoints(stored.storage.url)
     into = bytearray(IMAGE_BYTES)
-    checkpoint_load.read_part(found.url, 0, memoryview(into))
+    checkpoint_reader.read_part(found.url, 0, memoryview(into))
     assert found.step == 125 and bytes(into) == content
     assert stored.said[0] == f"writing step 125 to {stored.storage.url} before the job ends, for 30 s at most"
     assert stored.said[1].startswith(f"step 125 was written to {found.url} in ")
@@ -70,7 +72,7 @@ async def test_the_last_step_goes_to_storage(stored: Stored) -> None:
 async def test_a_write_that_takes_long_is_told_now_and_then(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes one page in a while."""
     monkeypatch.setattr(departure_writer, "_TELL_S", 0.2)
-    plain = checkpoint_save.write_part
+    plain = checkpoint_publication.write_part
 
     def write_slowly(folder: str, rank: int, ranges: Sequence[memoryview], *, pulse: WritePulse) -> CheckpointPart:
         for _ in range(IMAGE_BYTES // 4096):
@@ -78,7 +80,7 @@ async def test_a_write_that_takes_long_is_told_now_and_then(stored: Stored, monk
             pulse.add_bytes(4096)
         return plain(folder, rank, ranges)
 
-    monkeypatch.setattr(checkpoint_save, "write_part", write_slowly)
+    monkeypatch.setattr(checkpoint_publication, "write_part", write_slowly)
     snapshot(await stored.arena(), 125)
     await stored.keeper.parting.write_last(last(125), 30)
     began, *progress, done = stored.said
@@ -174,8 +176,8 @@ async def test_what_a_full_disk_leaves_goes_with_the_next_write(bench: Bench, tm
 
 def staged(url: str, step: int, author: Author) -> str:
     """Begin a write, in the name of another; return its folder's name."""
-    folder = checkpoint_save.staging_folder(url, step, author)
-    checkpoint_save.write_part(folder, 0, [memoryview(b"some")])
+    folder = checkpoint_publication.staging_folder(url, step, author)
+    checkpoint_publication.write_part(folder, 0, [memoryview(b"some")])
     return os.path.basename(folder)
 
 
@@ -281,8 +283,8 @@ async def test_a_later_step_that_others_lack_is_given_up_for_the_last(bench: Ben
     snapshot(arena, 8)
     await until(lambda: (0, 8) in stored.keeper._persisting.under_way)
     writing = asyncio.create_task(stored.keeper.parting.write_last(last(7), 30))
-    folder = checkpoint_save.staging_folder(stored.storage.url, 7, Author(1, "r."))
-    assert await asyncio.to_thread(checkpoint_save.wait_until_begun, folder, None, 20.0)
-    await asyncio.to_thread(checkpoint_save.write_part, folder, 1, [memoryview(b"rank 1's")])
+    folder = checkpoint_publication.staging_folder(stored.storage.url, 7, Author(1, "r."))
+    assert await asyncio.to_thread(checkpoint_publication.wait_until_begun, folder, None, 20.0)
+    await asyncio.to_thread(checkpoint_publication.write_part, folder, 1, [memoryview(b"rank 1's")])
     await writing
     assert stored.steps() == [7]

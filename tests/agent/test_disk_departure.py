@@ -11,11 +11,12 @@ import pytest
 from holdfast.agent.snapshots import checkpoint_writer
 from holdfast.agent.snapshots.arena_table import SnapshotPin
 from holdfast.agent.snapshots.snapshot_disk import _MEND, SnapshotDisk
-from holdfast.checkpoint import checkpoint_save, stored_checkpoints
-from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint import checkpoint_publication, stored_checkpoints
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.model.node_errands import FinalState, Leave
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.peers import Fleet, until
 from tests.agent.test_snapshot_disk import Disked
@@ -256,8 +257,8 @@ async def test_a_part_on_storage_is_no_checkpoint_before_rank_0_has_published_it
     job.save(8)
     url = give_storage(job, 0, 1, 2)
     last = msgspec.structs.replace(LEAVE, last=(FinalState(step=8, ranks=(1,)),), last_s=2.0)
-    folder = checkpoint_save.staging_folder(url, 8, Author(1, "r."))
-    checkpoint_save.write_part(folder, 0, [memoryview(b"rank 0's")])  # and then its node is lost
+    folder = checkpoint_publication.staging_folder(url, 8, Author(1, "r."))
+    checkpoint_publication.write_part(folder, 0, [memoryview(b"rank 0's")])  # and then its node is lost
     keeper = fleet.nodes["b"].keeper
     await keeper.leave_job(last)
     assert keeper._persisting.done == {1: 8} and stored_checkpoints.find_checkpoints(url) == ()

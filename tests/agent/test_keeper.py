@@ -15,18 +15,22 @@ import pytest
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.snapshots import rank_request_notes
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
+from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
+from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_sockets import KeeperSockets
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, stored_checkpoints
+from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, stored_checkpoints
 from holdfast.checkpoint.arena import DUE, STORED, Arena
-from holdfast.checkpoint.manifest import Author, PartFailedError
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.storage_errors import PartFailedError
 from holdfast.core.decoding import from_json
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import LaunchHere
-from holdfast.model.state_copy import LaunchOrigin, Restore, Source
+from holdfast.model.restore_sources import LaunchOrigin, Restore, Source
 from holdfast.wire import rank_keeper_messages
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers, certificate_id, join_ids
+from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
 from holdfast.wire.rank_keeper_messages import (
@@ -147,23 +151,50 @@ def from_own_memory(step: int) -> Restore:
     return Restore(step=step, sources=(Source(rank=0, own=True, nodes=("n0",)),))
 
 
-def test_who_has_left_is_no_peer(tmp_path: Path) -> None:
-    links = KeeperSockets(tmp_path / "k", "r", Organisation(tmp_path / "ca").keys("n0"), "127.0.0.1")
-    guard, shown = links._guard, {"subjectAltName": (("URI", "holdfast:node:b"),), "serialNumber": "0B"}
-    assert guard and guard.accepts_certificate(shown)
-    assert not guard.accepts_certificate({**shown, "subjectAltName": ()}), "it names no node"
-    for revoked in ("0B", "holdfast:node:b"):
-        links.revoked = frozenset({revoked})
-        assert not guard.accepts_certificate(shown)
-    links.revoked = frozenset({"0A", "holdfast:node:a", "holdfast:leaving:a"})
-    assert guard.accepts_certificate(shown) and guard.accepts_caller(shown)
+def shown(node: str, serial: str) -> dict[str, object]:
+    return {"subjectAltName": (("URI", f"holdfast:node:{node}"),), "serialNumber": serial}
+
+
+def listed(*names: tuple[str, str]) -> bytes:
+    return join_ids(certificate_id(node, serial) for node, serial in names)
+
+
+def sockets(folder: Path, keys: KeyFiles | None = None) -> KeeperSockets:
+    return KeeperSockets(folder / "k", "r", keys or Organisation(folder / "ca").keys("n0"), "127.0.0.1")
+
+
+def test_only_whom_the_controller_has_listed_is_a_peer(tmp_path: Path) -> None:
+    links = sockets(tmp_path)
+    guard = links._guard
+    assert guard and not guard.accepts_certificate(shown("b", "0B")), "nobody has told of anybody"
+    links.admit_peers(AdmittedPeers(members=listed(("a", "0A"), ("b", "0B"))))
+    assert guard.accepts_certificate(shown("b", "0B")) and guard.accepts_caller(shown("b", "0B"))
+    assert not guard.accepts_certificate({**shown("b", "0B"), "subjectAltName": ()}), "it names no node"
+    for other in (shown("b", "0A"), shown("b", "0C"), shown("c", "0B")):
+        assert not guard.accepts_certificate(other), "another certificate for the name, or another name for it"
+    links.admit_peers(AdmittedPeers(members=listed(("a", "0A"))))
+    assert not guard.accepts_certificate(shown("b", "0B")) and guard.accepts_certificate(shown("a", "0A"))
 
 
 def test_who_is_leaving_may_be_asked_and_may_not_ask(tmp_path: Path) -> None:
-    links = KeeperSockets(tmp_path / "k", "r", Organisation(tmp_path / "ca").keys("n0"), "127.0.0.1")
-    guard, shown = links._guard, {"subjectAltName": (("URI", "holdfast:node:b"),), "serialNumber": "0B"}
-    links.revoked = frozenset({"holdfast:leaving:b"})
-    assert guard and guard.accepts_certificate(shown) and not guard.accepts_caller(shown)
+    links = sockets(tmp_path)
+    links.admit_peers(AdmittedPeers(members=listed(("a", "0A")), leaving=listed(("b", "0B"))))
+    guard = links._guard
+    assert guard and guard.accepts_certificate(shown("b", "0B")) and not guard.accepts_caller(shown("b", "0B"))
+
+
+def test_a_node_that_was_evicted_stays_so_when_the_agent_restarts_without_a_controller(tmp_path: Path) -> None:
+    keys = Organisation(tmp_path / "ca").keys("n0")
+    older = sockets(tmp_path, keys)
+    older.admit_peers(AdmittedPeers(members=listed(("a", "0A"), ("b", "0B"))))
+    older.admit_peers(AdmittedPeers(members=listed(("a", "0A")), leaving=listed(("c", "0C"))))
+    guard = sockets(tmp_path, keys)._guard
+    assert guard and guard.accepts_caller(shown("a", "0A")), "a peer that was one is one"
+    assert not guard.accepts_certificate(shown("b", "0B"))
+    assert guard.accepts_certificate(shown("c", "0C")) and not guard.accepts_caller(shown("c", "0C"))
+    (tmp_path / "peers.json").write_bytes(b'{"members":"%%')
+    guard = sockets(tmp_path, keys)._guard
+    assert guard and not guard.accepts_certificate(shown("a", "0A")), "nobody, until the controller tells"
 
 
 async def test_a_snapshot_outlives_its_rank(bench: Bench) -> None:
@@ -303,9 +334,9 @@ async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> Non
             await until(lambda: not bench.keeper._persisting.under_way)  # or the next would be left out
     await until(lambda: len(stored_checkpoints.find_checkpoints(storage.url)) == 1)  # older ones go a bit later
     [found] = stored_checkpoints.find_checkpoints(storage.url)
-    assert found.step == 4 and checkpoint_load.verify_checkpoint(found.url) == ()
+    assert found.step == 4 and checkpoint_reader.verify_checkpoint(found.url) == ()
     into = bytearray(IMAGE_BYTES)
-    checkpoint_load.read_part(found.url, 0, memoryview(into))
+    checkpoint_reader.read_part(found.url, 0, memoryview(into))
     assert bytes(into) == content
 
 
@@ -376,8 +407,10 @@ async def test_a_write_that_the_next_generation_ends_is_no_trouble_of_the_storag
 
 async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Bench, tmp_path: Path) -> None:
     storage, author = CheckpointPolicy(url=str(tmp_path / "ckpt"), every_steps=2), Author(1, "r.")
-    two, four = (checkpoint_save.staging_folder(storage.url, step, author) for step in (2, 4))
-    checkpoint_save.write_part(two, 0, [memoryview(b"rank 0's")])  # rank 1's agent is killed before its own is there
+    two, four = (checkpoint_publication.staging_folder(storage.url, step, author) for step in (2, 4))
+    checkpoint_publication.write_part(
+        two, 0, [memoryview(b"rank 0's")]
+    )  # rank 1's agent is killed before its own is there
     bench.keeper.begin_launch(launch(1))
     one = msgspec.structs.replace(want(1), rank=1, world=2)
     arena = await bench.arena(one)
@@ -387,11 +420,11 @@ async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Benc
     successor.begin_generation(author)
     successor.on_want(msgspec.structs.replace(one, storage=storage))
     successor.mark_recalled()
-    waiting = asyncio.create_task(asyncio.to_thread(checkpoint_save.collect_parts, two, 2, 50.0))
+    waiting = asyncio.create_task(asyncio.to_thread(checkpoint_publication.collect_parts, two, 2, 50.0))
     writing = asyncio.create_task(successor.write_snapshot(1, arena, next(iter(arena.list_sealed()))))
     with pytest.raises(PartFailedError):
         await waiting
-    checkpoint_save.write_part(four, 0, [memoryview(b"rank 0's")])
-    assert [part.rank for part in checkpoint_save.collect_parts(four, 2, 20.0)] == [0, 1]
+    checkpoint_publication.write_part(four, 0, [memoryview(b"rank 0's")])
+    assert [part.rank for part in checkpoint_publication.collect_parts(four, 2, 20.0)] == [0, 1]
     await writing
     assert bench.said == [] and successor._unwritten == {1: set()}

@@ -1,9 +1,7 @@
-"""Last words, whatever bytes they are made of; and the bound on what output takes of the disk."""
+"""Last words, whatever bytes they are made of."""
 
 import os
 from pathlib import Path
-
-import pytest
 
 from holdfast.agent.rank import last_words
 
@@ -58,42 +56,3 @@ def test_of_many_short_lines_the_last_ones_count(tmp_path: Path) -> None:
     (tmp_path / "stderr.log").write_text("".join(f"{n}\n" for n in range(50_000)))
     found = last_words.last_words(tmp_path)
     assert (len(found), found[-1]) == (10_000, "49999")
-
-
-def test_rotation_keeps_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "stdout.log"
-    assert not last_words.rotate_file(path, 100), "there is no such file"
-    path.write_bytes(b"a" * 100)
-    assert not last_words.rotate_file(path, 100)
-    with path.open("ab", buffering=0) as writer:  # as a rank holds it
-        writer.write(b"b" * 50)
-        assert last_words.rotate_file(path, 100)
-        assert path.read_bytes() == b""
-        assert (tmp_path / "stdout.log.1").read_bytes() == b"a" * 50 + b"b" * 50
-        writer.write(b"c")
-        assert path.read_bytes() == b"c", "its writers are none the wiser"
-        writer.write(b"d" * 1000)
-        assert last_words.rotate_file(path, 100)
-    assert (tmp_path / "stdout.log.1").read_bytes() == b"d" * 100
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["stdout.log", "stdout.log.1"]
-
-
-def test_rotation_where_there_is_no_room_for_the_old(tmp_path: Path) -> None:
-    path = tmp_path / "stdout.log"
-    path.write_bytes(b"a" * 200)
-    (tmp_path / "stdout.log.1").mkdir()  # cannot be opened for writing, nor removed
-    assert not last_words.rotate_file(path, 100)
-    (tmp_path / "stdout.log.1").rmdir()
-    (tmp_path / "stdout.log.1").symlink_to("/dev/full")
-    assert last_words.rotate_file(path, 100)
-    assert path.read_bytes() == b""
-    assert not (tmp_path / "stdout.log.1").exists()
-
-
-@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, (1 << 20) + 1])
-def test_rotation_of_any_size(tmp_path: Path, size: int) -> None:
-    path = tmp_path / "stderr.log"
-    path.write_bytes(bytes(range(256)) * (size // 256 + 1))
-    before = path.read_bytes()
-    last_words.rotate_file(path, size)
-    assert (tmp_path / "stderr.log.1").read_bytes() == before[len(before) - size :]

@@ -18,6 +18,7 @@ from holdfast.config import WordLimits
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
 from holdfast.logs import catalog_files, user_rows
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages
 from tests.cli.driver import until
@@ -50,11 +51,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[JudgeClient, int]]:
     if pid == 0:
         try:
             ours.close()
-            JudgeProcess(theirs, known).run()
+            JudgeProcess(theirs, known, Masker(hosts=False)).run()
         finally:
             os._exit(0)
     theirs.close()
-    yield JudgeClient(ours), pid
+    yield JudgeClient(ours, Masker(hosts=False)), pid
     ours.close()
     until(lambda: os.waitpid(pid, os.WNOHANG)[0], "the end of a judge that nobody asks any more")
 
@@ -87,6 +88,35 @@ async def test_it_finds_what_we_would_find(bench: tuple[JudgeClient, int], tmp_p
     exit = msgspec.structs.replace(EXIT, words=tuple(BOOM.splitlines()))
     assert found == alarm_of(exit, catalog_files.load_built_in())
     assert found.signature == "python_exception 1 train.py:3"
+
+
+SECRET, TOKEN, KEY = (
+    "correct-horse-battery",
+    "hf_" + "aB3dE5fG7hJ9kL1m",
+    "MIIEow" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY" * 2,
+)
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["judged", "without a judge"])
+async def test_what_an_alarm_quotes_is_masked(bench: tuple[JudgeClient, int], tmp_path: Path, dead: bool) -> None:
+    """A secret of the environment, one that a pattern knows, and the inner lines of a key whose first is cut off."""
+    latched = f"RuntimeError: login with {TOKEN} and {SECRET} failed"
+    lines = [KEY, KEY, "-----END RSA PRIVATE KEY-----", "Traceback (most recent call last):"]
+    lines += ['  File "train.py", line 3, in main', latched]
+    client, pid = bench
+    client._mask.learn([SECRET])
+    if dead:
+        os.kill(pid, signal.SIGKILL)
+    alarm = await client.judge_exit(
+        msgspec.structs.replace(EXIT, latched=latched), said(tmp_path, "\n".join(lines) + "\n")
+    )
+    told = str(alarm)
+    assert not [secret for secret in (SECRET, TOKEN, KEY) if secret in told]
+    assert alarm.reason == "exited with code 1 (RuntimeError: login with <token> and <secret> failed)"
+    assert (alarm.raised, alarm.ranks, alarm.suspects) == ("RuntimeError", (3,), ("n0",))
+    if not dead:
+        assert alarm.evidence[:3] == ("<private key>",) * 3
+        assert alarm.signature.endswith("train.py:3")
 
 
 async def test_words_that_take_for_ever_stop_nobody(

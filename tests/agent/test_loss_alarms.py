@@ -4,7 +4,7 @@ import mmap
 
 import msgspec
 
-from holdfast.agent.rank.loss_alarms import LossReports
+from holdfast.agent.rank.loss_alarms import LossAlarms
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.core.detect.loss_spikes import LossLimits, SpikeRule, policy_hindrance
 from holdfast.core.detect.nonfinite_loss import alarm_of
@@ -14,7 +14,7 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import Ease, LossPolicy
 from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import Loss, StepValues
-from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter
+from holdfast.wire.rank_memory.slot_writer import SLOT_BYTES, SlotWriter
 
 LIMITS = LossLimits(window=32)
 NAN = float("nan")
@@ -43,7 +43,7 @@ class Node:
         self.slots = [SlotWriter(self.arena, index, generation=generation, rank=index) for index in range(2)]
         self.memory = ProgressSlots(2)
         self.memory.arena = self.arena
-        self.losses = LossReports("n0", limits)
+        self.losses = LossAlarms("n0", limits)
 
     def step(self, number: int, *losses: float, own: tuple[float | None, float | None] = (None, None)) -> list[object]:
         for slot, loss, norm in zip(self.slots, losses, own, strict=True):

@@ -7,7 +7,8 @@ from math import isnan
 import pytest
 
 from holdfast.agent.rank.node_beat import make_beat, show_first_step
-from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotReading, SlotWriter, read_slot
+from holdfast.wire.rank_memory.slot_reader import SlotReading, read_slot
+from holdfast.wire.rank_memory.slot_writer import SLOT_BYTES, SlotWriter
 
 
 class Node:

@@ -9,8 +9,9 @@ import pytest
 from holdfast.agent.diagnostics.diagnosis_errands import NodeDiagnosis
 from holdfast.agent.diagnostics.node_rails import find_rails, rail_environment, rails_finding
 from holdfast.core.diagnose.rail_assessment import assess_rails
+from holdfast.model.code_release import Release
 from holdfast.model.node_errands import PairTestHere
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from tests.agent.test_probe_runner import free_port, meeting
 from tests.fleet.places import TEMPLATE
 
@@ -58,7 +59,10 @@ async def run_end(folder: Path, rank: int, port: int, rails: tuple[str, ...]) ->
     def no_ranks(*args: object) -> dict[str, str]:
         raise AssertionError("no rank runs here")
 
-    diagnosis = NodeDiagnosis(TEMPLATE, folder, no_ranks, lambda release: TEMPLATE.entry)
+    async def trusted(release: Release) -> str:
+        return ""
+
+    diagnosis = NodeDiagnosis(TEMPLATE, folder, no_ranks, lambda release: TEMPLATE.entry, trusted)
     # The store of a job outlives each meeting; here the first end of each serves one of its own.
     at = msgspec.structs.replace(meeting(rank, port, deadline_s=30.0), serve=True)
     done = await diagnosis.run_errand(PairTestHere(id=1, meeting=at, rails=rails))

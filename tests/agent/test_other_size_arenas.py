@@ -6,7 +6,7 @@ import pytest
 from holdfast.checkpoint.arena import Arena
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import LaunchHere
-from holdfast.model.state_copy import Restore
+from holdfast.model.restore_sources import Restore
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
 from tests.agent.test_keeper import Bench, bench, launch, snapshot, until, want  # noqa: F401  a fixture
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.agent_clock import SystemClock
-from holdfast.agent.releases.output_return import Homecoming, files_being_written
+from holdfast.agent.releases.output_return import OutputReturn, files_being_written
 from holdfast.wire.releases import release_tree_overlay
 from holdfast.wire.releases.release_tree_overlay import GatheredFiles
 from tests.wire.test_release_tree_overlay import CODE, copied
@@ -22,7 +22,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.root = plant(folder / "proj", CODE)
         self.at, self.index = copied(folder, self.root)
-        self.homecoming = Homecoming(folder / "releases", SystemClock())
+        self.homecoming = OutputReturn(folder / "releases", SystemClock())
         self.now = 0.0
 
     def look(self, after_s: float = 3.0) -> GatheredFiles:

@@ -9,16 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent.snapshots.keeper_notes import NoteFolder
+from holdfast.agent.snapshots.keeper_note_folder import KeeperNoteFolder
 from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PeerLayouts
 from holdfast.checkpoint import peer_server, peer_transport
 from holdfast.checkpoint.keeper_client import StateFetchError, _parse_answer
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode, TransportError
-from holdfast.checkpoint.tls_relay_tickets import RelayTickets
+from holdfast.checkpoint.relayed_push_tickets import RelayTickets
 from holdfast.core.decoding import from_json
+from holdfast.model.copy_aim import Aim
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import Aim
 from holdfast.wire import rank_keeper_messages
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant, StateRequest
@@ -394,7 +394,7 @@ def tell_layout(layouts: PeerLayouts, ask: PeerRequest, content: bytes) -> None:
 
 
 def test_a_layout_is_what_its_digest_says(tmp_path: Path) -> None:
-    layouts, plan = PeerLayouts(NoteFolder(tmp_path)), layout(1, 4, False)
+    layouts, plan = PeerLayouts(KeeperNoteFolder(tmp_path)), layout(1, 4, False)
     ask = PeerRequest(verb="tell", rank=1, layout=plan.digest.hex())
     other = msgspec.msgpack.encode(layout(2, 4, False))
     for content in (bytes(100), other, b"\x80"):

@@ -10,7 +10,7 @@ import pytest
 from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_link, run_probes
 from holdfast.agent.probes import SKIPPED
 from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes
-from holdfast.model.probe import Finding, PairMeeting
+from holdfast.model.probe_findings import Finding, PairMeeting
 from tests.agent.probes import faults
 
 pytestmark = pytest.mark.e2e

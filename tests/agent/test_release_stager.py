@@ -47,12 +47,19 @@ class Desk:
         digest = tree_archive.pack_files(root, kept, self.folder / "archives", ArchiveLimits()).digest
         return Release(number=number, digest=digest, root=str(root), script="train.py")
 
-    def node(self, releases: str = "staged", door: str = "controller.sock", run_file: str | Path = "") -> ReleaseStager:
+    def node(
+        self,
+        releases: str = "staged",
+        door: str = "controller.sock",
+        run_file: str | Path = "",
+        settings: Settings | None = None,
+    ) -> ReleaseStager:
         node: NodeSpec = msgspec.structs.replace(
             TEMPLATE,
             url=f"unix:{self.folder / door}",
             releases=str(self.folder / releases),
             run_file=str(run_file),
+            settings=settings or TEMPLATE.settings,
             entry=EntryPoint(argv=("train.py",), python=sys.executable, zygote=False, cwd=str(self.folder)),
         )
         return ReleaseStager(node, self.folder / "node", ControllerDialer(node), SystemClock(), self.said.append)

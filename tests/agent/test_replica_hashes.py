@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable
-from holdfast.agent.snapshots.keeper_notes import NoteFolder
+from holdfast.agent.snapshots.keeper_note_folder import KeeperNoteFolder
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher, hash_part, shared_parts
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
@@ -51,7 +51,7 @@ class Scene:
         self.next_floor: dict[int, int] = {}
         self._more = asyncio.Event()
         self.hashing = ReplicaHasher(
-            arenas, NoteFolder(folder), ReplicaLimits(every=every), self._tell, next_floor=lambda: self.next_floor
+            arenas, KeeperNoteFolder(folder), ReplicaLimits(every=every), self._tell, next_floor=lambda: self.next_floor
         )
         self.hashing.begin_generation(1)
         self.hashing.on_want(want)

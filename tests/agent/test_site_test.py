@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.agent.diagnostics.site_test import run_site_test
 from holdfast.core.diagnose.probe_assessment import assess_probes
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from tests.cli.driver import until
 
 SOUND = "true"

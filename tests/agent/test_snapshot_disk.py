@@ -14,13 +14,14 @@ import pytest
 
 from holdfast.agent.snapshots.arena_table import SnapshotPin
 from holdfast.agent.snapshots.snapshot_disk import PacedPulse, SnapshotDisk
-from holdfast.checkpoint.disk_state_record import DiskState
-from holdfast.checkpoint.manifest import Author, WriteGivenUpError
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.rank_state_on_disk import DiskState
+from holdfast.checkpoint.storage_errors import WriteGivenUpError
 from holdfast.checkpoint.write_lane import WritePulse
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.lineage import Line, add_launch
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import LaunchOrigin, Restore
+from holdfast.model.restore_sources import LaunchOrigin, Restore
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant, StateRequest
 from tests.agent.peers import Fleet, Trained, image, until
 

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from holdfast.agent.system import snapshot_memory
-from holdfast.checkpoint.arena import arena_bytes
+from holdfast.checkpoint.arena_header import arena_bytes
 from holdfast.config import load
 from holdfast.core.snapshots.memory_grant import MemoryRoom
-from holdfast.model.state_copy import Aim
+from holdfast.model.copy_aim import Aim
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.model.action import HandOver
+from holdfast.model.node_errands import Parking
 from holdfast.wire import survivor_messages, unix_sockets
 from holdfast.wire.holder_messages import (
     ExecRank,
@@ -102,18 +104,23 @@ async def forking(tmp_path: Path) -> AsyncIterator[Survival]:
     await close(made)
 
 
-async def park(bench: Survival, *ranks: int, standing: tuple[int, ...] = ()) -> str:
+async def park(bench: Survival, *ranks: int, standing: tuple[int, ...] = (), hand_over: HandOver | None = None) -> str:
     """Stop the generation; these ranks leave it, and others are ended."""
     park_s = 0.5 if len(ranks) + len(standing) < 2 else 60.0
-    stopping = asyncio.create_task(bench.ranks.stop_ranks(1, 0.0, park_s, standing))
+    stopping = asyncio.create_task(bench.ranks.stop_ranks(1, 0.0, Parking(park_s, standing, hand_over)))
     for rank in (4, 5):
-        assert await bench.lines[rank].hear() == PartOrder(generation=1)
+        assert await bench.lines[rank].hear() == PartOrder(generation=1, hand_over=hand_over)
     for rank in ranks:
         bench.lines[rank].tell(1, parked=True)
     for rank in {4, 5} - {*ranks}:
         assert await bench.hear() == KillRank(key=f"1:{rank}", signal=signal.SIGKILL)
         await bench.end_rank(rank)
     return await bench.swept(stopping)
+
+
+async def test_ranks_are_told_what_to_hand_over_before_they_leave(bench: Survival) -> None:
+    assert await park(bench, 4, 5, hand_over=HandOver(leaving=(5,), within_s=60.0)) == ""
+    assert {key.rank for key in bench.ranks.parked} == {4, 5}
 
 
 KEEP = msgspec.structs.replace(launch_of(2), keep=True)
@@ -236,7 +243,7 @@ async def lose_rank(bench: Survival, rank: int) -> ForkRank:
 
 async def stop_and_keep(bench: Survival) -> "asyncio.Task[str]":
     """The rank that is left is parked, and a launch keeps it; return that launch."""
-    stopping = asyncio.create_task(bench.ranks.stop_ranks(1, 0.0, 60.0))
+    stopping = asyncio.create_task(bench.ranks.stop_ranks(1, 0.0, Parking(60.0, (), None)))
     assert await bench.lines[4].hear() == PartOrder(generation=1)
     bench.lines[4].tell(1, parked=True)
     assert await bench.swept(stopping) == "", "nobody waits for a spare rank to start"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.agent.connection.controller_dialer import ControllerDialer
-from holdfast.agent.releases.torch_compile_cache import CompiledCode
+from holdfast.agent.releases.torch_compile_cache import TorchCompileCache
 from holdfast.config import ReleaseLimits, Settings
 from holdfast.wire.releases.tree_archive import ArchiveError
 from holdfast.wire.run_and_node_specs import CACHE_VARIABLE
@@ -20,14 +20,16 @@ from tests.fleet.places import TEMPLATE
 __all__ = ["desk"]
 
 
-def node(desk: Desk, said: list[str], limit_mb: int = 1, has_ranks: Callable[[], bool] = lambda: False) -> CompiledCode:
+def node(
+    desk: Desk, said: list[str], limit_mb: int = 1, has_ranks: Callable[[], bool] = lambda: False
+) -> TorchCompileCache:
     spec = msgspec.structs.replace(
         TEMPLATE,
         url=f"unix:{desk.folder / 'controller.sock'}",
         compiled=str(desk.folder / "cache"),
         settings=Settings(release=ReleaseLimits(compiled_mb=limit_mb)),
     )
-    return CompiledCode(spec, ControllerDialer(spec), has_ranks, said.append)
+    return TorchCompileCache(spec, ControllerDialer(spec), has_ranks, said.append)
 
 
 def fill(folder: Path) -> dict[str, bytes]:

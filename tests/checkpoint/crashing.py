@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint import direct_io
-from holdfast.checkpoint.checkpoint_load import verify_checkpoint
-from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.checkpoint_publication import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.checkpoint_reader import verify_checkpoint
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
 from holdfast.checkpoint.storage_owner import take_ownership

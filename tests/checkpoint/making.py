@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.checkpoint_publication import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import Author
 
 ME = Author(1)

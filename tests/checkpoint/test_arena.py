@@ -13,17 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.arena import (
-    DUE,
-    POISONED,
-    VERIFIED,
-    Arena,
-    ArenaError,
-    SealedSnapshot,
-    SnapshotName,
-    arena_bytes,
-)
-from holdfast.checkpoint.arena_header import BLOCK_BYTES, SlotHeader, is_alive
+from holdfast.checkpoint.arena import DUE, POISONED, VERIFIED, Arena, ArenaError, SealedSnapshot, SnapshotName
+from holdfast.checkpoint.arena_header import BLOCK_BYTES, SlotHeader, arena_bytes, is_alive
 
 LAYOUT = bytes(range(32))
 IMAGE_BYTES = 40_000

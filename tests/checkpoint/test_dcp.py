@@ -12,11 +12,11 @@ import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, dcp
+from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, dcp
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, arrange_image
-from holdfast.checkpoint.manifest import Author, CorruptError
+from holdfast.checkpoint.image_record_locations import file_of, locate_pieces
+from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.memory_copy import MemoryCopier
-from holdfast.checkpoint.record_locations import file_of, locate_pieces
 from holdfast.checkpoint.state_image import (
     StateError,
     StateImage,
@@ -26,6 +26,7 @@ from holdfast.checkpoint.state_image import (
     item_slices,
     record_sizes,
 )
+from holdfast.checkpoint.storage_errors import CorruptError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 AUTHOR = Author(1, "run")
@@ -85,9 +86,9 @@ def put(folder: Path, made: list[StateImage]) -> str:
 
 
 def published(folder: Path, made: list[StateImage]) -> str:
-    staged = checkpoint_save.staging_folder(str(folder), 7, AUTHOR)
-    parts = [checkpoint_save.write_part(staged, image.layout.rank, share(image)) for image in made]
-    return checkpoint_save.publish_checkpoint(
+    staged = checkpoint_publication.staging_folder(str(folder), 7, AUTHOR)
+    parts = [checkpoint_publication.write_part(staged, image.layout.rank, share(image)) for image in made]
+    return checkpoint_publication.publish_checkpoint(
         str(folder), 7, parts, dcp.encode_metadata([image.layout for image in made]), author=AUTHOR
     )
 
@@ -168,12 +169,12 @@ def test_every_dtype(tmp_path: Path) -> None:
 def test_an_image_is_filled_again_from_the_parts(tmp_path: Path, world: int) -> None:
     made = images(state_of(2), world, replicated(world))
     url = published(tmp_path, made)
-    metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
+    metadata = dcp.decode_metadata(checkpoint_reader.read_metadata(url))
     for image in made:
         pieces = locate_pieces(metadata, image.layout)
         assert pieces is not None and len(pieces) <= 2 * world
         again = bytearray(image.layout.image_bytes)
-        checkpoint_load.read_ranges(url, pieces, memoryview(again))
+        checkpoint_reader.read_ranges(url, pieces, memoryview(again))
         assert bytes(again) == bytes(image.memory)
 
 

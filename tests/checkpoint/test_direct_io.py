@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import direct_io
-from holdfast.checkpoint.manifest import BLOCK_BYTES, WriteGivenUpError, checksum_block
+from holdfast.checkpoint.manifest import BLOCK_BYTES, checksum_block
+from holdfast.checkpoint.storage_errors import WriteGivenUpError
 from holdfast.checkpoint.write_lane import WritePulse
 from tests.checkpoint.making import content, in_pages
 

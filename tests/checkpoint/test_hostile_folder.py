@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.local_storage import LocalStorage
-from holdfast.checkpoint.manifest import MANIFEST, METADATA, StorageError
+from holdfast.checkpoint.manifest import MANIFEST, METADATA
 from holdfast.checkpoint.remote_storage import RemoteStorage
 from holdfast.checkpoint.retention import clean_unpublished
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 
 STEP = "step-00000007"

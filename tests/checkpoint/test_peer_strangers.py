@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import peer_server
-from holdfast.checkpoint.peer_admission import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_server import PeerServer
 from holdfast.checkpoint.peer_transport import (
     PeerKeeper,
@@ -27,7 +27,7 @@ def test_idle_strangers_of_many_hosts_push_out_nobody_who_has_begun(
     monkeypatch.setattr(peer_server, "_PROVE_S", 200.0)
     monkeypatch.setattr(peer_server, "_MOST_LINKS", 8)
     keys = enrol_local_node(CertificateAuthority(tmp_path / "ca"), "n0", tmp_path / "n0")
-    guard, refusal = PeerGuard(keys, lambda serial: True), PeerRefusal("nobody gets this far")
+    guard, refusal = PeerAdmission(keys, lambda node, serial: True), PeerRefusal("nobody gets this far")
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         PeerServer(listener, guard, lambda ask, node: refusal, lambda ask: refusal, 8).start()
@@ -50,7 +50,7 @@ def test_strangers_that_speak_push_out_no_host_that_has_proved_itself(
     monkeypatch.setattr(peer_server, "_PROVE_S", 200.0)
     monkeypatch.setattr(peer_server, "_MOST_LINKS", 8)
     keys = enrol_local_node(CertificateAuthority(tmp_path / "ca"), "n0", tmp_path / "n0")
-    guard, refusal = PeerGuard(keys, lambda serial: True), PeerRefusal("late", RefusalCode.SUPERSEDED)
+    guard, refusal = PeerAdmission(keys, lambda node, serial: True), PeerRefusal("late", RefusalCode.SUPERSEDED)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         PeerServer(listener, guard, lambda ask, node: refusal, lambda ask: refusal, 8).start()

@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 from holdfast.checkpoint import peer_server, peer_transport
-from holdfast.checkpoint.peer_admission import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
 from holdfast.checkpoint.peer_transport import (
     CHUNK_BYTES,
@@ -29,7 +29,7 @@ from holdfast.checkpoint.peer_transport import (
     pull_state,
     push_state,
 )
-from holdfast.checkpoint.tls_relay_process import REVOKED
+from holdfast.checkpoint.relayed_connections import REVOKED
 from holdfast.wire import unix_sockets
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 from holdfast.wire.credentials.mutual_tls import KeyFiles, certificate_serial
@@ -58,7 +58,7 @@ class Keeper:
         self.ends += 1
         self.sealed.set()
 
-    def counts(self, serial: str) -> bool:
+    def counts(self, node: str, serial: str) -> bool:
         self.links += 1
         return self.links <= self.most and self.links not in self.refused_links
 
@@ -100,11 +100,13 @@ def callee(
     else:
         listener, keys = socket.create_server(("127.0.0.1", 0)), enrol_local_node(authority, "a", tmp_path / "a")
         address = listener.getsockname()
-    PeerServer(listener, keys and PeerGuard(keys, keeper.peers.__contains__), keeper.take, keeper.give).start()  # type: ignore[arg-type]
+    PeerServer(
+        listener, keys and PeerAdmission(keys, lambda node, serial: serial in keeper.peers), keeper.take, keeper.give
+    ).start()  # type: ignore[arg-type]
     ours = keys and enrol_local_node(authority, "b", tmp_path / "b")
     if keys and ours:
         keeper.peers.update((serial(ours), serial(keys)))
-    yield PeerKeeper(address, ours and PeerGuard(ours, keeper.peers.__contains__))
+    yield PeerKeeper(address, ours and PeerAdmission(ours, lambda node, serial: serial in keeper.peers))
     listener.close()
 
 
@@ -146,7 +148,7 @@ def test_a_stranger_is_refused(keeper: Keeper, callee: PeerKeeper, tmp_path: Pat
     for keys in (None, other):
         with pytest.raises(TransportError):
             push_state(
-                PeerKeeper(callee.address, keys and PeerGuard(keys, lambda serial: True)),
+                PeerKeeper(callee.address, keys and PeerAdmission(keys, lambda node, serial: True)),
                 ASK,
                 [memoryview(STATE)],
                 BytePacer(0),
@@ -167,7 +169,7 @@ def test_a_certificate_that_counts_no_more(keeper: Keeper, callee: PeerKeeper) -
 def test_state_is_not_given_to_a_node_that_was_evicted(keeper: Keeper, callee: PeerKeeper) -> None:
     if callee.guard is None:
         pytest.skip("on one host there are no certificates")
-    wary = PeerGuard(callee.guard.keys, lambda serial: False)
+    wary = PeerAdmission(callee.guard.keys, lambda node, serial: False)
     with pytest.raises(TransportError, match=REVOKED):
         push_state(PeerKeeper(callee.address, wary), ASK, [memoryview(STATE)], BytePacer(0))
     assert not keeper.asked
@@ -176,30 +178,30 @@ def test_state_is_not_given_to_a_node_that_was_evicted(keeper: Keeper, callee: P
 def test_others_whom_the_users_authority_has_signed(keeper: Keeper, tmp_path: Path) -> None:
     """It may have signed web servers, and nodes of other runs: neither has to do with our state."""
     ours = Organisation(tmp_path / "ca")
-    guard, everybody = PeerGuard(ours.keys("a", "r"), lambda serial: True, "r"), lambda serial: True
+    guard, everybody = PeerAdmission(ours.keys("a", "r"), lambda node, serial: True, "r"), lambda node, serial: True
     with socket.create_server(("127.0.0.1", 0)) as listener:
         PeerServer(listener, guard, keeper.take, keeper.give).start()  # type: ignore[arg-type]
         for node, run in (("", ""), ("b", "theirs")):
-            stranger = PeerGuard(ours.keys(node, run), everybody)
+            stranger = PeerAdmission(ours.keys(node, run), everybody)
             with pytest.raises(TransportError):
                 push_state(PeerKeeper(listener.getsockname(), stranger), ASK, [memoryview(STATE)], BytePacer(0))
         assert not keeper.asked
         for node, run in (("c", ""), ("b", "r")):
-            node_of_ours = PeerKeeper(listener.getsockname(), PeerGuard(ours.keys(node, run), everybody))
+            node_of_ours = PeerKeeper(listener.getsockname(), PeerAdmission(ours.keys(node, run), everybody))
             push_state(node_of_ours, ASK, [memoryview(STATE)], BytePacer(0))
         assert len(keeper.asked) == 2
     for wary in (  # of a node that was evicted, with another certificate for the same name
-        PeerGuard(ours.keys("a"), everybody, is_gone={"b"}.__contains__),
-        PeerGuard(ours.keys("a"), everybody, is_leaving={"b"}.__contains__),
+        PeerAdmission(ours.keys("a"), lambda node, serial: node != "b"),
+        PeerAdmission(ours.keys("a"), everybody, is_leaving=lambda node, serial: node == "b"),
     ):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             PeerServer(listener, wary, keeper.take, keeper.give).start()  # type: ignore[arg-type]
-            evicted = PeerKeeper(listener.getsockname(), PeerGuard(ours.keys("b"), everybody))
+            evicted = PeerKeeper(listener.getsockname(), PeerAdmission(ours.keys("b"), everybody))
             with pytest.raises(TransportError):
                 push_state(evicted, ASK, [memoryview(STATE)], BytePacer(0))
             assert len(keeper.asked) == 2
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        theirs = PeerGuard(ours.keys("a", "theirs"), everybody)
+        theirs = PeerAdmission(ours.keys("a", "theirs"), everybody)
         PeerServer(listener, theirs, keeper.take, keeper.give).start()  # type: ignore[arg-type]
         with pytest.raises(TransportError, match=REVOKED):
             push_state(PeerKeeper(listener.getsockname(), guard), ASK, [memoryview(STATE)], BytePacer(0))
@@ -209,11 +211,11 @@ def test_an_impostor_gets_nothing(keeper: Keeper, authority: CertificateAuthorit
     """A listener where a keeper used to be, with a certificate that nobody here has signed."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = enrol_local_node(CertificateAuthority(tmp_path / "other"), "a", tmp_path / "a")
-        PeerServer(listener, PeerGuard(theirs, lambda serial: True), keeper.take, keeper.give).start()  # type: ignore[arg-type]
+        PeerServer(listener, PeerAdmission(theirs, lambda node, serial: True), keeper.take, keeper.give).start()  # type: ignore[arg-type]
         ours = enrol_local_node(authority, "b", tmp_path / "b")
         with pytest.raises(TransportError, match=r"127\.0\.0\.1:\d+.*CERTIFICATE_VERIFY_FAILED"):
             push_state(
-                PeerKeeper(listener.getsockname(), PeerGuard(ours, lambda serial: True)),
+                PeerKeeper(listener.getsockname(), PeerAdmission(ours, lambda node, serial: True)),
                 ASK,
                 [memoryview(STATE)],
                 BytePacer(0),
@@ -294,10 +296,10 @@ def large(tmp_path: Path, authority: CertificateAuthority) -> Iterator[tuple[Kee
     """Between two hosts, and more than one link carries at once."""
     keeper = Keeper(len(LARGE))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        guard = PeerGuard(enrol_local_node(authority, "a", tmp_path / "a"), keeper.counts)
+        guard = PeerAdmission(enrol_local_node(authority, "a", tmp_path / "a"), keeper.counts)
         PeerServer(listener, guard, keeper.take, keeper.give, 8).start()  # type: ignore[arg-type]
         ours = enrol_local_node(authority, "b", tmp_path / "b")
-        yield keeper, PeerKeeper(listener.getsockname(), PeerGuard(ours, lambda serial: True), relayed=False)
+        yield keeper, PeerKeeper(listener.getsockname(), PeerAdmission(ours, lambda node, serial: True), relayed=False)
 
 
 def test_a_large_pull_goes_by_four_links(large: tuple[Keeper, PeerKeeper]) -> None:

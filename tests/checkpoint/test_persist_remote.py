@@ -13,11 +13,12 @@ import fsspec  # type: ignore[import-untyped]
 import fsspec.implementations.memory  # type: ignore[import-untyped]
 import pytest
 
-from holdfast.checkpoint.checkpoint_load import read_part, read_ranges, verify_checkpoint
-from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
-from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, StorageError, TakenOverError
+from holdfast.checkpoint.checkpoint_publication import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.checkpoint_reader import read_part, read_ranges, verify_checkpoint
+from holdfast.checkpoint.manifest import BLOCK_BYTES, Author
 from holdfast.checkpoint.remote_storage import RemoteStorage
 from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
+from holdfast.checkpoint.storage_errors import StorageError, TakenOverError
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.checkpoint.storage_owner import take_ownership
 from holdfast.checkpoint.stored_checkpoints import find_checkpoints

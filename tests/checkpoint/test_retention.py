@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import storage_owner
-from holdfast.checkpoint.checkpoint_load import verify_checkpoint
-from holdfast.checkpoint.checkpoint_save import staging_folder, write_part
+from holdfast.checkpoint.checkpoint_publication import staging_folder, write_part
+from holdfast.checkpoint.checkpoint_reader import verify_checkpoint
 from holdfast.checkpoint.doubt_notes import UnknownDoubtsError
 from holdfast.checkpoint.local_storage import LocalStorage
-from holdfast.checkpoint.manifest import MANIFEST, Author, StorageError, TakenOverError, WriterProcess, encode_part
+from holdfast.checkpoint.manifest import MANIFEST, Author, WriterProcess, encode_part
 from holdfast.checkpoint.retention import clean_unpublished, find_surplus, retain_checkpoints
+from holdfast.checkpoint.storage_errors import StorageError, TakenOverError
 from holdfast.checkpoint.stored_checkpoints import (
     StoredCheckpoint,
     apply_doubts,
@@ -26,7 +27,7 @@ from holdfast.checkpoint.stored_checkpoints import (
     find_rival,
     mark_doubts,
 )
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 from tests.checkpoint.making import save
 
 ME = Author(2, "run")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from holdfast.checkpoint.manifest import StorageError, WriteGivenUpError
+from holdfast.checkpoint.storage_errors import StorageError, WriteGivenUpError
 from holdfast.checkpoint.write_lane import WriteLane, WritePulse
 
 

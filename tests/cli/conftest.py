@@ -11,6 +11,7 @@ from holdfast.wire import program_fork_server
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import TRAIN, Job
 from tests.cli.page_in_browser import browser, journal  # noqa: F401  fixtures
+from tests.cli.page_journals import written  # noqa: F401  fixture
 from tests.conftest import MARK, job_environment, kill_marked
 
 Start = Callable[..., Job]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from holdfast.cli.commands.report import load_report
+from holdfast.cli.commands.report_command import load_report
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.controller.decider_rebuild import rebuild_decider

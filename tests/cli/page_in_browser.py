@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,33 +14,83 @@ import msgspec
 import pytest
 
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.action import Action, Launch
+from holdfast.model.decider_events import Progress, Ready
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Entry, Progress, Ready
+from holdfast.model.journal_entry import Entry
 from tests.core.test_page_view import simulated
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
 
 def hostile(entry: Entry) -> Entry:
-    """The same entry with a node, an alarm and evidence that a page must not obey, and with a loss."""
+    """The same entry with a node, an alarm and evidence that a page must not obey, with losses and
+    tokens, and with a second release from the second launch on."""
+    actions = tuple(renewed(action) for action in entry.decision.actions)
+    entry = msgspec.structs.replace(entry, decision=msgspec.structs.replace(entry.decision, actions=actions))
     match entry.event:
         case Ready(node="n0"):
             return msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, host=HOSTILE))
         case Alarm() as alarm:
-            told = msgspec.structs.replace(alarm, reason=f"says {HOSTILE}", evidence=(HOSTILE, "\x1b[31mred\u202e"))
-            return msgspec.structs.replace(entry, event=told)
+            said = msgspec.structs.replace(alarm, reason=f"says {HOSTILE}", evidence=(HOSTILE, "\x1b[31mred\u202e"))
+            return msgspec.structs.replace(entry, event=said)
         case Progress(step=step) as progress:
-            return msgspec.structs.replace(entry, event=msgspec.structs.replace(progress, loss=9.0 / (step + 1)))
+            told = msgspec.structs.replace(progress, loss=9.0 / (step + 1), tokens=1000.0 * step)
+            return msgspec.structs.replace(entry, event=told)
     return entry
+
+
+def renewed(action: Action) -> Action:
+    """A launch after the first one with another release."""
+    if not isinstance(action, Launch) or action.generation == 1:
+        return action
+    return msgspec.structs.replace(action, release=msgspec.structs.replace(action.release, number=2))
 
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
-    path = tmp_path / "journal.db"
+    return write_journal(tmp_path / "journal.db", map(hostile, simulated()))
+
+
+def write_journal(path: Path, entries: Iterable[Entry]) -> Path:
     with contextlib.closing(SqliteJournal(path)) as written:
-        for entry in simulated():
-            written.append(hostile(entry), durable=False)
+        for entry in entries:
+            written.append(entry, durable=False)
     return path
+
+
+def watch_faults(page: Any) -> list[str]:
+    """What goes wrong in the page's script from now on."""
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+    return faults
+
+
+def open_view(page: Any, address: str, view: str) -> None:
+    page.goto(address)
+    page.wait_for_selector("h1", timeout=60_000)
+    page.evaluate(f"location.hash = '#/{view}'")
+    page.wait_for_selector(f'nav a[data-view="{view.partition("/")[0]}"][aria-current="page"]')
+    page.wait_for_selector("ol.story li" if "/" in view else "main h1")
+    draw_frames(page)
+
+
+def draw_frames(page: Any) -> None:
+    """Wait until what was changed is drawn."""
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def change_view(page: Any, change: Callable[[dict[str, Any]], object]) -> None:
+    """Have the page get another view than its server sends: one of a live job, where there is only a journal."""
+
+    def show(route: Any) -> None:
+        answer = route.fetch()
+        view = answer.json()
+        change(view["sections"])
+        route.fulfill(response=answer, json=view)
+
+    page.route("**/view", show)
 
 
 @contextlib.contextmanager

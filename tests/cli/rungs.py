@@ -16,8 +16,9 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_view import JobView
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Launch, Replay
-from holdfast.model.event import Entry, Phase
 from holdfast.model.incident_record import Remedy
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, run_command
 from tests.wire.test_release_file_selection import git

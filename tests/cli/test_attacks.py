@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.wire import run_and_node_specs, unix_sockets
 from tests.cli.conftest import Start
@@ -132,7 +132,7 @@ def test_he_calls_at_the_port(watched: Job) -> None:
 
 
 def token(job: Job) -> str:
-    return run_directory.read_token(job.run_dir)
+    return run_dir_secrets.read_token(job.run_dir)
 
 
 def bound(port: int) -> socket.socket:

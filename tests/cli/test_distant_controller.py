@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from holdfast.cli.commands import status
+from holdfast.cli.commands import status_command
 from holdfast.cli.run_dirs.distant_controller import DistantController
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.wire.agent_messages import TOKEN_HEADER
@@ -113,7 +113,7 @@ def test_status_of_an_address_that_does_not_answer(
     (tmp_path / "token").write_text(TOKEN)
     authority = CertificateAuthority(tmp_path / "door").keys.authority
     token = ("--token-file", str(tmp_path / files[0])) if files[0] else ()
-    assert status.main([address, *token, "--cacert", str(authority)]) == code
+    assert status_command.main([address, *token, "--cacert", str(authority)]) == code
     said = capsys.readouterr()
     assert said.err.startswith("holdfast status: ") and said.err.count("\n") == 1 and not said.out
 
@@ -127,7 +127,7 @@ def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytes
             if content:
                 path.write_text(content)
             words = [address, "--token-file", str(tmp_path / "token"), "--cacert", str(path)]
-            assert status.main(words) == 2
+            assert status_command.main(words) == 2
             assert str(path) in capsys.readouterr().err
 
 
@@ -137,10 +137,10 @@ async def test_status_of_an_address(
     port, authority = job
     (tmp_path / "token").write_text(f"{TOKEN}\n")
     words = [f"https://localhost:{port}", "--token-file", str(tmp_path / "token"), "--cacert", str(authority), "--json"]
-    assert await asyncio.to_thread(status.main, words) == 0
+    assert await asyncio.to_thread(status_command.main, words) == 0
     assert json.loads(capsys.readouterr().out) == TOLD
     monkeypatch.delitem(TOLD, "generation")
-    assert await asyncio.to_thread(status.main, words) == 1
+    assert await asyncio.to_thread(status_command.main, words) == 1
     assert f"localhost:{port}" in capsys.readouterr().err, "JSON, but not of holdfast"
 
 

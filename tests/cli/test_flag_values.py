@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.run_flags.run_arguments import UsageError, parse_run_args, resolve_nproc
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.flag_values import resolve_nproc
+from holdfast.cli.run_flags.run_arguments import parse_run_args
 
 
 @pytest.fixture

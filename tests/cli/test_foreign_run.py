@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import COMMANDS, main
-from holdfast.cli.commands import dash, log_diagnosis, sbatch
+from holdfast.cli import main
+from holdfast.cli.command_dispatch import COMMANDS
+from holdfast.cli.commands import dash_command, diagnose_command, sbatch_command
 from holdfast.cli.page.page_sources import RunSource
-from holdfast.cli.run_dirs import private_run_dirs, run_directory, run_selection
+from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_dir_trust, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.run_arguments import parse_run_args
 from holdfast.config import Settings
@@ -62,13 +63,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def published(wanted: str | None, name: str) -> Path:
-    run_dir = run_directory.make_run_dir(wanted, name)
+    run_dir = run_dir_creation.make_run_dir(wanted, name)
     log_dir = str(run_dir / "logs")
     job = JobSpec(run_id=name, min_nodes=1, max_nodes=1)
     spec = RunSpec(
         job=job, entry=EntryPoint(argv=("train.py",)), settings=Settings(), fleet="local", nproc=1, log_dir=log_dir
     )
-    run_directory.publish_run(run_dir, spec)
+    run_dir_creation.publish_run(run_dir, spec)
     (run_dir / "lock").write_text(os.uname().nodename)
     run_selection.remember_run(run_dir)
     return run_dir
@@ -120,7 +121,7 @@ def test_his_link_leads_to_a_run_of_ours(home: Path, tmp_path: Path, capsys: Cap
         link = tmp_path / ("his" if path == "his" else "above")
         refuses(capsys, f"status {tmp_path / path}", f"{link} ", " user nobody")
     with pytest.raises(UsageError, match=rf"{tmp_path}/above .* user nobody"):
-        run_directory.make_run_dir(str(tmp_path / "above" / "new"), "r")
+        run_dir_creation.make_run_dir(str(tmp_path / "above" / "new"), "r")
     assert not (tmp_path / "new").exists()
 
 
@@ -129,7 +130,7 @@ def test_a_group_of_several_and_one_of_ones_own(tmp_path: Path) -> None:
     for group, refused in ((NOBODY, True), (os.getuid(), False)):
         os.chown(tmp_path, -1, group)
         tmp_path.chmod(0o2770)
-        assert bool(private_run_dirs.foreign_reason(tmp_path)) is refused
+        assert bool(run_dir_trust.foreign_reason(tmp_path)) is refused
 
 
 def test_a_link_of_our_own_is_followed(home: Path, tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_link_of_our_own_is_followed(home: Path, tmp_path: Path) -> None:
     (tmp_path / "round").symlink_to("round")
     assert run_selection.find(str(tmp_path / "link")).samefile(own)
     assert run_selection.find(str(home / "newest")).samefile(own)
-    assert private_run_dirs.foreign_reason(tmp_path / "round").endswith(f": {os.strerror(errno.ELOOP)}")
+    assert run_dir_trust.foreign_reason(tmp_path / "round").endswith(f": {os.strerror(errno.ELOOP)}")
 
 
 @as_root
@@ -175,7 +176,7 @@ def test_a_run_of_ours_that_he_has_replaced(home: Path, tmp_path: Path, capsys: 
     assert main(["clean", "--all"]) == 0
     assert (elsewhere / "token").exists()
     with pytest.raises(UsageError, match="another user's"):
-        run_directory.make_run_dir(str(elsewhere), "r")
+        run_dir_creation.make_run_dir(str(elsewhere), "r")
 
 
 @pytest.mark.parametrize("words", ["status {}", "report {}", "clean --dry-run {}", "stop {}", "diagnose {}"])
@@ -206,10 +207,10 @@ def test_what_is_no_run_does_not_hide_one(home: Path, tmp_path: Path, monkeypatc
     first, second = published(str(tmp_path / "a" / "run"), "night-1"), published(str(tmp_path / "b" / "run"), "night-2")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job1").write_text("no journal")
-    assert isinstance(dash._find_source(argparse.Namespace(run="job1", named=None)), RunSource)
+    assert isinstance(dash_command._find_source(argparse.Namespace(run="job1", named=None)), RunSource)
     (tmp_path / "job1").unlink()
     (tmp_path / "job1").mkdir()
-    assert not log_diagnosis._are_files(["job1"]) and log_diagnosis._are_files(["./job1"])
+    assert not diagnose_command._are_files(["job1"]) and diagnose_command._are_files(["./job1"])
     assert run_selection.find("job1") == own
     with pytest.raises(UsageError, match=r"^run .* 2 runs: night-1, night-2; "):
         run_selection.find("run")
@@ -230,7 +231,7 @@ def test_clean_follows_no_link(home: Path, tmp_path: Path, capsys: Capture) -> N
         (run_dir / name).symlink_to(precious)
     before = sorted(precious.rglob("*"))
     main(["clean", "r"])
-    run_directory.forget_secrets(run_dir)
+    run_dir_secrets.forget_secrets(run_dir)
     assert sorted(precious.rglob("*")) == before
     assert not (run_dir / "door").is_symlink() and not (run_dir / "token").exists()
     assert "slurm/s0/keys " in capsys.readouterr().out
@@ -248,7 +249,7 @@ def test_a_batch_script_takes_up_no_run_of_his(home: Path, tmp_path: Path) -> No
     shared.mkdir()
     shared.chmod(0o1777)
     words = ["--nnodes", "1", "--run-dir", str(shared / "run1"), "-m", "this"]
-    script = sbatch.write_script(parse_run_args(["--fleet", "slurm", *words], {}), words, shared / "run1")
+    script = sbatch_command.write_script(parse_run_args(["--fleet", "slurm", *words], {}), words, shared / "run1")
     run_dir = published(str(shared / "run1"), "job1")
     evil = tmp_path / "evil"
     evil.mkdir()

@@ -11,7 +11,7 @@ from tests.cli.driver import Job
 from tests.cli.rungs import CALM, CHAIN, PART, Case, chains, climbed, node_of, reaches, standbys
 from tests.cli.test_run_probing import spoiled
 from tests.cli.test_run_survival import another_controller
-from tests.cli.test_update import fates
+from tests.cli.test_update_command import fates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

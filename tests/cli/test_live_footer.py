@@ -45,6 +45,8 @@ def test_words_of_a_job_that_does_not() -> None:
     assert meter.describe_job(10.0, starts)[1] == "the ranks run"
     restores = starts | {"nodes": [NODE | {"phase": "restore"}, *STATUS["nodes"][1:]]}
     assert meter.describe_job(11.0, restores) == ("starting 1 s", "state is being restored on 1 of 2 nodes")
+    probes = STATUS | {"phase": "probing", "now": "2 of 3 nodes have answered", "ettr": None}
+    assert meter.describe_job(11.5, probes) == ("probing 0 s", "2 of 3 nodes have answered")
     asks = STATUS | {"phase": "held", "asking": "rank 0 failed", "now": "no rank runs"}
     assert meter.describe_job(12.0, asks) == ("held 0 s", "holdfast approve or stop: rank 0 failed  ETTR 97.1 %")
     assert meter.describe_job(14.0, {}) == ("no controller 0 s", "")
@@ -127,6 +129,26 @@ for step in range(1, 100000):
 """
 
 
+def watched(run_dir: Path, env: dict[str, str]) -> None:
+    """`status -w` in another terminal: one screen, in place, that goes on and ends with Ctrl-C."""
+    argv = [sys.executable, "-m", "holdfast", "status", "-w", str(run_dir)]
+    with Terminal(argv, env=env, cwd=run_dir.parent) as terminal:
+        steps: set[str] = set()
+
+        def moves() -> bool:
+            lines = terminal.lines()
+            steps.update(re.findall(r"generation 2, step (\d+)", " ".join(lines)))
+            return len(steps) > 2 and any("rank 0 on n0 was killed" in line for line in lines)
+
+        terminal.until(moves, "three steps of the second generation")
+        assert sum("generation 2" in line for line in terminal.whole_text()) == 1, "in place"
+        terminal.type("\x03")
+        terminal.until(lambda: terminal.process.poll() is not None, "the end")
+        terminal.read()
+        assert terminal.process.returncode == 130
+        assert "Traceback" not in terminal.written.decode()
+
+
 @pytest.mark.slow
 @pytest.mark.e2e
 def test_a_job_on_a_terminal(tmp_path: Path, warm_server: Path, no_orphans: str) -> None:
@@ -150,6 +172,7 @@ def test_a_job_on_a_terminal(tmp_path: Path, warm_server: Path, no_orphans: str)
             footer("^training  step [0-9]+  [0-9.]+ steps/s  ETTR [0-9.]+ %")
             (tmp_path / "kill").touch()
             footer("^training  ", "1 incident, last: rank 0 on n0 was killed")
+            watched(tmp_path / "run", env)
             assert sum(line.startswith("training  ") for line in terminal.whole_text()) == 1, "it leaves no traces"
             terminal.resize(40)  # what was drawn a moment before may wrap, as in every terminal
             terminal.written = b""

@@ -22,14 +22,14 @@ import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 import holdfast
-from holdfast.cli.commands import ckpt, logs, releases, report, status
+from holdfast.cli.commands import ckpt_command, logs_command, releases_command, report_command, status_command
 from holdfast.cli.page.page_sources import RunSource
 from holdfast.cli.run_dirs import run_liveness
 from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.dash.page_feed import PageFeed
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import Job
@@ -62,18 +62,18 @@ def moved(text: str, folder: Path) -> str:
 
 
 def test_its_report(old: Path) -> None:
-    found = report.load_report(old / "ended")
+    found = report_command.load_report(old / "ended")
     assert (found.phase, found.code, found.step, found.generation) == ("done", 0, 20, 2)
     [incident] = found.incidents
     assert (incident.kind, incident.ranks, incident.suspects) == ("crash", (1,), ("n1",))
     assert (incident.good_step, incident.resumed_from, incident.verdict.remedy) == (12, 12, "restart")
     assert sum(span.seconds for span in found.spans) == pytest.approx(found.wall_s)
-    going_on = report.load_report(old / "killed")
+    going_on = report_command.load_report(old / "killed")
     assert (going_on.phase, going_on.code, going_on.generation, len(going_on.incidents)) == ("training", None, 2, 1)
 
 
 def test_what_status_says_of_it(old: Path, capsys: Capture) -> None:
-    assert status.main([str(old / "ended")]) == status.main([str(old / "killed")]) == 1
+    assert status_command.main([str(old / "ended")]) == status_command.main([str(old / "killed")]) == 1
     said = capsys.readouterr().err.splitlines()
     for name, line in zip(("ended", "killed"), said, strict=True):
         assert f"{old}/{name} {run_liveness.ending_text(old / name)}; " in line
@@ -81,7 +81,11 @@ def test_what_status_says_of_it(old: Path, capsys: Capture) -> None:
 
 
 def test_its_releases(old: Path, capsys: Capture) -> None:
-    assert releases.main([str(old / "ended"), "--json"]) == releases.main([str(old / "killed"), "--json"]) == 0
+    assert (
+        releases_command.main([str(old / "ended"), "--json"])
+        == releases_command.main([str(old / "killed"), "--json"])
+        == 0
+    )
     found = zip(capsys.readouterr().out.splitlines(), ("ended", "left"), (20, 13), strict=True)
     for line, fate, steps in found:
         [one] = json.loads(line)["releases"]
@@ -100,9 +104,11 @@ def test_the_story_of_its_incident_has_what_was_printed_before_it(old: Path) -> 
 
 
 def test_its_logs(old: Path, capfd: Capture) -> None:
-    assert logs.main(["logs", str(old / "ended")]) == 0
+    assert logs_command.main(["logs", str(old / "ended")]) == 0
     assert f"[rank 0] step 20\n[rank 0] weights {WEIGHTS}\n" in capfd.readouterr().out
-    assert logs.main(["logs", str(old / "ended"), "--generation", "1", "--rank", "0", "--stream", "stdout"]) == 0
+    assert (
+        logs_command.main(["logs", str(old / "ended"), "--generation", "1", "--rank", "0", "--stream", "stdout"]) == 0
+    )
     assert capfd.readouterr().out.splitlines() == [f"[rank 0] step {step}" for step in range(1, 13)]
 
 
@@ -118,9 +124,9 @@ def test_its_journal_is_replayed(old: Path, run: str, entries: int, phase: Phase
 
 def test_its_checkpoints_are_listed_and_sound(old: Path, capsys: Capture) -> None:
     for folder, step in (("ckpt", 20), ("ckpt-killed", 15)):
-        assert ckpt.main(["ls", str(old / folder), "--json"]) == 0
+        assert ckpt_command.main(["ls", str(old / folder), "--json"]) == 0
         assert [one["step"] for one in json.loads(capsys.readouterr().out)["checkpoints"]] == [step]
-        assert ckpt.main(["verify", str(old / folder)]) == 0
+        assert ckpt_command.main(["verify", str(old / folder)]) == 0
         assert capsys.readouterr().out == f"{old / folder}/step-{step:08d}: sound\n"
 
 

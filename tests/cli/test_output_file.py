@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.commands import live_stacks, sbatch
+from holdfast.cli.commands import sbatch_command, trace_command
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.output_file import replace_file
 from holdfast.logs import user_rows
@@ -43,10 +43,10 @@ def test_no_command_writes_through_a_link(tmp_path: Path, precious: Path, monkey
     for name in ("t.svg", "run.sbatch"):
         (tmp_path / name).symlink_to(precious)
     with pytest.raises(UsageError, match=r"/t\.svg: "):
-        live_stacks._write_svg(tmp_path / "t.svg", "<svg>")
+        trace_command._write_svg(tmp_path / "t.svg", "<svg>")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"/run\.sbatch: "):
-        sbatch._submit("#!/bin/bash", tmp_path / "run")
+        sbatch_command._submit("#!/bin/bash", tmp_path / "run")
     assert precious.read_text() == "work of years"
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.cli import COMMANDS, main
+from holdfast.cli import main
+from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.terminal.prepared_help import PREPARED, print_help
 from tests.conftest import job_environment
 from tests.prepared_command_lines import find_parser, render_lines
@@ -17,7 +18,8 @@ from tests.prepared_command_lines import find_parser, render_lines
 SLOW = ("aiohttp", "asyncio", "cryptography", "fsspec", "msgspec", "numpy", "prometheus_client", "rich", "torch")
 ALL_HELP = """
 import contextlib, io, sys
-from holdfast.cli import COMMANDS, main
+from holdfast.cli import main
+from holdfast.cli.command_dispatch import COMMANDS
 with contextlib.redirect_stdout(io.StringIO()) as shown:
     for command in COMMANDS:
         assert main([command, "--help"]) == 0, command
@@ -69,5 +71,5 @@ def test_help_and_completion_import_nothing_slow() -> None:
     loaded = done.stdout.split()
     assert [name for name in loaded if name.partition(".")[0] in SLOW] == []
     commands = [name for name in loaded if name.startswith("holdfast.cli.commands.")]
-    assert commands == ["holdfast.cli.commands.completion"]
+    assert commands == ["holdfast.cli.commands.completion_command"]
     assert "COLUMNS" not in os.environ

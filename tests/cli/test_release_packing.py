@@ -10,7 +10,7 @@ import pytest
 from holdfast import config
 from holdfast.cli.launch import release_packing
 from holdfast.cli.launch.release_packing import KeptOut
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_secrets
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.controller.access import user_tokens
@@ -256,7 +256,7 @@ def test_secrets_of_holdfast_are_no_part_of_a_release(with_git: bool, tmp_path: 
 
 def test_tokens_that_were_made_for_people_and_nodes_are_no_part_of_a_release(tmp_path: Path, home: Path) -> None:
     """`holdfast token add bob > notes.txt`, in the folder of the script."""
-    token = user_tokens.add_token(run_directory.people_path(), "bob", Right.ADMIN)
+    token = user_tokens.add_token(run_dir_secrets.people_path(), "bob", Right.ADMIN)
     node = f"hf-node.{'0123456789abcdef'}.{'89' * 16}.host1"
     text = {"train.py": "", "notes.txt": f"bob: {token}\n", "conf.yaml": f"token: {node}\n", "sums.txt": "ab" * 16}
     root = plant(tmp_path / "proj", text | {"docs.md": "prints hf-node.ID.SECRET.host1\n"})
@@ -308,7 +308,7 @@ def test_a_home_of_holdfast_in_the_tree_is_known_without_its_newest_run(
 def test_the_secret_of_a_job_is_known_before_its_first_release_is_packed(tmp_path: Path) -> None:
     root = plant(tmp_path / "proj", {"train.py": "", "note.txt": "the token is " + "5ec2e70f" * 4})
     (tmp_path / "run").mkdir()
-    run_directory.write_door_secret(tmp_path / "run", "5ec2e70f" * 4)
+    run_dir_secrets.write_door_secret(tmp_path / "run", "5ec2e70f" * 4)
     apart = release_packing.keep_out(tmp_path / "run", Settings(), None, ())
     begun = release_packing.pack_first_release(entry_of(root), tmp_path / "run", apart, copied=True)
     assert names(tmp_path, begun.release.digest) == {"train.py"}

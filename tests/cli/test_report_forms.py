@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from holdfast.cli import main
-from holdfast.cli.commands.report import load_report
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.commands.report_command import load_report
+from holdfast.cli.run_dirs import run_dir_creation, run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP
 from tests.cli.console_transcript import assert_screens
-from tests.cli.test_report import END, LINES, NO_STEPS, shown_report, write
-from tests.cli.test_report import run_dir as run_dir
+from tests.cli.test_report_command import END, LINES, NO_STEPS, shown_report, write
+from tests.cli.test_report_command import run_dir as run_dir
 from tests.core.test_open_trouble import ASKS, TWO
 
 
@@ -21,9 +21,9 @@ def test_two_runs_beside_each_other(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     write(run_dir, *LINES, *END)
-    other = run_directory.make_run_dir(None, "other")
+    other = run_dir_creation.make_run_dir(None, "other")
     spec = run_directory.read_spec(run_dir)
-    run_directory.publish_run(other, spec)
+    run_dir_creation.publish_run(other, spec)
     write(other, *NO_STEPS)
     assert main(["report", str(run_dir), "--compare", "other"]) == 0
     shown = capsys.readouterr().out

@@ -5,13 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from holdfast.cli.commands import report
+from holdfast.cli.commands import report_command
 from holdfast.cli.terminal.quantity_text import clock_text
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import fold_entries
+from holdfast.model.decider_events import Event, Progress
 from holdfast.model.detector_alarm import Stance
-from holdfast.model.event import Event, Progress
 from tests.cli.conftest import Start
 from tests.cli.driver import TRAIN
 from tests.core.test_ledger_standstill import entries, stands
@@ -26,7 +26,7 @@ def test_the_longest_stalls_are_told_one_by_one() -> None:
         told.append((went_on_at, went_on))
         stood_at = went_on_at
     console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(report.render_report(report_of(fold_entries(entries(*told), stood_at + 1.0))))
+    console.print(report_command.render_report(report_of(fold_entries(entries(*told), stood_at + 1.0))))
     shown = console.export_text()
     lines = [line.strip() for line in shown.splitlines() if "no step from" in line or "shorter" in line]
     where = "all 2 ranks are in load (train.py)"

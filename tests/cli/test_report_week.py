@@ -11,13 +11,14 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.cli.commands import report_week
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_creation
 from holdfast.config import Settings
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Entry, Ready
+from holdfast.model.decider_events import Ready
 from holdfast.model.job_and_seats import Job
+from holdfast.model.journal_entry import Entry
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 from tests.core.test_page_view import simulated
 
@@ -39,11 +40,11 @@ END = ENTRIES[-1].at
 
 
 def write_run(name: str, entries: tuple[Entry, ...]) -> Path:
-    run_dir = run_directory.make_run_dir(None, name)
+    run_dir = run_dir_creation.make_run_dir(None, name)
     job = Job(run_id=name, min_nodes=4, max_nodes=4, standbys=1)
     entry = EntryPoint(argv=("x",))
     run = RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=2, log_dir="/l")
-    run_directory.publish_run(run_dir, run)
+    run_dir_creation.publish_run(run_dir, run)
     with contextlib.closing(SqliteJournal(run_dir / "journal.db")) as journal:
         for one in entries:
             journal.append(one, durable=False)

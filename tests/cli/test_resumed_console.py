@@ -7,8 +7,10 @@ from holdfast.cli.launch import controller_main
 from holdfast.cli.terminal import quantity_text
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Finish
+from holdfast.model.decider_events import Ended, Progress, Successor
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Decision, Ended, Entry, Phase, Progress, Successor
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from tests.cli.console_transcript import assert_screens
 from tests.core.test_open_trouble import ASKS
 from tests.core.transcript import parse

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.cli.run_flags.flag_table import TORCHRUN, UNUSED
-from holdfast.cli.run_flags.run_arguments import RunArgs, StreamChoice, parse_run_args
+from holdfast.cli.run_flags.flag_values import StreamChoice
+from holdfast.cli.run_flags.run_arguments import RunArgs, parse_run_args
 
 # Values for flags whose text has a syntax of its own; any other flag gets one made from its type and choices.
 SAMPLES = {

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
-from holdfast.model.event import Successor
+from holdfast.model.decider_events import Successor
 from holdfast.wire.credentials import mutual_tls
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, gone

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.commands import ls
+from holdfast.cli.commands import ls_command
 from holdfast.cli.launch.journal_and_notes import NotesFolder
-from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
+from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.linux import process_attributes
@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def published(run_dir: Path) -> Path:
     job = Job(run_id="r", min_nodes=1, max_nodes=1)
     run = RunSpec(job=job, entry=EntryPoint(argv=("x",)), settings=Settings(), fleet="local", nproc=1, log_dir="/l")
-    run_directory.publish_run(run_dir, run)
+    run_dir_creation.publish_run(run_dir, run)
     return run_dir
 
 
@@ -50,37 +50,40 @@ def test_variables_that_are_no_text_are_left_out_and_named(
     """One of them made the whole environment unreadable, and no node could start."""
     monkeypatch.setenv("ODD", os.fsdecode(b"\xff\xfe"))
     monkeypatch.setenv("EVEN", "\u00e4")
-    env = run_directory.node_environment(published(run_directory.make_run_dir(None, "r")))
+    env = run_directory.node_environment(published(run_dir_creation.make_run_dir(None, "r")))
     assert "ODD" not in env and env["EVEN"] == "\u00e4"
     assert "UTF-8: ODD\n" in capfd.readouterr().err
 
 
 def test_what_is_secret_is_for_its_owner(home: Path) -> None:
-    run_dir = published(run_directory.make_run_dir(None, "r"))
+    run_dir = published(run_dir_creation.make_run_dir(None, "r"))
     assert run_dir == home / "runs" / "r"
     assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
     for name in ("token", "env.json"):
         assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o600
-    assert len(run_directory.read_token(run_dir)) == 32
+    assert len(run_dir_secrets.read_token(run_dir)) == 32
     assert run_directory.node_environment(run_dir) == make_rank_environment(os.environ)
     assert run_directory.read_spec(run_dir).job.run_id == "r"
 
 
 def test_the_same_id_twice_and_ids_that_are_no_names(home: Path) -> None:
-    first = published(run_directory.make_run_dir(None, "../../my job"))
-    second = published(run_directory.make_run_dir(None, "../../my job"))
+    first = published(run_dir_creation.make_run_dir(None, "../../my job"))
+    second = published(run_dir_creation.make_run_dir(None, "../../my job"))
     assert first == home / "runs" / ".._.._my_job"
     assert second.parent == first.parent and second.name.startswith(first.name + "-")
-    logs = [run_directory.make_log_dir(str(home / "logs"), first, "a/b") for _ in range(2)]
+    logs = [run_dir_creation.make_log_dir(str(home / "logs"), first, "a/b") for _ in range(2)]
     assert len(set(logs)) == 2 and all(log.parent == home / "logs" for log in logs)
-    assert run_directory.make_log_dir(None, first, "a/b") == first / "logs"
+    assert run_dir_creation.make_log_dir(None, first, "a/b") == first / "logs"
 
 
 def test_a_log_directory_that_cannot_be_made_leaves_no_run_directory(home: Path, tmp_path: Path) -> None:
-    run_dir, named = run_directory.make_run_dir(None, "r"), run_directory.make_run_dir(str(tmp_path / "named"), "r")
+    run_dir, named = (
+        run_dir_creation.make_run_dir(None, "r"),
+        run_dir_creation.make_run_dir(str(tmp_path / "named"), "r"),
+    )
     for made in (run_dir, named):
         with pytest.raises(UsageError, match="/proc/xyz"):
-            run_directory.make_log_dir("/proc/xyz", made, "r")
+            run_dir_creation.make_log_dir("/proc/xyz", made, "r")
     assert (run_dir.exists(), named.exists()) == (False, True), "a folder that a person named stays"
 
 
@@ -88,24 +91,24 @@ def test_a_home_that_is_no_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOLDFAST_HOME", "/etc/passwd")
     with pytest.raises(UsageError, match="/etc/passwd"):
         run_directory.find_newest()
-    assert ls.main([]) == 2
+    assert ls_command.main([]) == 2
 
 
 def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:
-    run_dir = published(run_directory.make_run_dir(str(tmp_path / "here"), "r"))
+    run_dir = published(run_dir_creation.make_run_dir(str(tmp_path / "here"), "r"))
     with pytest.raises(UsageError, match="--resume"):
-        run_directory.make_run_dir(str(run_dir), "r")
+        run_dir_creation.make_run_dir(str(run_dir), "r")
     (run_dir / "exit.json").touch()
     with pytest.raises(UsageError, match="has ended; give another --run-dir"):
-        run_directory.make_run_dir(str(run_dir), "r")
+        run_dir_creation.make_run_dir(str(run_dir), "r")
 
 
 def test_finding(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=run_directory.NO_RUN):
         run_selection.find(None)
     by_id, by_path = (
-        published(run_directory.make_run_dir(None, "r")),
-        published(run_directory.make_run_dir(str(tmp_path / "here"), "s")),
+        published(run_dir_creation.make_run_dir(None, "r")),
+        published(run_dir_creation.make_run_dir(str(tmp_path / "here"), "s")),
     )
     run_selection.remember_run(by_id)
     run_selection.remember_run(by_path)
@@ -125,7 +128,10 @@ def test_a_home_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path, monk
 
 
 def test_who_listens(tmp_path: Path) -> None:
-    run_dir, other = published(run_directory.make_run_dir(None, "r")), published(run_directory.make_run_dir(None, "s"))
+    run_dir, other = (
+        published(run_dir_creation.make_run_dir(None, "r")),
+        published(run_dir_creation.make_run_dir(None, "s")),
+    )
     assert run_directory.find_controller(run_dir) is None
     code = "import time; time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code, run_directory.CONTROLLER, str(run_dir), "3"])
@@ -148,7 +154,7 @@ def test_who_listens(tmp_path: Path) -> None:
 
 
 def test_what_is_alive_of_a_run_without_a_controller() -> None:
-    run_dir = published(run_directory.make_run_dir(None, "r"))
+    run_dir = published(run_dir_creation.make_run_dir(None, "r"))
     assert "--resume" not in run_liveness.ending_text(run_dir), "it has only just been made"
     (run_dir / "journal.db").touch()
     assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir), "nobody keeps a controller for it"
@@ -162,7 +168,7 @@ def test_what_is_alive_of_a_run_without_a_controller() -> None:
 
 
 def test_how_a_run_has_ended() -> None:
-    run_dir = published(run_directory.make_run_dir(None, "r"))
+    run_dir = published(run_dir_creation.make_run_dir(None, "r"))
     alive = run_liveness.ending_text(run_dir)
     run_and_node_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
     assert run_liveness.ending_text(run_dir) == "has ended with code 93: enough" and "93" not in alive

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.commands import ckpt
+from holdfast.cli.commands import ckpt_command
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.test_run_state import TRAIN, said
@@ -73,7 +73,7 @@ def test_a_final_state_that_only_disks_have_is_gathered_and_gone_on_from(start: 
     job.ends(0)
     job.run_dir.rename(calm.folder / "first-run")
     [folder] = disk.iterdir()
-    assert ckpt.main(["gather", str(folder), str(store), "--step", "20"]) == 0
+    assert ckpt_command.main(["gather", str(folder), str(store), "--step", "20"]) == 0
     job = start("--nnodes", "2", script=TRAIN, HOLDFAST_STEPS="40", HOLDFAST_STORE=str(store))
     job.ends(0)
     assert said(job, "from") == [["20", "storage"]] * 2

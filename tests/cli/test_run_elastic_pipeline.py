@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.conftest import Start
-from tests.cli.driver import Job
+from tests.cli.driver import Job, run_command
 from tests.cli.elastic_job import POINTS, STRUCK, TRAIN, losses, made_steps, recoveries, strike_at, struck
 from tests.cli.rungs import CALM, QUICK, lose, node_of, reaches, said
 from tests.conftest import job_environment
@@ -167,3 +169,40 @@ def test_a_job_that_has_lost_all_ranks_begins_again_from_files(start: Start, cal
     assert len(struck(job)) == 4
     assert (digests(job), losses(job.folder)) == calm
     assert [step for step, _, generation in made_steps(job.folder) if generation > 1] == [5, 6, 7, 8]
+
+
+@slow
+def test_a_node_that_is_to_leave_hands_over_what_it_alone_holds(start: Start, tmp_path: Path) -> None:
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", *QUICK)
+    asked = json.dumps({"snapshot_every": 0})
+    job = start(*flags, script=TRAIN, HOLDFAST_JOB=asked, HOLDFAST_GATES="[4]", HOLDFAST_STEPS="200")
+    reaches(job, 3)
+    job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby")
+    before, leaving = job.ranks(2), node_of(job, 1)
+    told = run_command("drain", leaving, str(job.run_dir), "--no-wait", folder=job.folder)
+    assert told.returncode == 0, told.stderr
+    job.until(lambda: job.phase() == "pausing", "the order to leave")
+    (job.folder / "go-4").touch()
+    job.ends(0)
+    after = job.ranks(2, generation=2)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False]
+    assert [(one["policy"], one["again"]) for one in recoveries(job)] == [("replace", 0)]
+    steps = [step for step, _, _ in made_steps(job.folder)]
+    assert steps == list(range(1, 201)), "no step is made twice, and none is left out"
+    assert digests(job) == {alone(tmp_path, HOLDFAST_STEPS="200")}
+
+
+@slow
+def test_a_job_that_is_ended_finishes_its_step_and_writes_it(start: Start) -> None:
+    asked = json.dumps({"snapshot_every": 0, "store_every": 1000})
+    job = start(*TWO, *QUICK, script=TRAIN, HOLDFAST_JOB=asked, HOLDFAST_GATES="[4]", HOLDFAST_STEPS="100000")
+    reaches(job, 3)
+    stopping = threading.Thread(target=run_command, args=("stop", str(job.run_dir)), kwargs={"folder": job.folder})
+    stopping.start()
+    job.until(lambda: job.phase() == "ending", "the order to end")
+    (job.folder / "go-4").touch()
+    stopping.join()
+    job.until(lambda: job.process.poll() is not None, "its end")
+    last = max(losses(job.folder))
+    assert last >= 4
+    assert LayerFiles(job.folder / "layers", 6).newest_whole() == last

@@ -6,10 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_secrets
 from holdfast.config import Settings
-from holdfast.model.event import Begin, Decision, Entry, Limits
+from holdfast.model.decider_events import Begin
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
@@ -27,8 +29,8 @@ SMALL, LARGE = "a" * 64, "b" * 64
 
 def made_run_dir(folder: Path) -> Path:
     folder.mkdir()
-    run_directory.write_door_secret(folder, SECRET)
-    run_directory.open_authority(folder)
+    run_dir_secrets.write_door_secret(folder, SECRET)
+    run_dir_secrets.open_authority(folder)
     (folder / "releases").mkdir()
     (folder / "releases" / f"{SMALL}.tar").write_bytes(bytes(range(256)) * 9000)  # of three chunks
     (folder / "releases" / f"{LARGE}.tar").write_bytes(b"too large")
@@ -113,7 +115,7 @@ def test_only_a_run_directory_of_an_older_version_goes_on_without_a_proof(shared
         open_record(run, run_dir, "one", print)
     open_record(older, run_dir, "one", print).journal.close()
     open_record(run, run_dir, "one", print).journal.close()
-    run_directory.forget_secrets(run_dir)
+    run_dir_secrets.forget_secrets(run_dir)
     with pytest.raises(JournalError, match=rf"^{run_dir} .*\bsecret\b"):
         open_record(run, run_dir, "one", print)
     link.close()

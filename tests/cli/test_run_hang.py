@@ -52,6 +52,8 @@ def test_a_stopped_rank_is_named_and_acted_on(start: Start) -> None:
     job.ends(0)
     [record] = job.report().incidents
     assert (record.kind, record.ranks) == ("hang", (3,)) and len(record.evicted) == 1
+    stacks = next(alarm.stacks for alarm in job.alarms(Kind.HANG) if alarm.stance is Stance.ACT)
+    assert stacks[0].count == 4 and "rank 3" in {row.ranks for row in stacks if row.named}, "they stay when it is over"
     assert_transcript(job, "hang")
 
 

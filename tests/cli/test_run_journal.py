@@ -10,7 +10,7 @@ import pytest
 from holdfast.journal.sqlite_journal import SqliteJournal
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, gone
-from tests.cli.test_job_orders import says
+from tests.cli.test_order_commands import says
 
 pytestmark = pytest.mark.e2e
 

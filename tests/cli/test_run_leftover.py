@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
+from holdfast.model.decider_events import Ended
 from holdfast.model.detector_alarm import Kind, Stance
-from holdfast.model.event import Ended
 from tests.cli.conftest import Start
 from tests.cli.driver import gone
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from holdfast.cli.commands.releases import load_releases
+from holdfast.cli.commands.releases_command import load_releases
 from tests.cli.conftest import Start
 from tests.cli.driver import gone
 from tests.cli.rungs import node_of, standbys

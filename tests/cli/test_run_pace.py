@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.record.release_pace import describe_paces
-from holdfast.model.event import WARM_STEPS
+from holdfast.model.decider_events import WARM_STEPS
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
-from tests.cli.test_update import holdfast
+from tests.cli.test_update_command import holdfast
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ from holdfast.cli.terminal.quantity_text import storage_said
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.test_run_state import TRAIN, said
-from tests.cli.test_update import holdfast
+from tests.cli.test_update_command import holdfast
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.e2e

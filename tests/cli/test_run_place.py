@@ -9,7 +9,7 @@ import pytest
 from holdfast.wire.releases import tree_archive
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
-from tests.cli.test_update import age, holdfast
+from tests.cli.test_update_command import age, holdfast
 from tests.conftest import ROOT
 from tests.wire.test_tree_archive import plant
 

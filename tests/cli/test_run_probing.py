@@ -8,7 +8,7 @@ import pytest
 from holdfast.controller.actions.replay_runs import NOT_ALLOWED
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Action, Probe, Replay
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from tests.agent.probes import faults
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, Job
@@ -81,7 +81,8 @@ def test_the_machine_that_computes_wrongly_is_evicted(start: Start, tmp_path: Pa
     calm = start(*flags, script=TRAIN, name="calm", HOLDFAST_STEPS="150")
     calm.ends(0, patience_s=90)
     calm.run_dir.rename(calm.folder / "calm-run")
-    job = start(*flags, script=SICK, probes=True, HOLDFAST_STEPS="150", OWN_SERVER="1", PYTHONPATH=spoiled(tmp_path))
+    more = {"PYTHONPATH": spoiled(tmp_path), "HOLDFAST_STORE": str(tmp_path / "store"), "OWN_SERVER": "1"}
+    job = start(*flags, script=SICK, probes=True, HOLDFAST_STEPS="150", **more)
     job.ends(0, patience_s=200)
     sick = (tmp_path / "sick").read_text()
     incidents = job.report().incidents  # two, or one that took two rounds
@@ -117,7 +118,7 @@ AGAIN = AGAIN.replace("step >= 60", "step >= 15")
 @pytest.mark.slow
 def test_what_no_probe_sees_a_replay_finds(start: Start, tmp_path: Path) -> None:
     flags = ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "1", "--set", "replay.most=2")
-    job = start(*flags, script=AGAIN, probes=True, HOLDFAST_STEPS="60")
+    job = start(*flags, script=AGAIN, probes=True, HOLDFAST_STEPS="60", HOLDFAST_STORE=str(tmp_path / "store"))
     job.ends(0, patience_s=280)
     evicted = [node for record in job.report().incidents for node in record.evicted]
     assert evicted == [(tmp_path / "sick").read_text()]
@@ -140,7 +141,7 @@ ddp = holdfast.attach(""",
 @pytest.mark.slow
 def test_two_halves_name_who_computes_wrongly(start: Start, tmp_path: Path) -> None:
     flags = ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "1", "--set", "replay.most=2")
-    job = start(*flags, script=GRADIENT, probes=True, HOLDFAST_STEPS="60")
+    job = start(*flags, script=GRADIENT, probes=True, HOLDFAST_STEPS="60", HOLDFAST_STORE=str(tmp_path / "store"))
     job.ends(0, patience_s=280)
     last = job.report().incidents[-1]
     sick = (tmp_path / "sick").read_text()

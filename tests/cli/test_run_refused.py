@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import COMMANDS, main
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli import main
+from holdfast.cli.command_dispatch import COMMANDS
+from holdfast.cli.run_dirs import run_dir_creation, run_directory
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
@@ -108,11 +109,11 @@ def test_other_commands_say_what_is_missing(place: Path, command: str, capfd: py
 
 
 def test_a_report_of_a_run_that_never_began(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run_dir = run_directory.make_run_dir(str(place / "new"), "new")
+    run_dir = run_dir_creation.make_run_dir(str(place / "new"), "new")
     job = Job(run_id="new", min_nodes=1, max_nodes=1)
     entry = EntryPoint(argv=("ok.py",))
     run = RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=1, log_dir=str(place))
-    run_directory.publish_run(run_dir, run)
+    run_dir_creation.publish_run(run_dir, run)
     assert str(run_dir) in refused(capfd, "report", "./new")
     (run_dir / "journal.db").write_bytes(b"this is no database" * 100)
     assert "journal.db" in refused(capfd, "report", "./new")

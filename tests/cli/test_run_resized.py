@@ -12,7 +12,7 @@ from holdfast import GlobalBatch, Here
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.rungs import CALM, QUICK, lose, node_of, reaches, said
-from tests.cli.test_report import shown_report
+from tests.cli.test_report_command import shown_report
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 slow = pytest.mark.slow

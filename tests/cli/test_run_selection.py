@@ -15,11 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.cli import COMMANDS, main
-from holdfast.cli.commands import logs
+from holdfast.cli import main
+from holdfast.cli.command_dispatch import COMMANDS
+from holdfast.cli.commands import logs_command
 from holdfast.cli.commands.ls_elsewhere import RunRow
-from holdfast.cli.commands.report import load_report
-from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
+from holdfast.cli.commands.report_command import load_report
+from holdfast.cli.run_dirs import run_dir_creation, run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.model.job_and_seats import Job as JobSpec
@@ -40,11 +41,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def published(wanted: str | None, name: str) -> Path:
-    run_dir = run_directory.make_run_dir(wanted, name)
+    run_dir = run_dir_creation.make_run_dir(wanted, name)
     entry = EntryPoint(argv=("train.py", "--lr", "1"))
     job = JobSpec(run_id=name, min_nodes=1, max_nodes=1)
     log_dir = str(run_dir / "logs")
-    run_directory.publish_run(
+    run_dir_creation.publish_run(
         run_dir, RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=1, log_dir=log_dir)
     )
     run_selection.remember_run(run_dir)
@@ -65,7 +66,7 @@ def test_a_script_is_shown_so_that_it_can_be_found(
     entry: EntryPoint, shown: str, home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = published(None, "r")
-    run_directory.publish_run(run_dir, msgspec.structs.replace(run_directory.read_spec(run_dir), entry=entry))
+    run_dir_creation.publish_run(run_dir, msgspec.structs.replace(run_directory.read_spec(run_dir), entry=entry))
     assert main(["ls"]) == 0
     assert f"  {shown}  started " in capfd.readouterr().out
 
@@ -245,7 +246,7 @@ def test_what_was_rotated_away_is_shown(home: Path, capfd: pytest.CaptureFixture
     run_dir = published(None, "r")
     _printed(run_dir, b"two\n")
     (run_dir / "logs" / "gen-1" / "rank-0" / "stdout.log.1").write_bytes(b"one\n")
-    logs.main(["logs"])
+    logs_command.main(["logs"])
     assert capfd.readouterr().out == "[rank 0] one\n[rank 0] two\n"
 
 

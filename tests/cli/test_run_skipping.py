@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Launch
-from holdfast.model.event import Progress
+from holdfast.model.decider_events import Progress
 from holdfast.model.loss_response import Ease, Skip
 from tests.cli.conftest import Start
 from tests.cli.driver import Job

@@ -11,7 +11,7 @@ from tests.cli.conftest import Start
 from tests.cli.console_transcript import assert_transcript
 from tests.cli.driver import Job, gone
 from tests.cli.rungs import CALM, PATIENCE_S, QUICK, climbed, reaches, said, standbys
-from tests.cli.test_report import shown_report
+from tests.cli.test_report_command import shown_report
 from tests.conftest import job_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

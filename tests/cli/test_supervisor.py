@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.cli.launch.supervisor import StopSignals, Supervisor, _describe_room_wait, _farewell_text
 from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 from holdfast.wire.program_fork_server import ForkServer
 
 

@@ -17,7 +17,7 @@ from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.wire import program_fork_server
 from holdfast.wire.progress_environment import KEEPER
 from holdfast.wire.rank_environment_defaults import make_rank_environment
-from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, open_slot_memory
+from holdfast.wire.rank_memory.slot_writer import SLOT_BYTES, open_slot_memory
 from tests.client.fake_keeper import FakeKeeper
 from tests.conftest import STUB, job_environment
 

@@ -7,7 +7,8 @@ import json
 
 import torch.distributed as dist
 
-from holdfast.checkpoint.manifest import CheckpointPart, StorageError
+from holdfast.checkpoint.manifest import CheckpointPart
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.verified_block_reads import PartPiece, PartReader, check_block
 from holdfast.client.checkpointing import shared_read
 from holdfast.client.checkpointing.rank_collectives import RankWorld

@@ -13,7 +13,7 @@ from holdfast.checkpoint.state_image import StateError
 from holdfast.checkpoint.stored_checkpoints import find_checkpoints, mark_doubts
 from holdfast.client.checkpointing import rival_run
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 from tests.client.conftest import Zygote
 from tests.client.job import OPTIMIZERS, Job, same
 

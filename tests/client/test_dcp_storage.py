@@ -12,9 +12,10 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
-from holdfast.checkpoint import checkpoint_save
+from holdfast.checkpoint import checkpoint_publication
 from holdfast.checkpoint.dcp import Reader, Writer, decode_metadata
-from holdfast.checkpoint.manifest import MANIFEST, CorruptError, TakenOverError
+from holdfast.checkpoint.manifest import MANIFEST
+from holdfast.checkpoint.storage_errors import CorruptError, TakenOverError
 from holdfast.wire.progress_environment import KEEPER
 from tests.client.conftest import ROOT, Ended, Zygote
 from tests.client.fake_keeper import FakeKeeper
@@ -56,14 +57,14 @@ def test_two_writers_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     first, second = Writer(str(tmp_path)), Writer(str(tmp_path))
     torch_dcp.save(state_of(1), checkpoint_id="step-1", storage_writer=first)
     torch_dcp.save(state_of(2), checkpoint_id="step-2", storage_writer=second)
-    collect = checkpoint_save.collect_parts
+    collect = checkpoint_publication.collect_parts
 
     def interrupted(*args: Any) -> Any:
         monkeypatch.undo()
         torch_dcp.save(state_of(4), checkpoint_id="step-4", storage_writer=second)
         return collect(*args)
 
-    monkeypatch.setattr(checkpoint_save, "collect_parts", interrupted)
+    monkeypatch.setattr(checkpoint_publication, "collect_parts", interrupted)
     with pytest.raises(CheckpointException, match=TakenOverError.__name__):
         torch_dcp.save(state_of(3), checkpoint_id="step-3", storage_writer=first)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-0000000{n}" for n in (1, 2, 4)]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from holdfast.client.training.gpu_losses import LossFetches
-from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter, read_slot
+from holdfast.wire.rank_memory.slot_reader import read_slot
+from holdfast.wire.rank_memory.slot_writer import SLOT_BYTES, SlotWriter
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.client.elastic.hand_over_request import HAND_OVER
 from holdfast.client.survival.order_line import OrderLine, Parting
+from holdfast.model.action import HandOver
 from holdfast.wire import survivor_messages, unix_sockets
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
 
@@ -97,6 +99,33 @@ def test_nobody_tells_it(agent: Agent) -> None:
 def test_an_order_for_another_generation_is_none(agent: Agent) -> None:
     agent.tell(PartOrder(generation=7))
     assert not leave(agent, RuntimeError("Connection closed by peer"), 0.2) and not agent.broken.is_set()
+
+
+def test_it_hands_over_first_if_it_makes_steps(agent: Agent) -> None:
+    HAND_OVER.serving = True
+    agent.tell(PartOrder(generation=1, hand_over=HandOver(leaving=(3,), within_s=60.0)))
+    until = time.monotonic() + 60
+    while HAND_OVER.leaving is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert HAND_OVER.leaving == (3,) and not agent.broken.is_set()
+    threading.Timer(0.1, HAND_OVER.finish).start()
+    with pytest.raises(Parting) as caught:
+        compute()
+    assert leave(agent, caught.value) and agent.broken.is_set()
+
+
+def test_a_failure_meanwhile_is_not_waited_for(agent: Agent) -> None:
+    HAND_OVER.serving = True
+    agent.tell(PartOrder(generation=1, hand_over=HandOver(leaving=(3,), within_s=60.0)))
+    assert leave(agent, RuntimeError("Connection closed by peer"), 30.0)
+
+
+def test_a_rank_that_makes_no_steps_leaves_at_once(agent: Agent) -> None:
+    agent.tell(PartOrder(generation=1, hand_over=HandOver(leaving=(3,), within_s=60.0)))
+    with pytest.raises(Parting) as caught:
+        compute()
+    assert leave(agent, caught.value)
+    assert HAND_OVER.leaving is None
 
 
 def test_it_parks_and_goes_on(agent: Agent) -> None:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from holdfast.client.training.parameter_hash import ParameterHash
 from holdfast.client.training.progress import RankProgress
 from holdfast.model.observation import Mark
-from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter, read_entries, read_slot
+from holdfast.wire.rank_memory.slot_reader import read_entries, read_slot
+from holdfast.wire.rank_memory.slot_writer import SLOT_BYTES, SlotWriter
 
 
 @pytest.fixture(autouse=True)

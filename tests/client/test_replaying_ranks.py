@@ -11,7 +11,7 @@ from holdfast.core.replay.majority import GroupResult, ReplayMajority
 from holdfast.core.replay.regrouped_replay import ReplayGroup, ReplayWave
 from holdfast.core.replay.regrouped_session import GroupLaunch, wave_launches
 from holdfast.model.job_and_seats import Seat
-from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES
+from holdfast.wire.rank_memory.slot_writer import SLOT_BYTES
 from holdfast.wire.replay_environment import decode_signatures, replay_variables, signature_path
 from tests.client.conftest import Zygote
 

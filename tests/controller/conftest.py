@@ -32,9 +32,10 @@ from holdfast.controller_interfaces import ControllerPorts
 from holdfast.core.agent_state_machine import Post
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Ended, Order
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Ended, Order, Phase
 from holdfast.model.job_and_seats import Dims, Job
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, Errand
 from holdfast.model.observation import Beat
 from holdfast.wire import agent_messages
@@ -52,6 +53,7 @@ class Agent:
     def __init__(self, ws: aiohttp.ClientWebSocketResponse, node: str) -> None:
         self.ws = ws
         self.node = node
+        self.epoch = 0  # of the newest packet that was heard
         self._seq = 0
 
     async def hello(self, *, generation: int = 0, ready: bool = True, nproc: int = 1) -> None:
@@ -76,9 +78,9 @@ class Agent:
         await self.ws.send_bytes(agent_messages.encode(Post(seq=self._seq, body=body)))
 
     async def hear(self) -> Welcome | Ack | ErrandMessage:
-        heard: Welcome | Ack | ErrandMessage = agent_messages.decode_from_controller(
-            await self.ws.receive_bytes(timeout=10)
-        )
+        packet = agent_messages.decode_from_controller(await self.ws.receive_bytes(timeout=10))
+        self.epoch = packet.epoch
+        heard: Welcome | Ack | ErrandMessage = packet.message  # type: ignore[assignment]
         return heard
 
     async def errand(self) -> Errand:

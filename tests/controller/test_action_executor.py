@@ -26,11 +26,13 @@ from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimit
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.action import Acquire, Action, Dismiss, Launch, Say, Stop
 from holdfast.model.code_release import Release
-from holdfast.model.event import Begin, Limits, Outcome, Ready
+from holdfast.model.decider_events import Begin, Outcome, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job, Seat
 from holdfast.model.node_errands import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Copy, LaunchOrigin, Restore
+from holdfast.model.restore_sources import LaunchOrigin, Restore
+from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage
 from tests.controller.fakes import FakeFleet, FakeStore, MemoryBlockList, MemoryNotes
@@ -54,7 +56,7 @@ class NotedOutbox(asyncio.Queue[bytes]):
         self.node, self.told = node, told
 
     def put_nowait(self, item: bytes) -> None:
-        message = agent_messages.decode_from_controller(item)
+        message = agent_messages.decode_from_controller(item).message
         assert isinstance(message, ErrandMessage)
         self.told.append((self.node, message.errand))
 

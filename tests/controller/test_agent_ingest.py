@@ -13,14 +13,24 @@ from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.copy_aim import Aim
+from holdfast.model.decider_events import Ended, Progress, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat, Mark
-from holdfast.model.state_copy import Aim, MissedCheckpoint
+from holdfast.model.storage_report import MissedCheckpoint
 from holdfast.wire import agent_messages
-from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage, HashReport, ScriptImports, Welcome
+from holdfast.wire.agent_messages import (
+    Ack,
+    AimMessage,
+    ErrandMessage,
+    HashReport,
+    ScriptImports,
+    Welcome,
+)
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
 
 QUICK = Settings(silence=SilenceLimits(beat_s=0.1, silence_s=1.5), recovery=Limits(stop_s=0.5, stop_grace_s=0.0))
@@ -413,7 +423,8 @@ async def test_a_standby_hears_what_the_script_imports(desk_of: Open) -> None:
 
 @pytest.mark.parametrize("modules", [("os; x",), ("",), ("a..b",), ("../x",), ("a\n",), ("x" * 201,), ("m",) * 4097])
 def test_what_is_no_list_of_modules_is_refused(modules: tuple[str, ...]) -> None:
-    packet = agent_messages.encode(ScriptImports(generation=1, modules=modules))
-    for decode in (agent_messages.decode_from_agent, agent_messages.decode_from_controller):
-        with pytest.raises(msgspec.DecodeError):
-            decode(packet)
+    told = ScriptImports(generation=1, modules=modules)
+    with pytest.raises(msgspec.DecodeError):
+        agent_messages.decode_from_agent(agent_messages.encode(told))
+    with pytest.raises(msgspec.DecodeError):
+        agent_messages.decode_from_controller(agent_messages.encode(agent_messages.ControllerPacket(1, told)))

@@ -13,10 +13,11 @@ from holdfast.controller.api import describe_api
 from holdfast.controller.order_admission import NO_SUCH_ORDER
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.record.job_account import TimeUse
+from holdfast.model.decider_events import Progress
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Phase, Progress
+from holdfast.model.job_phase import Phase
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import MissedCheckpoint
+from holdfast.model.storage_report import MissedCheckpoint
 from holdfast.wire import agent_messages
 from tests.controller.conftest import HEADERS, Desk, Open
 

@@ -9,8 +9,9 @@ from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.host_blocking import BlockedHost, BlockLimits
 from holdfast.model.action import Block
-from holdfast.model.event import Phase, Ready
+from holdfast.model.decider_events import Ready
 from holdfast.model.job_and_seats import HostIdentity, Job
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import LaunchHere, Leave
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Hello, Welcome

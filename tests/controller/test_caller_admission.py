@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.controller.access import user_tokens
+from holdfast.controller.access import caller_admission, user_tokens
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import PortAccess, Right, UserToken, make_user_token
 from holdfast.controller.access.enrolment_token_api import TokenMinting
 from holdfast.controller.access.enrolment_tokens import NodeTokens
-from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.access.user_tokens import UserTokenError, UserTokens
 from holdfast.wire.credentials import enrolment_token
+from holdfast.wire.request_rates import RequestRates
 from tests.controller.conftest import Open
 
 MAY = {
@@ -176,6 +176,28 @@ def test_what_is_refused_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pyt
     assert 0 < len(written) < 30_000
     audit.record_order("bob", "here", {"verb": "stop"})
     assert (tmp_path / "audit.log").read_text().splitlines()[-1].count("bob") == 1
+
+
+async def test_a_token_that_asks_without_end_gets_429_and_no_other(
+    desk_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller_admission, "_AT_ONCE", 5.0)
+    monkeypatch.setattr(caller_admission, "_A_SECOND", 0.0)
+    people = tmp_path / "people.json"
+    ann, bob = (user_tokens.add_token(people, name, Right.VIEW) for name in ("ann", "bob"))
+    async with desk_of(port=port(people)) as desk:
+
+        async def ask(token: str) -> tuple[int, str]:
+            answer = await desk.client.get("/api/v1/status", headers=shown(token))
+            return answer.status, await answer.text()
+
+        assert [(await ask(ann))[0] for _ in range(7)] == [200] * 5 + [429] * 2
+        status, text = await ask(ann)
+        assert status == 429 and "phase" not in text
+        assert (await ask(bob))[0] == 200
+        assert (await ask("own"))[0] == 200, "the owner can still stop the job"
+        order = await desk.client.post("/api/v1/orders", json={"verb": "hold"}, headers=shown(ann))
+        assert order.status == 429, "one count for all that it asks"
 
 
 def test_rates() -> None:

@@ -14,19 +14,10 @@ from holdfast.controller.job_clock import SteadyClock
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Acquire, Action, Finish, Launch, Say
-from holdfast.model.event import (
-    Decision,
-    Ended,
-    Entry,
-    Order,
-    Outcome,
-    Phase,
-    Progress,
-    Ready,
-    Successor,
-    Tick,
-)
+from holdfast.model.decider_events import Ended, Order, Outcome, Progress, Ready, Successor, Tick
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from tests.controller.conftest import RELEASE, Open, make
 from tests.controller.fakes import FakeFleet
 

@@ -9,8 +9,10 @@ from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Acquire, Action, Finish, Say
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order
+from holdfast.model.decider_events import Begin, Event, Order
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
+from holdfast.model.journal_entry import Decision, Entry
 
 EVENTS: tuple[Event, ...] = (
     Begin(job=Job(run_id="r", min_nodes=2, max_nodes=2), limits=Limits()),

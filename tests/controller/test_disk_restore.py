@@ -7,10 +7,13 @@ import pytest
 
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.model.action import Acquire, Dismiss, Dismissal, Finish, Launch
-from holdfast.model.event import Limits, Ready
+from holdfast.model.decider_events import Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.node_errands import LaunchHere, Leave
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Copy, Doubt, Restore
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_copy import Copy
+from holdfast.model.state_doubt import Doubt
 from holdfast.wire.agent_messages import Hello
 from tests.controller.fakes import MemoryNotes
 from tests.controller.test_action_executor import LAUNCH, Bench, settle

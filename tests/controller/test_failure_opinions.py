@@ -5,8 +5,8 @@ import msgspec
 from holdfast.controller.failure_opinions import make_alarm, make_diagnosis
 from holdfast.core.record.opinion_requests import JudgedIncident
 from holdfast.model.detector_alarm import OPINION, Alarm, Kind, Stance
-from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.incident_record import Remedy, Verdict
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 CAUSE = Alarm(kind=Kind.CRASH, at=7.0, suspects=("n1",), ranks=(3,), code=1, reason="exited with code 1", generation=2)
 JUDGED = JudgedIncident(number=4, cause=CAUSE, verdict=Verdict(remedy=Remedy.RESTART, reason=""))

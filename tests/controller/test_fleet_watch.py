@@ -10,9 +10,9 @@ from holdfast.config import Settings
 from holdfast.controller_interfaces import FleetRefusal
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.detector_alarm import MACHINE_LOST, Alarm, Kind
-from holdfast.model.event import Phase
-from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
 from tests.controller.conftest import HEADERS, Desk, Open
 from tests.controller.fakes import FakeFleet
 

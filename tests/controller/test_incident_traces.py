@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.controller.incident_traces import IncidentTraces, is_collector_named
 from holdfast.core.record.incident_spans import trace_incident
-from holdfast.model.event import Entry
 from holdfast.model.incident_record import Record, Remedy
+from holdfast.model.journal_entry import Entry
 from tests.core.test_page_view import simulated
 from tests.otlp_collector import Collector, collecting, decoded, words
 
@@ -62,6 +62,36 @@ def test_a_collector_gets_each_incident_as_one_trace(collector: Collector, monke
         (judge,) = (span for span in phases if span.name == "judge")
         assert words(judge.attributes)["holdfast.verdict"] == record.verdict.remedy
     assert crash[0].trace_id != loss[0].trace_id
+
+
+HARM = "\x1b]0;owned\x07\x1b[2J\u202e"
+SECRET, TOKEN = "correct-horse-battery", "hf_" + "aB3dE5fG7hJ9kL1m"
+
+
+def test_a_collector_gets_no_secret_and_nothing_that_a_terminal_obeys(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="no OpenTelemetry: nothing is exported")
+    address = f"http://127.0.0.1:{collector.server_port}"
+    monkeypatch.setenv(ENDPOINT, address)
+    monkeypatch.setenv("HUB_PASSWORD", SECRET)
+    quoted = f"{HARM}no login with {TOKEN} and {SECRET}"
+    entry = closing()[0]
+    record = entry.decision.closed
+    assert record
+    verdict = msgspec.structs.replace(record.verdict, remedy=Remedy.GIVE_UP, reason=quoted)
+    told = msgspec.structs.replace(record, cause=quoted, verdict=verdict)
+    decision = msgspec.structs.replace(entry.decision, closed=told)
+    traces = IncidentTraces("run-7", {ENDPOINT: address})
+    traces.on_entry(msgspec.structs.replace(entry, decision=decision))
+    traces.finish_up(wait_s=120)
+    [(_, _, body)] = collector.bodies
+    assert not [harm for harm in (SECRET, TOKEN, "\x1b", "owned", "\u202e") if harm.encode() in body]
+    root = decoded(body).scope_spans[0].spans[0]
+    clean = "no login with <token> and <secret>"
+    found = words(root.attributes)
+    assert (found["holdfast.cause"], found["holdfast.reason"], root.status.message) == (clean,) * 3
+    assert found["holdfast.nodes"] == list(record.evicted or record.suspects)
 
 
 def test_a_collector_that_refuses_costs_a_line_of_the_log(

@@ -8,9 +8,13 @@ import msgspec
 from holdfast.cli.terminal.quantity_text import storage_said
 from holdfast.controller.actions.action_executor import WITHOUT_GRACE, LaunchPlan
 from holdfast.model.action import Finish
-from holdfast.model.event import Limits, Outcome, StorageReport
+from holdfast.model.decider_events import Outcome
+from holdfast.model.decider_limits import Limits
 from holdfast.model.node_errands import Done, FinalState, Leave, StopHere
-from holdfast.model.state_copy import Copy, Doubt, Restore
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_copy import Copy
+from holdfast.model.state_doubt import Doubt
+from holdfast.model.storage_report import StorageReport
 from tests.controller.test_action_executor import Bench, settle
 
 FINISH = Finish(id=9, code=3, grace_s=0.0, reason="enough")

@@ -1,4 +1,4 @@
-"""What is said of a slow rank: who, and what is known of its machine."""
+"""What is said of a slow rank: who, and what is known of its machine. And what stays of the stacks of a hang."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +9,12 @@ import pytest
 from holdfast.config import Settings
 from holdfast.controller.job_progress_watch import StallWatch
 from holdfast.model.action import Launch
-from holdfast.model.event import Phase
+from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_phase import Phase
 from holdfast.model.observation import Beat, Strain, StrainKind
-from holdfast.model.rank_traces import Arrival
+from holdfast.model.rank_traces import Arrival, Trace
+from tests.core.diagnose.places import process, trace
 
 SLOWED = "slows GPU 2 down for heat or power at 88 °C"
 
@@ -38,3 +40,28 @@ def test_a_slow_gpu_is_named_with_what_slows_its_machine_down(hot: str, said: st
             alarms += [alarm] if alarm else []
     [alarm] = alarms
     assert alarm.ranks == (2,) and alarm.reason.endswith(f" rounds{said}")
+
+
+async def test_the_alarm_of_a_hang_keeps_the_stacks_that_it_was_raised_for() -> None:
+    seats = tuple(Seat(node=f"n{rank}", group_rank=rank, first_rank=rank, nproc=1) for rank in range(4))
+    ranks = [process(rank, node=f"n{rank}", state="T" if rank == 2 else "S") for rank in range(4)]
+
+    async def take_traces(deadline_s: float, nodes: tuple[str, ...]) -> tuple[Trace, ...]:
+        return tuple(trace(*ranks))
+
+    view: Any = SimpleNamespace(
+        phase=Phase.TRAINING, some_ended=False, generation=1, seats=seats, mesh=(), has_ended=lambda node: False
+    )
+    tracing: Any = SimpleNamespace(take_traces=take_traces)
+    now = 100.0
+    watch = StallWatch(Settings(), view, tracing, lambda: now)
+    watch.on_launch(now, Launch(id=1, generation=1, seats=seats))
+    for step in range(1, 20):
+        now += 0.2
+        for seat in seats:
+            watch.on_beat(now, Beat(node=seat.node, generation=1, step=step, at=now, sent=now))
+    now += 60.0
+    [alarm] = await watch.look_at_ranks()
+    assert isinstance(alarm, Alarm) and alarm.stance is Stance.ACT and alarm.ranks == (2,)
+    assert alarm.stacks[0].count == 4
+    assert [row.ranks for row in alarm.stacks if row.named] == ["rank 2"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import urllib.parse
@@ -14,7 +15,7 @@ from aiohttp import ClientSession
 from holdfast.controller.metrics import CAUSES, METRICS, OTHER_CAUSES, limit_causes, render_metrics
 from holdfast.core.record.job_account import UNSETTLED
 from holdfast.model.observation import LinkTraffic
-from holdfast.model.state_copy import MissedCheckpoint
+from holdfast.model.storage_report import MissedCheckpoint
 from tests.controller.conftest import HEADERS, TOKEN, Desk, Open
 from tests.test_docs import ROOT
 
@@ -122,6 +123,7 @@ async def test_a_real_prometheus_reads_them(desk_of: Open, tmp_path: Path, unuse
             process = await asyncio.create_subprocess_exec(*argv, stdout=log, stderr=log)
         try:
             found = await ask_patiently(process, unused_tcp_port, "{__name__=~'holdfast_.*'}")
+            await check_dashboard(process, unused_tcp_port, desk)
         finally:
             process.kill()
             await process.wait()
@@ -129,6 +131,29 @@ async def test_a_real_prometheus_reads_them(desk_of: Open, tmp_path: Path, unuse
         assert len(found) == len(series(desk))
         step = [one["value"][1] for one in found if one["metric"]["__name__"] == "holdfast_step"]
         assert step == [str(desk.controller.reached_step)]
+
+
+async def check_dashboard(process: asyncio.subprocess.Process, port: int, desk: Desk) -> None:
+    """What the dashboard asks has an answer where it asks for what is known, and none elsewhere."""
+    board = dashboard_queries(f"127.0.0.1:{desk.client.port}")
+    known = [query for query in board if is_known(query, {one.partition("{")[0] for one in series(desk)})]
+    assert len(known) > len(board) / 2
+    for query in known:  # rates and increases need a second scrape
+        assert await ask_patiently(process, port, query), query
+    async with ClientSession() as session:
+        for query in set(board) - set(known):
+            assert await ask(session, port, query) == [], f"{query}: what is not known is not shown"
+
+
+def dashboard_queries(instance: str) -> list[str]:
+    """What the dashboard asks, as Grafana would fill it in."""
+    board = json.loads((ROOT / "deploy/grafana/holdfast.json").read_text())
+    found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    return [query.replace("$job", "holdfast").replace("$instance", instance) for query in found]
+
+
+def is_known(query: str, shown: set[str]) -> bool:
+    return set(re.findall(r"holdfast_\w+", query)) <= shown
 
 
 async def ask_patiently(process: asyncio.subprocess.Process, port: int, query: str) -> list[dict[str, Any]]:
@@ -142,7 +167,9 @@ async def ask_patiently(process: asyncio.subprocess.Process, port: int, query: s
 async def ask(session: ClientSession, port: int, query: str) -> list[dict[str, Any]]:
     try:
         async with session.get(f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}") as answer:
-            found: list[dict[str, Any]] = json.loads(await answer.text())["data"]["result"]
-            return found
-    except (OSError, KeyError, ValueError):  # it starts
+            told = json.loads(await answer.text())
+    except (OSError, ValueError):  # it starts
         return []
+    assert told["status"] == "success", told
+    found: list[dict[str, Any]] = told["data"]["result"]
+    return found

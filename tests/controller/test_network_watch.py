@@ -11,9 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.config import Settings
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.health import HealthLimits
+from holdfast.model.decider_events import LinksDown, LinksUp
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import LinksDown, LinksUp, Phase
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
 from holdfast.model.observation import Beat, LinkTraffic, Reach, Strain, StrainKind
 from holdfast.model.rank_traces import Trace
 from holdfast.wire import agent_messages

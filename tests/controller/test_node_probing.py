@@ -10,7 +10,7 @@ from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.model.action import Probe
 from holdfast.model.node_errands import Done, Errand, PairTestHere, ProbeHere
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from tests.controller.fakes import FakeStore, MemoryNotes
 
 NODES = ("a", "b", "c", "d")

@@ -7,7 +7,8 @@ from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
-from holdfast.model.event import Begin, Limits, Ready
+from holdfast.model.decider_events import Begin, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Copy

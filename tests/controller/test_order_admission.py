@@ -8,14 +8,17 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from holdfast.cli.commands.status import render_status
+from holdfast.cli.commands.status_command import render_status
 from holdfast.config import Settings
 from holdfast.controller.order_admission import OrderFault, describe_effect, order_refusal
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
+from holdfast.model.decider_events import Order, OrderVerb
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Entry, Limits, Order, OrderVerb, Phase
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.model.node_errands import Errand, LaunchHere, Leave, StopHere
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
 from tests.core.transcript import parse

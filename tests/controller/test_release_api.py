@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import ReleaseLimits, Settings
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Errand, StageHere
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
 

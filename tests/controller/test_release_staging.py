@@ -7,7 +7,7 @@ import msgspec
 from holdfast.controller.actions.release_staging import NO_ANSWER
 from holdfast.model.action import Stage
 from holdfast.model.code_release import Release
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import Done, StageHere
 from tests.controller.test_action_executor import Bench, settle
 

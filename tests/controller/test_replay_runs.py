@@ -11,7 +11,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.replay.regrouped_replay import ReplayLimits
 from holdfast.model.action import Replay
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import Done, Errand, ReplayHere
 from holdfast.model.replay_task import ReplayResult

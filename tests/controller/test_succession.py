@@ -18,9 +18,10 @@ from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.detect import vanished_ranks
 from holdfast.core.snapshots.node_eviction_bonds import copy_bonds
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.decider_events import Ended, MeshReport, Successor
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Ended, MeshReport, Phase, Successor
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, LaunchHere, StopHere
 from holdfast.model.observation import Beat, Departure
 from holdfast.model.state_copy import Copy
@@ -89,7 +90,7 @@ async def test_an_old_answer_is_not_believed_and_no_generation_comes_twice(tmp_p
         agent = await back(second, 1, 1)
         stop = await agent.hear()
         assert isinstance(stop, ErrandMessage) and isinstance(stop.errand, StopHere), "before it is welcome"
-        assert (stop.errand.generation, stop.epoch) == (1, 2)
+        assert (stop.errand.generation, agent.epoch) == (1, 2)
         copy = Copy(rank=0, step=9, node="a", layout="x", world=1, whole=True)
         await agent.post(Done(id=stop.errand.id, node="a", ok=True, copies=(copy,)))
         launch = await agent.errand()
@@ -113,7 +114,7 @@ async def test_ranks_that_the_journal_knows_are_not_touched(tmp_path: Path) -> N
         assert second.controller.view.phase is Phase.TRAINING
         agent = await back(second, 1, 1)
         welcome = await agent.hear()
-        assert isinstance(welcome, Welcome) and welcome.epoch == 2
+        assert isinstance(welcome, Welcome) and agent.epoch == 2
         await agent.beat(101)
         await second.until(lambda: "a" in second.controller.registry.beats, "a beat")
         assert second.controller.view.phase is Phase.TRAINING
@@ -128,7 +129,7 @@ async def test_nodes_that_know_of_more_than_both_files_are_believed(tmp_path: Pa
         agent = await back(second, 6, 4)
         stop = await agent.hear()
         assert isinstance(stop, ErrandMessage) and isinstance(stop.errand, StopHere) and stop.errand.generation == 6
-        assert (second.controller.epoch, stop.epoch, second.controller.links.epoch) == (5, 5, 5)
+        assert (second.controller.epoch, agent.epoch, second.controller.links.epoch) == (5, 5, 5)
         told, waits = second.said
         [taken] = [event for event in second.events() if isinstance(event, Successor)]
         assert taken.lost is not None and (taken.lost.kept, taken.lost.of, taken.lost.nodes) == (1, 0, ())

@@ -6,7 +6,7 @@ from holdfast.controller.tracker_figures import TrackerFigures
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import Ledger
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import LaunchHere, StopHere
 from holdfast.model.observation import Beat
 from holdfast.wire import agent_messages

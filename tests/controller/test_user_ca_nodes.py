@@ -20,17 +20,20 @@ from holdfast.cli.launch.enrolment_client import (
     introduce_host,
 )
 from holdfast.config import Settings
+from holdfast.controller.access import caller_admission
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import Caller, PortAccess
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
 from holdfast.controller.node_links import NodeLinks
 from holdfast.core.decide.decider import Decider
+from holdfast.model.decider_events import Begin, Order, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Begin, Limits, Order, Ready
 from holdfast.model.job_and_seats import Job
 from holdfast.wire.agent_messages import Welcome
 from holdfast.wire.credentials import enrolment, mutual_tls
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers, certificate_id, join_ids
 from holdfast.wire.credentials.enrolment import CertifiedNode
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
@@ -160,6 +163,20 @@ async def test_a_certificate_of_another_run(ours: Organisation, tmp_path: Path) 
             await desk.introduce(ours.keys("n1"), "theirs")
 
 
+async def test_a_node_that_asks_without_end_is_slowed_and_nobody_else(
+    ours: Organisation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller_admission, "_NODE_AT_ONCE", 3.0)
+    monkeypatch.setattr(caller_admission, "_NODE_A_SECOND", 0.0)
+    one, two = ours.keys("n1"), ours.keys("n2")
+    async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
+        for _ in range(3):
+            assert await linked(desk.dialing(one, "r")) == "n1"
+        with pytest.raises(BrokenLinkError, match="429"):
+            await linked(desk.dialing(one, "r"))
+        assert await linked(desk.dialing(two, "r")) == "n2"
+
+
 async def test_a_certificate_of_another_authority(ours: Organisation, tmp_path: Path) -> None:
     theirs = Organisation(tmp_path / "theirs").keys("n1")
     stranger = KeyFiles(theirs.key, theirs.certificate, ours.keys("n1").authority)
@@ -192,7 +209,7 @@ async def test_others_who_play_the_controller(ours: Organisation, tmp_path: Path
                 await linked(desk.dialing(ours_here, "r"))
 
 
-async def test_nodes_are_told_who_has_left(desk_of: Open) -> None:
+async def test_nodes_are_told_whose_certificates_count(desk_of: Open) -> None:
     """By the serial of its certificate, and by name: the user's authority may have signed it another."""
     async with desk_of(LARGE) as desk:
         certificates, links = desk.built.certificates, desk.built.links
@@ -202,7 +219,8 @@ async def test_nodes_are_told_who_has_left(desk_of: Open) -> None:
         agent = await desk.link("a")
         await agent.hello()
         welcome = await agent.hear()
-        assert isinstance(welcome, Welcome) and welcome.revoked == ("0B", "holdfast:node:b")
+        listed = join_ids((certificate_id("a", "0A"), certificate_id("c", "0C")))
+        assert isinstance(welcome, Welcome) and welcome.peers == AdmittedPeers(members=listed)
         assert not any(certificates.is_valid(node, "0B") for node in ("a", "b"))
         assert certificates.is_valid("c", "0C")
         assert links.is_linked("a") and not links.is_linked("c")

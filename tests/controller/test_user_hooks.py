@@ -16,7 +16,10 @@ from aiohttp.test_utils import TestServer
 from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.controller.user_hooks import UserHooks
 from holdfast.core.record.hook_notices import HookLimits, JobStanding
-from holdfast.model.event import Decision, Entry, Phase, Tick
+from holdfast.model.code_release import Fate, Release
+from holdfast.model.decider_events import Tick
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from tests.core.test_hook_notices import FINISH, GAVE_UP, RECORD
 
 CLOSED = Decision(phase=Phase.TRAINING, closed=RECORD)
@@ -93,6 +96,43 @@ async def test_a_command_gets_the_notice_and_variables(tmp_path: Path) -> None:
     assert msgspec.convert(got["incident"], type(RECORD)) == RECORD
     assert (tmp_path / "variables").read_text() == f"incident|{RECORD.sentence}|3|{tmp_path}\n"
     assert teller.said == []
+
+
+HARM = "\x1b]52;c;ZWNobyBoaQ==\x07\x1b[2J\u202e"  # the clipboard, the screen, the direction of reading
+SECRET, TOKEN = "correct-horse-battery", "hf_" + "aB3dE5fG7hJ9kL1m"
+QUOTED = f"rank 0 failed: {HARM}no login with {TOKEN} and {SECRET}"
+CLEAN = "rank 0 failed: no login with <token> and <secret>"
+
+
+@pytest.mark.parametrize("form", ["json", "slack"])
+async def test_nobody_outside_gets_a_secret_or_what_a_terminal_obeys(tmp_path: Path, form: str) -> None:
+    """Of an older journal, whose alarms were not masked; a release brought the secret into the environment."""
+    verdict = msgspec.structs.replace(RECORD.verdict, reason=QUOTED)
+    record = msgspec.structs.replace(RECORD, cause=QUOTED, sentence=QUOTED, verdict=verdict)
+    release = Release(number=2, digest="ab" * 32, env={"HUB_PASSWORD": SECRET, "LR": "0.25"}, who="ann@example.org")
+    standing = JobStanding(fates={2: Fate.REFUSED}, told={2: QUOTED}, known={2: release})
+    inbox = Inbox()
+    command = "cat >> got.json; echo >> got.json; env -0 >> variables"
+    async with serving(inbox) as url, telling(tmp_path, command=command, url=url, format=form, least_s=0.0) as teller:
+        teller.hear(msgspec.structs.replace(CLOSED, closed=record), standing)
+        await until(lambda: inbox.got, "the first notice")
+        teller.hear(msgspec.structs.replace(CLOSED, closed=record), standing)
+    left = (tmp_path / "got.json").read_text(), (tmp_path / "variables").read_text(), json.dumps(inbox.got)
+    for told in left:
+        assert CLEAN in told or CLEAN.replace("<", "&lt;").replace(">", "&gt;") in told
+        assert not [harm for harm in (SECRET, TOKEN, "ZWNo", "\x1b", "\\u001b", "\u202e", "\\u202e") if harm in told]
+    notices = [json.loads(line) for line in left[0].splitlines()]
+    refused = next(notice for notice in notices if notice["release"])
+    assert refused["release"]["env"] == {"HUB_PASSWORD": "...", "LR": "..."}
+    assert refused["owner"] == refused["release"]["who"] == "ann@example.org", "it is told whose release it was"
+    assert teller.said == []
+
+
+async def test_what_a_hook_says_is_masked_in_our_log(tmp_path: Path) -> None:
+    async with telling(tmp_path, command=f"echo no {TOKEN}; exit 3", least_s=0.0) as teller:
+        teller.hear()
+        await until(failed(teller, 1), "a failure")
+    assert len(teller.said) == 1 and ": no <token>; " in teller.said[0]
 
 
 async def test_the_end_is_told_at_once_with_its_code(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from holdfast.core.agent_state_machine import (
 )
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog_files
+from holdfast.model.decider_events import Ended
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Ended
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Exit

@@ -7,9 +7,12 @@ from holdfast.core.record.job_ending import UNSTORED
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.snapshots.checkpoint_reports import StorageWatch
 from holdfast.model.action import Finish
-from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Limits, Outcome, Phase, StorageReport
+from holdfast.model.decider_events import Begin, Ended, Event, Outcome
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
-from holdfast.model.state_copy import MissedCheckpoint
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
+from holdfast.model.storage_report import MissedCheckpoint, StorageReport
 
 MISSED = MissedCheckpoint(step=30, why="step 30 was not written: it is full")
 

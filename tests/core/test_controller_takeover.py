@@ -6,8 +6,10 @@ from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Action, Finish, Launch, Say, Stop
-from holdfast.model.event import Begin, Limits, Lost, Outcome, Phase, Progress, Ready, Successor, Tick
+from holdfast.model.decider_events import Begin, Lost, Outcome, Progress, Ready, Successor, Tick
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
 
 JOB = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
 

@@ -11,26 +11,26 @@ from hypothesis import strategies as st
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Acquire, Action, Launch, Say, Stop
-from holdfast.model.detector_alarm import SWITCH, Alarm, Kind
-from holdfast.model.event import (
+from holdfast.model.decider_events import (
     Begin,
     Ended,
-    Entry,
     Event,
-    Limits,
     LinksDown,
     LinksUp,
     MeshReport,
     Order,
     OrderVerb,
     Outcome,
-    Phase,
     Progress,
     Ready,
     Tick,
 )
-from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
+from holdfast.model.decider_limits import Limits
+from holdfast.model.detector_alarm import SWITCH, Alarm, Kind
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.sim.invariants import InvariantWatch
 
 NODES = [f"n{i}" for i in range(6)]

@@ -7,10 +7,12 @@ import pytest
 
 from holdfast.core.membership.standbys import Standbys
 from holdfast.model.action import Action, Dismiss, Dismissal, Probe
+from holdfast.model.decider_events import Order, Outcome, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Limits, Order, Outcome, Phase, Ready
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
 from tests.core.test_fleet_news import Play, up
 
 

@@ -3,8 +3,8 @@
 import msgspec
 
 from holdfast.core.decide.distrusted_saved_states import DoubtfulStates
-from holdfast.model.event import Progress
-from holdfast.model.state_copy import Doubt
+from holdfast.model.decider_events import Progress
+from holdfast.model.state_doubt import Doubt
 
 
 def went_on_from(step: int, counted: bool = False) -> Progress:

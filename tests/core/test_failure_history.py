@@ -9,8 +9,9 @@ from holdfast.core.incident.open_incident import open_incident
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Progress
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Limits, Progress
 from holdfast.model.job_and_seats import Job, Seat
 
 

@@ -5,7 +5,10 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.ledger import Ledger
 from holdfast.model.action import Acquire, Dismiss, Finish, Launch
-from holdfast.model.event import Entry, Event, Limits, Order, Outcome, Phase, Successor
+from holdfast.model.decider_events import Event, Order, Outcome, Successor
+from holdfast.model.decider_limits import Limits
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from tests.core.test_fleet_news import LIMITS, Play, up
 
 RESUME = Order(verb="resume", who="holdfast run --resume")

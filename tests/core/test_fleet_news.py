@@ -10,9 +10,11 @@ from holdfast.core.detect.silence import gone_alarm
 from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.standbys import LONGEST_RETRY_S, RETRY_S
 from holdfast.model.action import Action, Block, Dismiss, Finish, Launch, Probe, Say, Stop
-from holdfast.model.event import Begin, Event, Limits, Outcome, Phase, Progress, Ready, Tick
-from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
+from holdfast.model.decider_events import Begin, Event, Outcome, Progress, Ready, Tick
+from holdfast.model.decider_limits import Limits
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import HostIdentity, Job
+from holdfast.model.job_phase import Phase
 
 GONE = FleetNode(state=FleetState.GONE, reason="NODE_FAIL", failed=True)
 LIMITS = Limits(ready_s=100.0, wait_s=600.0, leave_s=120.0)

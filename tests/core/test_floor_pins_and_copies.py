@@ -25,7 +25,7 @@ from holdfast.core.snapshots.floor_pins_and_copies import (
     SnapshotsListed,
     UnpinSnapshot,
 )
-from holdfast.model.state_copy import Aim, Half
+from holdfast.model.copy_aim import Aim, Half
 
 
 def snap(step: int, rank: int = 0, generation: int = 1, arena: int = 1) -> OwnSnapshot:

@@ -13,10 +13,12 @@ from holdfast.core.record.hook_notices import (
 )
 from holdfast.model.action import Finish
 from holdfast.model.code_release import Fate, Release
+from holdfast.model.decider_events import Event, Order, Outcome, Tick
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Decision, Entry, Event, Order, Outcome, Phase, StorageReport, Tick
 from holdfast.model.incident_record import Record, Remedy, Verdict
-from holdfast.model.state_copy import MissedCheckpoint
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
+from holdfast.model.storage_report import MissedCheckpoint, StorageReport
 
 RECORD = Record(
     number=3, generation=1, cause="x", kind="crash", klass="", verdict=Verdict(remedy=Remedy.RESTART, reason="x"),

@@ -5,8 +5,8 @@ import pytest
 from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.membership.host_blocking import BlockedHost, HostFaults, lift_entries, matching_entry
 from holdfast.model.action import Block
+from holdfast.model.decider_events import Ready
 from holdfast.model.detector_alarm import MACHINE_LOST, Alarm, Kind
-from holdfast.model.event import Ready
 from holdfast.model.job_and_seats import HostIdentity
 
 ENTRY = BlockedHost(host="h1", id="id1", gpus=("GPU-1", "GPU-2"), reason="bad", run_id="r", at=0.0, until=100.0)

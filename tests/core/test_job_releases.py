@@ -2,7 +2,7 @@ from itertools import count
 
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.code_release import Fate, Release
-from holdfast.model.event import Order, Outcome, Progress
+from holdfast.model.decider_events import Order, Outcome, Progress
 
 NODES = ("a", "b")
 

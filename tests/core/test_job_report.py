@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from holdfast.cli.commands.report import render_report
+from holdfast.cli.commands.report_command import render_report
 from holdfast.core.detect.nonfinite_loss import BAD_LOSS
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of

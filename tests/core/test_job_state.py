@@ -11,8 +11,9 @@ from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.incident.open_incident import open_incident
+from holdfast.model.decider_events import Progress
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Phase, Progress
+from holdfast.model.job_phase import Phase
 
 PACKAGE = Path(__file__).parents[2] / "holdfast"
 DECIDE = PACKAGE / "core" / "decide"

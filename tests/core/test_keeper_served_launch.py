@@ -5,7 +5,8 @@ import msgspec
 from holdfast.core.snapshots.keeper_served_launch import read_launch
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import LaunchHere
-from holdfast.model.state_copy import Doubt, LaunchOrigin, Restore, Source
+from holdfast.model.restore_sources import LaunchOrigin, Restore, Source
+from holdfast.model.state_doubt import Doubt
 
 OWN = Source(rank=2, own=True, nodes=("n1",))
 LAUNCH = LaunchHere(

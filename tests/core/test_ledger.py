@@ -10,9 +10,12 @@ from holdfast.core.record.job_account import HOLDS, PLANNED, START_AND_END, UNSE
 from holdfast.core.record.ledger import Ledger, fold_entries
 from holdfast.model.action import Launch
 from holdfast.model.code_release import Release
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Phase, Progress, Tick
+from holdfast.model.decider_events import Begin, Event, Progress, Tick
+from holdfast.model.decider_limits import Limits
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Job, Seat
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from tests.core.transcript import parse
 
 

@@ -4,8 +4,8 @@ from holdfast.core.incident.incident_text import lost_steps
 from holdfast.core.record.job_account import START_AND_END
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import fold_entries
-from holdfast.model.event import Phase
 from holdfast.model.incident_record import Record, Remedy, Verdict
+from holdfast.model.job_phase import Phase
 from tests.core.test_ledger import NEW, Book
 from tests.core.transcript import Scenario
 

@@ -6,8 +6,9 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Say
+from holdfast.model.decider_events import Event, Order, Outcome, Progress
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
-from holdfast.model.event import Entry, Event, Order, Outcome, Progress
+from holdfast.model.journal_entry import Entry
 from tests.core.test_ledger import START, account, spans
 from tests.core.transcript import parse
 

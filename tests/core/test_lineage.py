@@ -8,7 +8,9 @@ from holdfast.core.snapshots import lineage
 from holdfast.core.snapshots.lineage import Line, add_launch, bans_before, find_maker, is_of_line, list_heads
 from holdfast.core.snapshots.restore_choice import choose_known_restore
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import Copy, Doubt, LaunchOrigin
+from holdfast.model.restore_sources import LaunchOrigin
+from holdfast.model.state_copy import Copy
+from holdfast.model.state_doubt import Doubt
 
 
 class World:

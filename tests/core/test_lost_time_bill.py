@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from holdfast.cli.commands.report import render_report
+from holdfast.cli.commands.report_command import render_report
 from holdfast.core.record.job_account import CAUSES, START_AND_END, Span, TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.lost_time_bill import draw_bill

@@ -18,8 +18,8 @@ from holdfast.core.agent_state_machine import (
     RememberDone,
     SendPost,
 )
+from holdfast.model.decider_events import Ended
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Ended
 from holdfast.model.node_errands import Done, Errand, LaunchHere, Leave, StopHere
 from tests.core.test_agent_state_machine import exited, judged, launch, life, stop
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.decide.ongoing_planned_restart import Pause
-from holdfast.model.event import Progress
+from holdfast.model.decider_events import Progress
 
 
 def step(number: int, at: float, *, counted: bool = False, first: int = 1) -> Progress:

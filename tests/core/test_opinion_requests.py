@@ -1,9 +1,10 @@
 """Which incidents are worth a question: those with last words that the rules are unsure of, and not too many."""
 
 from holdfast.core.record.opinion_requests import MOST, WITHIN_S, FailureOutcome, FailureQuestions, JudgedIncident
+from holdfast.model.decider_events import Tick
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Decision, Entry, Tick
 from holdfast.model.incident_record import Record, Remedy, Verdict
+from holdfast.model.journal_entry import Decision, Entry
 
 RESTART = Verdict(remedy=Remedy.RESTART, reason="once")
 

@@ -10,7 +10,8 @@ from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.page_view import PageFold, PageView
 from holdfast.model.action import Probe
-from holdfast.model.event import Entry, Outcome, Progress
+from holdfast.model.decider_events import Outcome, Progress
+from holdfast.model.journal_entry import Entry
 from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import FaultRates, NodeLoss, RankCrash
 from holdfast.sim.job_world import SimSetup

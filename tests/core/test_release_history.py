@@ -5,8 +5,11 @@ from holdfast.core.record.release_history import ReleaseChapter, ReleaseHistory,
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.action import Action, Launch, Stage
 from holdfast.model.code_release import Fate, Release
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Progress, Tick
+from holdfast.model.decider_events import Begin, Event, Order, Progress, Tick
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from tests.core.test_ledger import CRASH, START, account
 
 FIRST = Release(number=1, digest="1" * 64, who="me")

@@ -5,8 +5,10 @@ import pytest
 from holdfast.core.record.release_pace import ReleasePace, ReleasePaces, describe_paces
 from holdfast.model.action import Action, Launch
 from holdfast.model.code_release import Release
-from holdfast.model.event import WARM_STEPS, Begin, Decision, Entry, Event, Limits, Progress, Successor, Tick
+from holdfast.model.decider_events import WARM_STEPS, Begin, Event, Progress, Successor, Tick
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Dims, Job, Seat
+from holdfast.model.journal_entry import Decision, Entry
 
 
 class Journal:

@@ -10,7 +10,9 @@ from holdfast.core.snapshots.restore_choice import (
     leave_out_disks,
 )
 from holdfast.model.job_and_seats import Seat
-from holdfast.model.state_copy import Copy, Doubt, LaunchOrigin, Restore, Source
+from holdfast.model.restore_sources import LaunchOrigin, Restore, Source
+from holdfast.model.state_copy import Copy
+from holdfast.model.state_doubt import Doubt
 
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(3))
 

@@ -10,7 +10,8 @@ import pytest
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import UNSETTLED, TimeUse
 from holdfast.core.record.ledger import Ledger, fold_entries
-from holdfast.model.event import Entry, Phase
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.sim.invariants import InvariantWatch
 from tests.core.transcript import Scenario, names
 

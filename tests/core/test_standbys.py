@@ -4,8 +4,9 @@ from itertools import count
 
 from holdfast.core.membership.standbys import RETRY_S, Standbys
 from holdfast.model.action import Acquire, Dismiss, Dismissal, Probe, Say
+from holdfast.model.decider_events import Outcome, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Limits, Outcome, Ready
 from holdfast.model.job_and_seats import Job
 
 

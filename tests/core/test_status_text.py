@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Finish, Launch, Stop
+from holdfast.model.decider_events import Begin, Event, Order, Outcome, Progress, Ready, Tick
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
-from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision
 
 
 class Told:

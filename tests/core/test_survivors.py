@@ -1,6 +1,6 @@
 """When ranks are parked and not ended, and when parked ranks go on."""
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import pytest
@@ -11,9 +11,12 @@ from holdfast.core.record.incident_story import describe_action
 from holdfast.core.record.page_view import PageFold
 from holdfast.model.action import Launch, Probe, Say, Stage, Stop
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Begin, Event, Order, Outcome, Progress, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Outcome, Phase, Progress, Ready
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 
 CRASH = Alarm(kind=Kind.CRASH, at=9.0, suspects=("a",), ranks=(1,), reason="was killed", code=-9, signature="killed")
 SILENCE = Alarm(kind=Kind.SILENCE, at=9.0, suspects=("a",), reason="is silent", signature="silence a")
@@ -331,3 +334,35 @@ def test_a_newer_release_says_anew_where_its_state_lives() -> None:
     play.hear(Outcome(action=play.find(Stage, decision).id, ok=True))
     launch = play.relaunch(play.fail(CRASH))
     assert launch.release.number == 2 and not launch.carries and not launch.keep
+
+
+@pytest.mark.parametrize("verb", ["drain", "evict"])
+def test_they_stay_when_a_node_leaves_by_order(verb: Literal["drain", "evict"]) -> None:
+    play = Play(standbys=1)
+    stop = play.find(Stop, play.hear(Order(verb=verb, who="ann", node="a")))
+    assert (stop.park_s, stop.parking, stop.hand_over) == (LIMITS.survive_s, 4, None)
+    launch = play.relaunch(stop)
+    assert launch.keep and {seat.node for seat in launch.seats} == {"b", "c"}
+    play.hear(Outcome(action=launch.id, ok=True, kept=2))
+    made = {"generation": 2, "step": 11, "first_step": 11, "at": play.now, "first_at": play.now}
+    changed = play.hear(msgspec.structs.replace(PROGRESS, **made)).changed
+    assert changed and (changed.kept, changed.renewed, changed.evicted) == (2, 2, ("a",))
+
+
+def test_ranks_that_hold_the_state_hand_it_over_first() -> None:
+    play = Play(standbys=1, progress=CARRIES)
+    stop = play.find(Stop, play.hear(Order(verb="drain", who="ann", node="a")))
+    assert stop.hand_over is not None
+    assert (stop.hand_over.leaving, stop.hand_over.within_s) == ((0, 1), LIMITS.leave_s / 2)
+    launch = play.relaunch(stop)
+    assert launch.keep and launch.carries
+
+
+def test_they_are_ended_when_a_node_leaves_that_nobody_replaces() -> None:
+    play = Play(least=1)
+    stop = play.find(Stop, play.hear(Order(verb="evict", who="ann", node="a")))
+    assert stop.park_s == 0.0 and stop.hand_over is None
+    fewer = Play(progress=CARRIES, least=1)
+    stop = fewer.find(Stop, fewer.hear(Order(verb="evict", who="ann", node="a")))
+    assert stop.park_s > 0 and stop.hand_over is not None
+    assert fewer.relaunch(stop).keep, "ranks that may be fewer go on"

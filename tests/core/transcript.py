@@ -23,14 +23,10 @@ from holdfast.core.detect.silence import departure_alarm
 from holdfast.logs import catalog_files
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.code_release import Release
-from holdfast.model.detector_alarm import SWITCH, UNNAMED, Alarm, Kind, Stance
-from holdfast.model.event import (
+from holdfast.model.decider_events import (
     Begin,
-    Decision,
     Ended,
-    Entry,
     Event,
-    Limits,
     LinksDown,
     LinksUp,
     MeshReport,
@@ -42,8 +38,11 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
+from holdfast.model.decider_limits import Limits
+from holdfast.model.detector_alarm import SWITCH, UNNAMED, Alarm, Kind, Stance
 from holdfast.model.incident_record import Remedy
 from holdfast.model.job_and_seats import HostIdentity, Job
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.model.observation import Departure, Exit, Loss
 
 HERE = Path(__file__).parent / "scenarios"

@@ -10,17 +10,18 @@ from hypothesis import strategies as st
 
 from holdfast.dash.page_feed import PageFeed, compare_sections
 from holdfast.dash.page_source import JobPresence, SourceError
-from holdfast.model.event import Entry, Phase, Progress
+from holdfast.model.decider_events import Progress
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from tests.core.test_page_view import simulated
 
 
 class GrowingSource:
     """A journal that grows by a few entries at each look."""
 
-    may_order = False
-
     def __init__(self) -> None:
         self.there = 0
+        self.ranks: dict[int, dict[str, Any]] = {}  # what a controller tells of them
 
     def read_entries(self, after: int) -> Iterable[Entry]:
         return [entry for entry in simulated()[: self.there] if entry.seq > after]
@@ -30,6 +31,9 @@ class GrowingSource:
 
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         raise SourceError("there is no controller")
+
+    def look_at_rank(self, rank: int) -> dict[str, Any] | None:
+        return self.ranks.get(rank)
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         raise SourceError("there is no output")
@@ -127,6 +131,9 @@ def test_a_long_journal_is_shown_while_it_is_read() -> None:
 
 class PrintingSource(GrowingSource):
     """A run directory with the output of rank 2 alone: a long one, which a terminal would obey."""
+
+    def look_at_rank(self, rank: int) -> dict[str, Any] | None:
+        return self.ranks.get(rank)
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         if rank != 2:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,8 +13,10 @@ from holdfast.dash.page_assets import join_modules, read_assets
 from holdfast.dash.page_server import PageServer
 from holdfast.dash.page_session import USED_UP, PageSession
 from holdfast.dash.page_source import SourceError
+from holdfast.dash.stack_picture import RankStack, StackPicture, draw_rank, draw_stacks
 from tests.core.test_page_view import simulated
 from tests.dash.test_page_feed import GrowingSource
+from tests.dash.test_stack_picture import answer, stalled
 
 
 class Place:
@@ -158,6 +161,40 @@ async def test_an_order_goes_to_the_controller_and_its_refusal_back(place: Place
     assert [(await order(bad))[0] for bad in ({"verb": "update"}, {"verb": 1}, 7)] == [400, 400, 400]
     evict = {"verb": "evict", "node": "n1"}
     assert sent == [("/api/v1/orders/preview", evict), ("/api/v1/orders", evict | {"node": "n9"})]
+
+
+async def test_stacks_come_from_the_controller_as_the_page_draws_them(place: Place) -> None:
+    asked = []
+
+    def ask(path: str, body: dict[str, object]) -> object:
+        asked.append((path, body))
+        return answer(*stalled()) if len(asked) < 3 else {"at": "no time"}
+
+    place.source.ask_controller = ask  # type: ignore[method-assign]
+    await place.enter()
+
+    async def look(body: object) -> tuple[int, Any]:
+        status, text = await place.post("/trace", body, Origin=place.home)
+        return status, msgspec.json.decode(text)
+
+    status, drawn = await look({})
+    assert status == 200 and msgspec.convert(drawn, StackPicture) == draw_stacks(answer(*stalled()))
+    status, drawn = await look({"rank": 3})
+    assert status == 200 and msgspec.convert(drawn, RankStack) == draw_rank(answer(*stalled()), 3)
+    assert [body.get("rank") for _, body in asked] == [None, 3] and {path for path, _ in asked} == {"/api/v1/trace"}
+    assert (await look({"rank": 3}))[0] == 409, "the answer is none"
+    assert [(await look(bad))[0] for bad in ({"rank": -1}, {"rank": "3"}, 7)] == [400, 400, 400]
+    assert len(asked) == 3
+
+
+async def test_a_rank_is_told_with_its_lines_and_what_the_controller_knows(place: Place) -> None:
+    place.source.ranks[3] = {"rank": 3, "node": "n1", "step": 12, "phase": "eval\x1b[31m"}
+    await place.enter()
+    told = msgspec.json.decode((await place.get("/rank/3"))[1])
+    assert told == {"lines": [], "absence": "there is no output", "now": place.source.ranks[3] | {"phase": "eval"}}
+    place.source.read_log = lambda rank, generation=0: ("generation 1", "out  hello")  # type: ignore[method-assign]
+    told = msgspec.json.decode((await place.get("/rank/4"))[1])
+    assert told == {"lines": ["generation 1", "out  hello"], "absence": "", "now": None}
 
 
 def test_the_one_script_has_every_module_and_no_import() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.controller_interfaces import Fleet, FleetRefusal
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from tests.cli.driver import PATIENCE_S, until
 from tests.fleet import places
 from tests.kube import places as kube_places

@@ -16,7 +16,7 @@ from holdfast.fleet.kubernetes_fleet import KubernetesFleet
 from holdfast.fleet.kubernetes_lease import KubernetesLease
 from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from tests.cli.driver import PATIENCE_S, until
 from tests.kube import places
 from tests.kube.cluster import FakeCluster

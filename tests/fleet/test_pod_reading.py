@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.fleet.pod_reading import describe_pod, has_ended, is_in_doubt, view_host, view_pod
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 
 RUNNING = {"name": "holdfast", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
 WAITING = {"name": "holdfast", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}

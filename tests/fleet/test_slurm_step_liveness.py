@@ -6,7 +6,7 @@ from holdfast.fleet.slurm_commands import ClusterView
 from holdfast.fleet.slurm_fleet import split_exclusions
 from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob, SlurmStep
 from holdfast.fleet.slurm_step_liveness import NodeRecord, is_cut_off, judge_node, step_name
-from holdfast.model.fleet_node_states import FleetState
+from holdfast.model.fleet_node_reports import FleetState
 
 RUNNING = SlurmJob(id=7, state="RUNNING", hosts=("c1", "c2"), ends_at=500.0)
 UP = SlurmHost(answers=True, state="mixed")

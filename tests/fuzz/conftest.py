@@ -5,6 +5,7 @@ other chances, until its share is over.
 """
 
 import functools
+import json
 import os
 import resource
 import time
@@ -20,6 +21,7 @@ ROUND = 80  # examples, between two looks at the clock
 MOST_BYTES = 768 << 20  # of new memory that one example may ask for
 MOST_S = 10.0  # of processor time that one example may take
 TRIED = "fuzz examples"
+RECORD = "PYTEST_HOLDFAST_FUZZ_RECORD"  # a file for what was tried; for benchmarks/hostile.py
 _CALM = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 _CALM += [HealthCheck.large_base_example, HealthCheck.filter_too_much]
 
@@ -114,6 +116,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name, count in sorted(tried.items()):
         terminalreporter.write_line(f"{count:9,} {name.removeprefix('tests/fuzz/')}")
     crashed = [report.nodeid for report in terminalreporter.stats.get("failed", [])]
+    if record := os.environ.get(RECORD):
+        found = {"examples": sum(tried.values()), "tests": len(tried), "crashed": crashed}
+        Path(record).write_text(json.dumps(found))
     terminalreporter.write_line(
         f"{sum(tried.values()):,} examples in {len(tried)} tests; {len(crashed)} of them crashed"
     )

@@ -47,6 +47,8 @@ def values(kind: Any, given: Given = PLAIN) -> st.SearchStrategy[Any]:
         return st.lists(values(args[0], given), max_size=3).map(origin)
     if origin is tuple:
         return st.tuples(*(values(arg, given) for arg in args))
+    if issubclass(kind, tuple):  # a NamedTuple
+        return st.tuples(*(values(field, given) for field in typing.get_type_hints(kind).values()))
     if issubclass(kind, enum.Enum):
         return st.sampled_from(kind)
     return _structs(kind, given)

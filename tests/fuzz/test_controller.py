@@ -19,7 +19,7 @@ from holdfast.controller.access.caller_admission import Caller
 from holdfast.controller.access.enrolment_token_api import MintBody, TokenMinting
 from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_enrolment import NodeEnrolment
-from holdfast.controller.api import ApiEntrance, TraceBody, make_api, status_of
+from holdfast.controller.api import ApiEntrance, TraceBody, describe_api, make_api, status_of
 from holdfast.controller.composition import BuiltController
 from holdfast.controller.order_admission import VERBS, OrderBody
 from holdfast.core.agent_state_machine import Post
@@ -151,8 +151,10 @@ def test_any_bytes_on_a_link(packets: list[bytes], tmp_path: Path) -> None:
 # --- the port ----------------------------------------------------------------------------------------------------
 
 _ARCHIVES = ("releases/" + "0" * 64, "releases/..%2f..")
-_NAMES = ("status", "report", "entries", "orders", "releases", "trace", "node-tokens", *_ARCHIVES)
-_PATHS = (*(f"/api/v1/{name}" for name in _NAMES), "/metrics", "/openapi.json", "/agent", "/enrol")
+_NAMES = ("status", "report", "entries", "orders", "orders/preview", "releases", "trace", "node-tokens", *_ARCHIVES)
+_COMPILED = "/api/v1/releases/compiled"
+_PATHS = (*(f"/api/v1/{name}" for name in _NAMES), _COMPILED, "/metrics", "/openapi.json", "/agent", "/enrol")
+_DESCRIBED = describe_api()["paths"]
 _METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW")
 _AFTER = ("0", "-1", "1e3", "9" * 400, "-" + "9" * 400, "9" * 5000, "%ff", "%D9%A3")
 _NONCES = ("%ff", "a" * 64, "%ff" * 64)
@@ -272,8 +274,16 @@ def test_any_request(target: str, method: str, headers: list[bytes], body: bytes
     head += [b"Content-Length: %d" % len(body), b"Connection: close"]
     code = port.runner.run(port.call(b"\r\n".join(head) + b"\r\n\r\n" + body))
     assert code < 500, f"{code} for {head[0]!r}"
+    path = target.partition("?")[0].replace("0" * 64, "{digest}")
+    if documented := _DESCRIBED.get(path, {}).get(method.lower()):
+        assert str(code) in (*documented["responses"], "0", "100"), f"{code} of {head[0]!r} is not in the description"
     assert not port.controller._stepping
     assert port.runner.run(port.call(_GOOD)) == 200
+
+
+def test_every_route_is_among_them(port: Port) -> None:
+    routes = {resource.canonical.replace("{digest}", "0" * 64) for resource in port.server.app.router.resources()}
+    assert routes <= {*_PATHS}, "a new route gets its line in _PATHS"
 
 
 _WAITS_S = 0.2  # for a request that may be waiting for the rest of itself

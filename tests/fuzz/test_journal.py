@@ -6,8 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
-from holdfast.model.event import Decision, Entry, Tick
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.decider_events import Tick
+from holdfast.model.journal_entry import Decision, Entry
 from tests.fuzz.making import hostile, narrow
 
 

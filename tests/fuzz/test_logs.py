@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.agent.rank import last_words
+from holdfast.agent.rank import last_words, log_rotation
 from holdfast.config import ConfigError
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.core.log_analysis.line_prefixes import parse_lines
@@ -68,7 +68,7 @@ def test_last_words(log: bytes, tmp_path: Path) -> None:
     for name in ("stdout.log", "stderr.log"):
         (tmp_path / name).write_bytes(log)
     assert all(line.rstrip() for line in last_words.last_words(tmp_path))
-    last_words.rotate_file(tmp_path / "stdout.log", 10)
+    log_rotation.rotate_file(tmp_path / "stdout.log", 10)
 
 
 _ANSWER = b'<think>{</think>```json\n{"class": "user_code", "root_rank": 3, "evidence": ["a"], "confidence": 0.5}\n```'

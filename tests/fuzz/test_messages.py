@@ -9,94 +9,21 @@ import pytest
 from hypothesis import example, given, reject
 from hypothesis import strategies as st
 
-from holdfast.agent import probes
 from holdfast.agent.agent_state_files import AgentStateFiles
-from holdfast.agent.diagnostics import probe_runner
-from holdfast.agent.probes.group_all_to_all import ExchangeRound
-from holdfast.agent.probes.parallel_reference import PlayedStep
-from holdfast.agent.rank import stack_tracer
-from holdfast.chaos import rank_orders
-from holdfast.checkpoint import peer_transport
-from holdfast.checkpoint.image_layout import ImageLayout
-from holdfast.checkpoint.manifest import Author
-from holdfast.client.boot import tcp_store_server
-from holdfast.controller.actions import action_executor
-from holdfast.controller.api import TraceBody
-from holdfast.controller.order_admission import OrderBody
-from holdfast.core.decoding import from_json, from_msgpack
-from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
-from holdfast.dash.page_server import PageOrder
-from holdfast.linux.preimported_fork import Program
-from holdfast.model.job_and_seats import Dims
-from holdfast.model.node_errands import Done, Leave
+from holdfast.model.node_errands import Done
 from holdfast.wire import (
-    agent_messages,
-    holder_messages,
-    holder_zygote_messages,
-    program_fork_server,
-    rank_keeper_messages,
     replay_environment,
-    run_and_node_specs,
     skip_ease_environment,
 )
-from holdfast.wire.credentials import enrolment
+from tests.fuzz.codecs import CODECS, PACK, TEXT, Codec
 from tests.fuzz.making import JSON, PLAIN, hostile, mutated, narrow, values
 
-Codec = tuple[Callable[[bytes], Any], Any, Callable[[Any], bytes]]
-_PACK = msgspec.msgpack.encode
-_TEXT = msgspec.json.encode
-
-
-def _json(kind: Any) -> Codec:
-    return (lambda content: from_json(content, kind)), kind, _TEXT
-
-
-def _msgpack(kind: Any) -> Codec:
-    return (lambda content: from_msgpack(content, kind)), kind, _PACK
-
-
-CODECS: dict[str, Codec] = {
-    "from agent": (agent_messages.decode_from_agent, agent_messages.FromAgent, _PACK),
-    "from controller": (agent_messages.decode_from_controller, agent_messages.FromController, _PACK),
-    "to holder": (holder_messages.to_holder, holder_messages.ToHolder, _PACK),
-    "to agent": (holder_messages.to_agent, holder_messages.ToAgent, _PACK),
-    "to keeper": (rank_keeper_messages.to_keeper, rank_keeper_messages.ToKeeper, _TEXT),
-    "from keeper": (rank_keeper_messages.from_keeper, rank_keeper_messages.FromKeeper, _TEXT),
-    "to zygote": (holder_zygote_messages.to_zygote, holder_zygote_messages.ForkRank, _PACK),
-    "from zygote": (holder_zygote_messages.from_zygote, holder_zygote_messages.FromZygote, _PACK),
-    "fork": _msgpack(Program),
-    "forked": _msgpack(program_fork_server.ForkAnswer),
-    "layout": _msgpack(ImageLayout),
-    "ask": _json(peer_transport.PeerRequest),
-    "reply": _json(peer_transport.PeerReply),
-    "author": _json(Author),
-    "run": _json(run_and_node_specs.RunSpec),
-    "node": _json(run_and_node_specs.NodeSpec),
-    "listening": _json(run_and_node_specs.ControllerAddress),
-    "ended": _json(run_and_node_specs.RunEnd),
-    "challenge": _json(enrolment.Challenge),
-    "enrol": _json(enrolment.EnrolmentRequest),
-    "enrolled": _json(enrolment.EnrolmentGrant),
-    "order": _json(OrderBody),
-    "order on the page": _json(PageOrder),
-    "trace": _json(TraceBody),
-    "plan": (action_executor._PLANNED, action_executor.LaunchPlan, _TEXT),
-    "past": _json(dict[str, MeasurementHistory]),
-    "mesh": _json(Dims),
-    "leaving": _json(Leave),
-    "store": _json(tcp_store_server.StoreRequest),
-    "py-spy": (stack_tracer._dump, list[stack_tracer._SpyThread], _TEXT),
-    "probe": (probe_runner._told, probes.ProbeLine, _TEXT),
-    "team step": _json(PlayedStep),
-    "team exchange": _json(ExchangeRound),
-    "chaos order": _json(rank_orders.RankOrder),
-}
-NOT_UTF8 = {_PACK: b"\x82\xa4type\xa6notice\xa4node\xa2\xff\xff", _TEXT: b'{"type":"denied","why":"\xff"}'}
-TOO_DEEP = {_PACK: b"\x81\xa1x" + b"\x91" * 9_000, _TEXT: b'{"x":' + b"[" * 9_000}
+NOT_UTF8 = {PACK: b"\x82\xa4type\xa6notice\xa4node\xa2\xff\xff", TEXT: b'{"type":"denied","why":"\xff"}'}
+TOO_DEEP = {PACK: b"\x81\xa1x" + b"\x91" * 9_000, TEXT: b'{"x":' + b"[" * 9_000}
 
 
 def _values(codec: Codec) -> st.SearchStrategy[Any]:
-    return values(codec[1], JSON if codec[2] is _TEXT else PLAIN)
+    return values(codec[1], JSON if codec[2] is TEXT else PLAIN)
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -157,7 +84,7 @@ FILES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-@given(content=hostile(values(Done, JSON).map(_TEXT)))
+@given(content=hostile(values(Done, JSON).map(TEXT)))
 @example(content=b"\xff")
 @example(content=b"1e999")
 @example(content=b"9" * 5000)

@@ -8,15 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import checkpoint_load, storage_owner
+from holdfast.checkpoint import checkpoint_reader, storage_owner
 from holdfast.checkpoint.doubt_notes import DoubtedRun, UnknownDoubtsError, read_doubts
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.manifest import (
     Author,
     CheckpointPart,
-    CorruptError,
     Manifest,
-    StorageError,
     decode_manifest,
     decode_part,
     encode_manifest,
@@ -25,6 +23,7 @@ from holdfast.checkpoint.manifest import (
     step_of,
     tagged_of,
 )
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from tests.checkpoint.making import save
 from tests.fuzz.making import JSON, PLAIN, hostile, mutated, narrow, values
 
@@ -69,7 +68,7 @@ def test_a_checkpoint_with_a_damaged_file(file: str, data: st.DataObject, tmp_pa
     damaged = data.draw(hostile(st.just(whole)))
     (folder / file).write_bytes(damaged)
     try:
-        found = narrow(lambda: checkpoint_load.verify_checkpoint(str(folder)), StorageError)
+        found = narrow(lambda: checkpoint_reader.verify_checkpoint(str(folder)), StorageError)
         assert found is None or (found == ()) == (damaged == whole)
     finally:
         (folder / file).write_bytes(whole)

@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint import trainer_checkpoints
 from holdfast.checkpoint.foreign_file_faults import end_fault, first_fault
-from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.storage_errors import StorageError
+from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import (
+    ExportForm,
+    export_trainer_checkpoint,
+)
 from holdfast.checkpoint.trainer_checkpoints import find_trainer_checkpoints, verify_trainer_checkpoint
-from holdfast.checkpoint.trainer_export.checkpoint_export import ExportForm, export_trainer_checkpoint
 from holdfast.core.diagnose.ras_status import TOLD_CHARS, describe_ras, parse_ras, telling_lines
 from holdfast.model.rank_traces import Process
 from holdfast.wire import survivor_messages
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
-from tests.checkpoint.trainer_export.zero_making import Zero, pickle_of, put_pickle, write_zero
+from tests.checkpoint.trainer_checkpoint_export.zero_making import Zero, pickle_of, put_pickle, write_zero
 from tests.core.diagnose.test_ras_status import BEHIND, SILENT
 from tests.fuzz.making import JSON, hostile, mutated, narrow, values
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from holdfast.cli.commands.report import load_report
+from holdfast.cli.commands.report_command import load_report
 
 SCRIPT = """
 import os, sys

@@ -21,12 +21,12 @@ import msgspec
 import torch
 
 from holdfast.agent.probes import ProbeRequest, reference_step
-from holdfast.agent.probes.group_all_to_all import probe_exchange
+from holdfast.agent.probes.nccl_all_to_all import probe_exchange
 from holdfast.agent.probes.parallel_reference import probe_seats
 from holdfast.agent.probes.probe_team import TeamSeat
 from holdfast.agent.probes.probe_tools import make_deterministic
 from holdfast.core.diagnose.probe_assessment import finding_sentence, golden_rows
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from tests.agent.probes import faults
 
 LIMIT_S = 120.0

@@ -22,7 +22,7 @@ from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_probes
 from holdfast.agent.probes import PROBES
 from holdfast.core.diagnose.probe_assessment import assess_probes, finding_sentence, golden_rows
 from holdfast.logs import golden_probe_digests
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from tests.agent.probes import faults
 
 BITS = ("gemm_bits", "attention_bits", "reference")

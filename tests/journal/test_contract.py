@@ -12,8 +12,10 @@ import msgspec
 import pytest
 
 from holdfast.controller_interfaces import Journal
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
-from holdfast.model.event import Entry, Tick
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.decider_events import Tick
+from holdfast.model.journal_entry import Entry
 from tests.core.transcript import Scenario
 from tests.postgres_server import named_url
 
@@ -70,7 +72,8 @@ def program(body: str, kind: Kind, place: Path) -> list[str]:
     head = (
         "import json, os, signal, sys\n"
         "from pathlib import Path\n"
-        "from holdfast.model.event import Decision, Entry, Tick\n"
+        "from holdfast.model.decider_events import Tick\n"
+        "from holdfast.model.journal_entry import Decision, Entry\n"
         "from tests.journal.test_contract import JournalError, entries, named\n"
         "kind, place = named(sys.argv[1]), Path(sys.argv[2])\n"
         "if kind.name == 'postgres': import holdfast.journal.postgres_journal\n"

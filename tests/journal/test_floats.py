@@ -13,8 +13,10 @@ from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.journal.entry_chain import make_row
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Progress
+from holdfast.model.decider_events import Begin, Event, Progress
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
+from holdfast.model.journal_entry import Decision, Entry
 from tests.model.test_model import EVENTS
 
 AT = st.floats(allow_nan=False).map(lambda at: at + 0.0)  # which is no -0.0

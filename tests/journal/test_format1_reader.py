@@ -9,10 +9,12 @@ import pytest
 
 from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
-from holdfast.journal.sqlite_journal import FORMAT, JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import FORMAT, SqliteJournal
 from holdfast.model.action import Dismiss, Dismissal, Say
+from holdfast.model.decider_events import Successor
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Entry, Successor
+from holdfast.model.journal_entry import Entry
 from tests.journal import test_contract
 
 OLD = Path(__file__).parent / "old" / "format-1.db"

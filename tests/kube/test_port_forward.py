@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_secrets
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.run_and_node_specs import ControllerAddress, read_json
 from tests.cli.conftest import Start
@@ -101,10 +101,10 @@ def forwarding(program: str, cluster: RealCluster, folder: Path) -> Iterator[str
 def test_a_laptop_asks_a_controller_through_a_forwarded_port(
     job: Job, kubelet: KubeletPort, cluster: RealCluster, tmp_path: Path
 ) -> None:
-    token, door = tmp_path / "token", run_directory.door_keys_folder(job.run_dir) / "authority.pem"
+    token, door = tmp_path / "token", run_dir_secrets.door_keys_folder(job.run_dir) / "authority.pem"
     stranger = CertificateAuthority(tmp_path / "stranger").keys.authority
     for program in programs():
-        token.write_text(run_directory.read_token(job.run_dir))
+        token.write_text(run_dir_secrets.read_token(job.run_dir))
         with forwarding(program, cluster, tmp_path) as address:
             words = ("status", address, "--token-file", str(token), "--cacert")
             told = run_command(*words, str(door), "--json", folder=tmp_path)

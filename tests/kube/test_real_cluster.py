@@ -15,7 +15,7 @@ import pytest
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError
 from holdfast.fleet.kubernetes_fleet import KubernetesFleet
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from tests.cli.conftest import Start
 from tests.cli.conftest import start as start
 from tests.cli.driver import ROOT

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -69,6 +70,60 @@ def _searched_s(known: RowPattern, line: str) -> float:
     began = time.process_time()
     pattern.search(line)
     return time.process_time() - began
+
+
+NAMES = list(dict.fromkeys(row.raised for row in CATALOG.rows if row.raised))
+FRAMES = list(dict.fromkeys(row.frames for row in CATALOG.rows if row.frames))
+STACK_CHARS = 64 << 10
+
+
+def test_there_are_such_rows() -> None:
+    assert len(NAMES) > 20 and len(FRAMES) > 20
+
+
+def test_no_stack_is_longer() -> None:
+    """However many frames a script prints, and however long the names in them are."""
+    frame = f'  File "/{"a" * 400}/train.py", line 3, in {"f" * 150}'
+    lines = ["Traceback (most recent call last):", *[frame] * 500, "ValueError: odd"]
+    [chain] = tracebacks.parse_tracebacks(line_prefixes.parse_lines(list(enumerate(lines)), 0))
+    stack = chain.last.stack
+    assert 200 * 300 < len(stack) < STACK_CHARS and stack.endswith("ff")
+
+
+@pytest.mark.parametrize("pattern", NAMES, ids=lambda pattern: pattern[:40])
+def test_no_type_of_an_exception_is_slow_to_look_at(pattern: str) -> None:
+    """A script may name its exceptions as it likes; a name is as long as a line."""
+    found = re.compile(pattern)
+    words = re.findall(r"\w{3,}", pattern)
+    names = [filled(piece)[:-1] + "!" for piece in (*words, "Error", "rror", "a", "A_", "1", "Exception")]
+    longest_s = _longest_s(found.fullmatch, names)
+    assert longest_s < BOUND_S
+
+
+def stacks(pattern: str) -> list[str]:
+    """Of what a pattern looks for in frames: long lines of it, short lines of it, and beginnings without an end."""
+    words = list(dict.fromkeys(re.findall(r"[A-Za-z_]{3,}", pattern)))
+    lines = [f"/{word}/{word}.py {word}" for word in words]
+    made = ["\n".join(filled(piece) for _ in range(STACK_CHARS // CHARS)) for piece in (*lines, "a", "/", " .py ")]
+    short = [*lines, *(f"/{a}/{b}.py " for a, b in pairwise(words)), "\n", "a.py b\n", "<frozen os> a\n"]
+    made += ["\n".join([piece] * (STACK_CHARS // (len(piece) + 1))) for piece in short]
+    return [f"{text[:STACK_CHARS]}\n?" for text in made]
+
+
+@pytest.mark.parametrize("pattern", FRAMES, ids=lambda pattern: pattern[:40])
+def test_no_frames_are_slow_to_look_at(pattern: str) -> None:
+    """With as many as are told, made for a row."""
+    longest_s = _longest_s(re.compile(pattern).search, stacks(pattern))
+    assert longest_s < BOUND_S
+
+
+def _longest_s(look: Callable[[str], object], texts: list[str]) -> float:
+    longest = 0.0
+    for text in texts:
+        began = time.process_time()
+        look(text)
+        longest = max(longest, time.process_time() - began)
+    return longest
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from holdfast.logs import catalog_files
 from holdfast.logs.learned_opinion import weigh_words
 from holdfast.logs.learned_words import SIGNS, ZERO, LearnedWords, load_learned
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 CATALOG = catalog_files.load_failures()
 CLASSES = ("", "data_corrupt", "gpu_lost_bus", "python_exception")

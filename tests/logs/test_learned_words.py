@@ -14,7 +14,7 @@ from holdfast.logs.learned_words import (
     split_words,
     weigh_rules,
 )
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 from tests.learned_words import format_learned
 
 

@@ -16,7 +16,7 @@ from holdfast.logs import catalog_files, user_rows
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs
 from holdfast.logs.model_opinion import ask_second_opinion
 from holdfast.logs.past_cases import NearCase, PastCase
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 from tests.logs.model_server import Model, Turn, answering, dripping, sending, serving
 
 RULES = Diagnosis(

@@ -10,7 +10,7 @@ from holdfast.logs import user_rows
 from holdfast.logs.log_diagnosis import RankLog
 from holdfast.logs.opinion_choice import FailureOpinion, find_opinion, read_telling_lines_of
 from holdfast.logs.past_cases import PastCase, PastCases
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 from tests.logs.model_server import answering, serving
 
 RULES = Diagnosis(

@@ -12,7 +12,7 @@ from holdfast.config import Settings, load
 from holdfast.logs import opinion_process, user_rows
 from holdfast.logs.opinion_process import OpinionReply, OpinionRequest, OutcomeRequest
 from holdfast.logs.past_cases import PastCase, PastCases
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 from tests.logs.model_server import answering, sending, serving
 
 CAUSE = "zorblax 17 went out of phase with its fabric"

@@ -6,7 +6,7 @@ from holdfast.core.log_analysis.benign_lines import discount_benign
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import parse_lines
 from holdfast.logs import catalog_files
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 CATALOG = catalog_files.load_failures()
 BOOM = """

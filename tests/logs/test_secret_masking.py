@@ -1,10 +1,14 @@
 """Secrets are masked, and what diagnoses are made of stays whole."""
 
+import logging
+import sys
 import time
 
+import msgspec
 import pytest
 
-from holdfast.logs.secret_masking import Masker, SecretKind, env_secrets, secret_kinds
+from holdfast.logs.secret_masking import Masker, MaskingFormatter, SecretKind, env_secrets, secret_kinds
+from holdfast.model.detector_alarm import Alarm, Kind
 
 HEX40 = "0123456789abcdef0123456789abcdef01234567"
 LONG = "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY"  # what follows a token's prefix
@@ -117,6 +121,68 @@ def test_what_surrounds_a_secret_stays() -> None:
         "connect https://<credentials>@git.example.org/r failed"
     )
     assert mask("password=hunter2, user=x") == "password=<secret>, user=x"
+
+
+def test_a_private_key_is_masked_line_by_line() -> None:
+    body = ["MIIEow" + LONG * 2, LONG + "/+" + LONG[:30], LONG + LONG[:10] + "=="]
+    whole = ["begin", "-----BEGIN RSA PRIVATE KEY-----", *body, "short", "-----END RSA PRIVATE KEY-----", "after"]
+    mask = Masker(hosts=False)
+    for first in range(len(whole)):
+        masked = mask.mask_lines(whole[first:])
+        assert masked[-1] == "after" and not any(part in line for part in body for line in masked)
+    assert mask.mask_lines(whole)[0] == "begin" and mask.mask_lines(whole).count("<private key>") == 6
+    hashes = [HEX40, HEX40.upper(), HEX40 + HEX40[:24]]
+    assert mask.mask_lines(hashes) == (*hashes,), "diagnoses depend on them"
+
+
+def test_an_alarm_keeps_what_decides() -> None:
+    alarm = Alarm(
+        kind=Kind.CRASH,
+        at=1.0,
+        suspects=("hf_" + LONG,),  # whatever a node is called, it is that node
+        ranks=(3,),
+        code=1,
+        klass="python_exception",
+        raised="RuntimeError",
+        reason="exited with code 1 (RuntimeError: password=hunter2)",
+        signature="python_exception 1 train.py:3",
+        evidence=("RuntimeError: password=hunter2",),
+    )
+    masked = Masker(hosts=False).mask_alarm(alarm)
+    quoted = "RuntimeError: password=<secret>"
+    assert masked == msgspec.structs.replace(alarm, reason=f"exited with code 1 ({quoted})", evidence=(quoted,))
+
+
+def test_a_tree_keeps_who_and_what_and_loses_secrets() -> None:
+    tree = {
+        "text": "password=hunter2",
+        "others": ["token=abcdefghijkl"],
+        "owner": "ann@example.org",
+        "release": {"env": {"LR": "0.1", "HUB_PASSWORD": "x"}, "digest": HEX40, "number": 3},
+        "at": 1.5,
+        "none": None,
+    }
+    assert Masker(hosts=False, people=False).mask_tree(tree) == {
+        "text": "password=<secret>",
+        "others": ["token=<secret>"],
+        "owner": "ann@example.org",
+        "release": {"env": {"LR": "...", "HUB_PASSWORD": "..."}, "digest": HEX40, "number": 3},
+        "at": 1.5,
+        "none": None,
+    }
+    assert Masker(hosts=False, people=False)("release 3 of ann@example.org") == "release 3 of ann@example.org"
+
+
+def test_lines_of_our_logs_are_masked(caplog: pytest.LogCaptureFixture) -> None:
+    mask = Masker(hosts=False)
+    mask.learn(["correct-horse-battery", "short"])
+    try:
+        raise ValueError("with correct-horse-battery and password=hunter2; a short one stays")
+    except ValueError:
+        record = logging.LogRecord("holdfast", logging.WARNING, __file__, 1, "it %s", ("failed",), sys.exc_info())
+    told = MaskingFormatter(mask).format(record)
+    assert told.splitlines()[0].endswith(" it failed")
+    assert told.splitlines()[-1] == "ValueError: with <secret> and password=<secret>; a short one stays"
 
 
 def test_hosts_have_the_same_name_throughout() -> None:

@@ -7,29 +7,27 @@ import pytest
 
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.code_release import Release
-from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import (
+from holdfast.model.decider_events import (
     Begin,
-    Decision,
     Ended,
-    Entry,
     Event,
-    Limits,
     LinksDown,
     LinksUp,
     Lost,
     MeshReport,
     Order,
     Outcome,
-    Phase,
     Progress,
     Ready,
-    StorageReport,
     Successor,
     Tick,
 )
-from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
+from holdfast.model.decider_limits import Limits
+from holdfast.model.detector_alarm import Alarm, Kind
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import HostIdentity, Job, Seat, world_size
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.model.node_errands import (
     Errand,
     LaunchHere,
@@ -40,9 +38,9 @@ from holdfast.model.node_errands import (
     StageHere,
     StopHere,
 )
-from holdfast.model.probe import PairMeeting
+from holdfast.model.probe_findings import PairMeeting
 from holdfast.model.replay_task import ReplayTask
-from holdfast.model.state_copy import MissedCheckpoint
+from holdfast.model.storage_report import MissedCheckpoint, StorageReport
 
 SEATS = (Seat(node="a", group_rank=0, first_rank=0, nproc=2), Seat(node="b", group_rank=1, first_rank=2, nproc=3))
 RELEASE = Release(number=2, digest="d", root="/r", script="a.py", argv=("a.py", "-x"), env={"A": "b"}, message="é")

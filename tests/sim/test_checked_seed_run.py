@@ -9,13 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.cli.commands.sim import repeat_command
+from holdfast.cli.commands.sim_command import repeat_command
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import START_AND_END, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Dismiss, Launch, Say
-from holdfast.model.event import Entry, Phase, Ready
+from holdfast.model.decider_events import Ready
 from holdfast.model.incident_record import Remedy
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.sim.checked_seed_run import CALM_S, SimResult, simulate
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeCut, NodeLoss, RankCrash, SimFault
 from holdfast.sim.invariants import UnsafeError

@@ -16,9 +16,12 @@ from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
 from holdfast.model.action import Action, Dismiss, Finish, Launch, Stop
+from holdfast.model.decider_events import Begin, Tick
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Begin, Decision, Entry, Limits, Phase, Tick
 from holdfast.model.job_and_seats import Job, Seat
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.sim.checked_seed_run import simulate
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss
 from holdfast.sim.invariants import Invariant, InvariantWatch, RecoveryEffort, UnsafeError

@@ -11,7 +11,7 @@ import pytest
 from holdfast.fleet import slurm_fleet
 from holdfast.fleet.local_process_fleet import node_processes
 from holdfast.fleet.slurm_fleet import SlurmFleet, SlurmPlan
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from tests.slurm.lab import SlurmLab
 
 LAB: list[SlurmLab] = []  # of this process, while it has one

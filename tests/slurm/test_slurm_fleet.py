@@ -13,7 +13,7 @@ from holdfast.fleet import slurm_fleet
 from holdfast.fleet.slurm_fleet import SlurmFleet
 from holdfast.fleet.slurm_reports import expand_hosts
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_node_states import FleetState
+from holdfast.model.fleet_node_reports import FleetState
 from tests.cli.driver import until
 from tests.slurm import places
 from tests.slurm.lab import SlurmLab

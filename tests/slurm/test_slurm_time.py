@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import stored_checkpoints
-from holdfast.cli.commands.report import load_report
+from holdfast.cli.commands.report_command import load_report
 from holdfast.model.action import Dismissal
 from tests.cli.driver import TRAIN, until
 from tests.cli.test_run_parting import MADE

@@ -31,7 +31,7 @@ from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.host_blocking import BlockedHost
 from holdfast.journal.journal_errors import JournalAwayError
-from holdfast.model.event import Ready
+from holdfast.model.decider_events import Ready
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import enrolment, enrolment_token, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority

@@ -22,6 +22,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"argv": ("train.py",)},
     {"script": "evil.py"},
     {"root": "/tmp/evil"},
+    {"home": "/srv/.ssh"},
 )
 
 

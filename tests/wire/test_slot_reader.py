@@ -13,15 +13,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.model.observation import Mark, StepValues
-from holdfast.wire.rank_memory.slot_reader import (
-    SLOT_BYTES,
-    SlotWriter,
-    clear_slot,
-    open_slot_memory,
-    read_entries,
-    read_slot,
-)
-from holdfast.wire.rank_memory.slot_writer import ENTRY_BYTES, RING_AT
+from holdfast.wire.rank_memory.slot_reader import clear_slot, read_entries, read_slot
+from holdfast.wire.rank_memory.slot_writer import ENTRY_BYTES, RING_AT, SLOT_BYTES, SlotWriter, open_slot_memory
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ from holdfast.agent.diagnostics.site_test import SITE_LEVEL, run_site_test
 from holdfast.core.agent_state_machine import ErrandDone
 from holdfast.model.code_release import Release
 from holdfast.model.node_errands import LaunchHere, PairTestHere, ProbeHere, ReplayHere
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from holdfast.model.replay_task import ReplayResult
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 
@@ -39,12 +39,19 @@ class NodeDiagnosis:
     """Runs one diagnosis at a time. Any later errand cancels the diagnosis, unless it only stages a release."""
 
     def __init__(
-        self, node: NodeSpec, node_dir: Path, environment: Environment, entry: Callable[[Release], EntryPoint]
+        self,
+        node: NodeSpec,
+        node_dir: Path,
+        environment: Environment,
+        entry: Callable[[Release], EntryPoint],
+        distrust: Callable[[Release], Awaitable[str]],
     ) -> None:
+        """`distrust` returns why this node must not run a release; "" if it may."""
         self._node = node
         self._node_dir = node_dir
         self._environment = environment
         self._entry = entry  # what ranks of a release run
+        self._distrust = distrust
         self._task: asyncio.Task[DiagnosisResult] | None = None
 
     async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone:
@@ -76,6 +83,8 @@ class NodeDiagnosis:
             case ReplayHere(launch=launch, replay=replay):
                 if not _NAME.fullmatch(replay.name):
                     raise OSError(f"{replay.name!r} is not a valid name of a replay")
+                if why := await self._distrust(launch.release):
+                    raise OSError(why)
                 folder = self._node_dir / "replay" / replay.name
                 entry = self._entry(launch.release)
                 return DiagnosisResult(

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from holdfast.agent.sources import read_number
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 PROBE = "rails"
 _SIOCGIFADDR = 0x8915

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.agent.probes import PROBES, SKIPPED, START, START_S, ProbeEntry, ProbeLine, choose_probes
 from holdfast.core.decoding import make_decoder
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.model.probe import Finding, PairMeeting
+from holdfast.model.probe_findings import Finding, PairMeeting
 
 _LOOK_S = 0.1  # how often its memory is looked at
 _GONE_S = 10.0  # a process that can end has ended by then

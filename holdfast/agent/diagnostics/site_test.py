@@ -7,7 +7,7 @@ import time
 
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.linux import process_attributes
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 SITE_TEST = "command"  # the name of its finding
 SITE_LEVEL = 2  # the level of probes from which it runs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 
 class ProbeEntry(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ PROBES = (
     ProbeEntry("clock", 1, 20.0, torch=False, module="clock_sanity"),
     ProbeEntry("disk", 1, 60.0, torch=False),
     ProbeEntry("shm", 1, 30.0, torch=False),
-    ProbeEntry("loopback", 1, 20.0, torch=False),
+    ProbeEntry("loopback", 1, 20.0, torch=False, module="tcp_loopback"),
     ProbeEntry("device", 1, 60.0, module="device_presence"),
     ProbeEntry("gemm", 1, 60.0, module="exact_gemm"),
     ProbeEntry("memory", 1, 60.0, module="device_memory"),
@@ -57,7 +57,7 @@ PROBES = (
     ProbeEntry("memory_speed", 2, 120.0),
     ProbeEntry("copy_speed", 2, 120.0),
     ProbeEntry("all_to_all", 2, 120.0, module="device_exchange"),
-    ProbeEntry("group_all_to_all", 2, 120.0),
+    ProbeEntry("group_all_to_all", 2, 120.0, module="nccl_all_to_all"),
     ProbeEntry("load", 2, 120.0, module="sustained_load"),
     ProbeEntry("reference", 3, 120.0, module="reference_step"),
     ProbeEntry("parallel_reference", 3, 120.0),

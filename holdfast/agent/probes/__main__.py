@@ -14,7 +14,7 @@ import msgspec
 from holdfast.agent.probes import SKIPPED, START, ProbeEntry, ProbeLine, ProbeRequest, choose_probes
 from holdfast.core.diagnose.probe_assessment import finding_sentence
 from holdfast.linux import process_attributes
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 Tell = Callable[[ProbeLine], None]
 

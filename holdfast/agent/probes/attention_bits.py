@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.probe_tools import devices, dtype_name, float_tensor, new_finding, same_bits, tensor_digest
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 # Those that have an order of summation; which of them is taken follows from the device and the sizes alone.
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from holdfast.agent.probes import ProbeRequest
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _CORES = 64  # looked at
 _WATCHED_S = 0.05

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.probe_tools import accelerators, integer_tensor, new_finding, time_work
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _TIMES = 30
 _LIMIT_S = 2.0

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.probe_tools import devices, new_finding
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _PATTERNS = (0, -1, 0x5555_5555_5555_5555, -0x5555_5555_5555_5556)
 

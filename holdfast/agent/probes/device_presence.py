@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.probe_tools import CPU, accelerators, devices, integer_tensor, new_finding
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _NUMBERS = 1 << 12
 

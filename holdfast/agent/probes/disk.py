@@ -9,7 +9,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _TIMES = 5
 _LIMIT_S = 5.0

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.probe_tools import CPU, devices, dtype_name, integer_tensor, new_finding
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 # The largest number: products and all sums on the way stay exact in the type, whatever the order.
 _FORMS = ((torch.float32, 8), (torch.bfloat16, 1), (torch.float16, 1))

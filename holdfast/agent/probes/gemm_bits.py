@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.probe_tools import devices, dtype_name, float_tensor, new_finding, tensor_digest
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -23,7 +23,7 @@ from holdfast.agent.probes import ProbeLine
 from holdfast.agent.probes.probe_tools import integer_tensor, sync_device, tensor_digest
 from holdfast.core.decoding import from_json
 from holdfast.linux import process_attributes
-from holdfast.model.probe import Finding, PairMeeting
+from holdfast.model.probe_findings import Finding, PairMeeting
 
 _FIRST_BYTES, _MOST_BYTES = 16 << 10, 16 << 20
 _ROUND_S = 0.1  # what one round is to take

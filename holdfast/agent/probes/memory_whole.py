@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.device_memory import check_patterns, word_tensor
 from holdfast.agent.probes.probe_tools import CPU, accelerators, new_finding
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _PIECE = 2 << 30
 _PART = 0.9  # of what is free; comparing takes some itself

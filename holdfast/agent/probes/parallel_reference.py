@@ -20,7 +20,7 @@ from holdfast.agent.probes.probe_team import LIMIT_S, TeamError, TeamSeat, TeamT
 from holdfast.agent.probes.probe_tools import new_finding, tensor_digest
 from holdfast.agent.probes.reference_step import forms_of_size
 from holdfast.core.diagnose.sdc_localization import PlayedPart, TracePoint, assess_traces
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _PROBE = "parallel_reference"
 _MOST = 8  # devices in one step

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from holdfast.agent.probes.probe_tools import accelerators
 from holdfast.core.decoding import from_json
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 NEEDS_S = 20.0  # mostly to import torch in every process, and for NCCL to connect them
 LIMIT_S = 100.0

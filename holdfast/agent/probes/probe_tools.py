@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 CPU = torch.device("cpu")
 _MASK = (1 << 31) - 1

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.minigpt_model import MiniGptForm, train_step
 from holdfast.agent.probes.probe_tools import devices, new_finding, same_bits, tensor_digest
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 
 def run(asked: ProbeRequest) -> Iterator[Finding]:

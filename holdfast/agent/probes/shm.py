@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 
 from holdfast.agent.probes import ProbeRequest
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _PLACE = "/dev/shm"
 _BYTES = 4 << 20

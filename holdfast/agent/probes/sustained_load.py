@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.agent.probes import ProbeRequest
 from holdfast.agent.probes.heat_reader import GpuHeat
 from holdfast.agent.probes.probe_tools import CPU, accelerators, dtype_name, float_tensor, new_finding, sync_device
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _WINDOWS = 20
 _LASTS_S, _LASTS_CPU_S, _LASTS_SMALL_S = 10.0, 2.0, 0.2

@@ -1,4 +1,4 @@
-"""Reads a rank's last words from its output files, and bounds the size of those files."""
+"""Reads a rank's last words from its output files."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,6 @@ from holdfast.core.terminal_sanitizer import strip_controls
 _TAIL_BYTES = 512 << 10  # of each file: a cause may lie far before the end, behind what others shouted
 _LINE_CHARS = 2000
 _LINES = 10_000  # of each file: a progress bar may write one a byte
-_CHUNK = 1 << 20
 _OURS = "holdfast: "
 
 
@@ -47,32 +46,3 @@ def _read_tail(path: Path) -> tuple[str, ...]:
         return ()
     lines = (line.rstrip()[:_LINE_CHARS] for line in strip_controls(text.replace("\r", "\n")).split("\n"))
     return tuple(line for line in lines if line)[-_LINES:]
-
-
-def rotate_file(path: Path, limit_bytes: int) -> bool:
-    """If a file has outgrown `limit_bytes`, copy its end to PATH.1 and empty the file; return whether this was done.
-
-    Ranks hold the file open for appending, so it cannot be renamed. What they write during the copy is lost.
-    """
-    try:
-        size = path.stat().st_size
-        if size <= limit_bytes:
-            return False
-        _keep_end(path, size - limit_bytes, limit_bytes)
-        os.truncate(path, 0)
-    except OSError:
-        return False
-    return True
-
-
-def _keep_end(path: Path, start: int, count: int) -> None:
-    """Copy `count` bytes, from offset `start`, to PATH.1. The file may grow meanwhile, so the count is fixed."""
-    older = path.with_name(f"{path.name}.1")
-    try:
-        with path.open("rb") as source, older.open("wb") as kept:
-            source.seek(start)
-            while count and (chunk := source.read(min(count, _CHUNK))):
-                kept.write(chunk)
-                count -= len(chunk)
-    except OSError:
-        older.unlink(missing_ok=True)  # no room for both; then better the new than the old

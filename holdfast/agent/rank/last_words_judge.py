@@ -22,10 +22,12 @@ from holdfast.agent.rank import last_words
 from holdfast.agent.system import child_process
 from holdfast.config import ConfigError, WordLimits
 from holdfast.core.decoding import Content, make_decoder
-from holdfast.core.detect.crash import FailureCatalog, alarm_of, alarm_without_words
+from holdfast.core.detect.crash import alarm_of, alarm_without_words
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.linux import preimported_fork, process_attributes
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
+from holdfast.logs.secret_masking import Masker, MaskingFormatter, make_secret_masker
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages, run_and_node_specs
@@ -52,6 +54,7 @@ class JudgeRequest(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     exit: Exit
     where: str  # the folder of its output
+    secrets: tuple[str, ...] = ()  # that releases have brought into its environment
 
 
 class JudgeAlarm(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
@@ -89,9 +92,12 @@ def start(node_dir: Path) -> socket.socket:
 class JudgeProcess:
     """The judge in its own process: receives requests, and forks a process to judge each."""
 
-    def __init__(self, sock: socket.socket, known: FailureCatalog) -> None:
+    def __init__(self, sock: socket.socket, known: FailureCatalog, mask: Masker) -> None:
+        """`mask` is for what an alarm quotes; it is warmed here, not in every fork."""
         self._sock = sock
         self._known = known
+        self._mask = mask
+        mask("")
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         self._forks: dict[int, tuple[int, int]] = {}  # by its pidfd: its pid, and what it was asked
@@ -117,7 +123,8 @@ class JudgeProcess:
             return
         if pid == 0:
             process_attributes.die_with_parent(judge)
-            _judge_in_fork(self._sock, asked, self._known)
+            self._mask.learn(asked.secrets)
+            _judge_in_fork(self._sock, asked, self._known, self._mask)
         fd = os.pidfd_open(pid)
         self._forks[fd] = (pid, asked.id)
         self._selector.register(fd, selectors.EVENT_READ)
@@ -134,8 +141,9 @@ class JudgeProcess:
         child_process.send_packet(self._sock, encode(answer))
 
 
-def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog) -> None:
-    """Judge one exit: send an alarm without the last words at once, then an alarm with them; end this fork."""
+def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog, mask: Masker) -> None:
+    """Judge one exit: send an alarm without the last words at once, then an alarm with them; end this fork. What they
+    quote is masked here, where it cannot hold up anybody."""
     for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
@@ -145,10 +153,9 @@ def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatal
     try:
         where = Path(asked.where)
         exit = msgspec.structs.replace(asked.exit, words=last_words.last_words(where), said=last_words.last_line(where))
-        child_process.send_packet(
-            sock, encode(JudgeAlarm(id=asked.id, alarm=alarm_without_words(exit, known), last=False))
-        )
-        child_process.send_packet(sock, encode(JudgeAlarm(id=asked.id, alarm=alarm_of(exit, known), last=True)))
+        for judge, last in ((alarm_without_words, False), (alarm_of, True)):
+            alarm = mask.mask_alarm(judge(exit, known))
+            child_process.send_packet(sock, encode(JudgeAlarm(id=asked.id, alarm=alarm, last=last)))
         code = 0
     finally:
         if code:
@@ -173,11 +180,14 @@ def warm_catalog(known: FailureCatalog) -> FailureCatalog:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    mask = make_secret_masker()
+    log = logging.StreamHandler(sys.stderr)
+    log.setFormatter(MaskingFormatter(mask))
+    logging.basicConfig(level=logging.INFO, handlers=[log])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent's, and then ours when it ends
     sock = socket.socket(fileno=int(sys.argv[2]))
     settings = run_and_node_specs.read_json(Path(sys.argv[1]) / "spec.json", run_and_node_specs.NodeSpec).settings
-    JudgeProcess(sock, load_catalog(settings.words)).run()
+    JudgeProcess(sock, load_catalog(settings.words), mask).run()
 
 
 if __name__ == "__main__":

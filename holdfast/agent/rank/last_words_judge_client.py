@@ -8,7 +8,9 @@ from pathlib import Path
 from holdfast.agent.rank import last_words_judge
 from holdfast.agent.rank.last_words_judge import JudgeAborted, JudgeAlarm, JudgeRequest
 from holdfast.agent.system import child_process
-from holdfast.core.detect.crash import FailureCatalog, alarm_without_words
+from holdfast.core.detect.crash import alarm_without_words
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages
@@ -19,9 +21,10 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class JudgeClient:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, mask: Masker) -> None:
+        """`mask` is for alarms that the judge has not made."""
         sock.setblocking(False)
-        self._sock = sock
+        self._sock, self._mask = sock, mask
         self._id = 0
         self._open: dict[int, asyncio.Future[bool]] = {}  # whether all was told
         self._told: dict[int, Alarm] = {}
@@ -38,7 +41,7 @@ class JudgeClient:
         id, answer = self._id, loop.create_future()
         self._open[id] = answer
         if self._gone or not child_process.send_packet(
-            self._sock, last_words_judge.encode(JudgeRequest(id=id, exit=exit, where=str(where)))
+            self._sock, last_words_judge.encode(self._make_request(id, exit, where))
         ):
             answer.set_result(False)
         try:
@@ -51,7 +54,10 @@ class JudgeClient:
             del self._open[id]
         if not whole:
             _log.warning("the last words of rank %d could not be judged; its alarm goes out without them", exit.rank)
-        return self._told.pop(id, None) or alarm_without_words(exit, _NOTHING)
+        return self._told.pop(id, None) or self._mask.mask_alarm(alarm_without_words(exit, _NOTHING))
+
+    def _make_request(self, id: int, exit: Exit, where: Path) -> JudgeRequest:
+        return JudgeRequest(id=id, exit=exit, where=str(where), secrets=tuple(sorted(self._mask.learned)))
 
     def _on_packet(self) -> None:
         packet = child_process.receive_packet(self._sock, holder_messages.PACKET_BYTES)

@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from holdfast.agent.rank import last_words
 from holdfast.wire.holder_messages import HolderRank, RankKey
 from holdfast.wire.run_and_node_specs import NodeSpec
 
+_CHUNK = 1 << 20
 _LOOK_S = 1.0  # how often their sizes are looked at
 _log = logging.getLogger("holdfast.agent")
 
@@ -27,7 +30,36 @@ class LogRotation:
         for key in keys:
             where = last_words.rank_folder(self._node.log_dir, key.generation, key.rank)
             limit_bytes = self._node.settings.logs.file_bytes
-            rotated = [last_words.rotate_file(where / name, limit_bytes) for name in ("stdout.log", "stderr.log")]
+            rotated = [rotate_file(where / name, limit_bytes) for name in ("stdout.log", "stderr.log")]
             if any(rotated) and key not in self._flooded:
                 self._flooded.add(key)
                 _log.warning("rank %d writes more than logs.file_bytes; its older output is dropped", key.rank)
+
+
+def rotate_file(path: Path, limit_bytes: int) -> bool:
+    """If a file has outgrown `limit_bytes`, copy its end to PATH.1 and empty the file; return whether this was done.
+
+    Ranks hold the file open for appending, so it cannot be renamed. What they write during the copy is lost.
+    """
+    try:
+        size = path.stat().st_size
+        if size <= limit_bytes:
+            return False
+        _keep_end(path, size - limit_bytes, limit_bytes)
+        os.truncate(path, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _keep_end(path: Path, start: int, count: int) -> None:
+    """Copy `count` bytes, from offset `start`, to PATH.1. The file may grow meanwhile, so the count is fixed."""
+    older = path.with_name(f"{path.name}.1")
+    try:
+        with path.open("rb") as source, older.open("wb") as kept:
+            source.seek(start)
+            while count and (chunk := source.read(min(count, _CHUNK))):
+                kept.write(chunk)
+                count -= len(chunk)
+    except OSError:
+        older.unlink(missing_ok=True)  # no room for both; then better the new than the old

@@ -19,7 +19,7 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 _READERS = 1 << 10  # of ranks, dead ones among them
 
 
-class LossReports:
+class LossAlarms:
     """Holds one loss detector for every rank of every generation that runs here."""
 
     def __init__(self, node: str, limits: LossLimits) -> None:

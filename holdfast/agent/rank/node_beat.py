@@ -1,13 +1,34 @@
-"""Makes a node's beat from what its ranks have reported; the beat has the step of the slowest rank."""
+"""Makes a node's hello, and its beat from what its ranks have reported; it has the step of the slowest rank."""
 
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
 import msgspec
 
+from holdfast.agent.agent_interfaces import AgentIdentity, NodeRanks, SnapshotKeeper
+from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.detect.job_progress import agreed_count, agreed_origin
 from holdfast.model.observation import Beat
+from holdfast.wire.agent_messages import Hello
 from holdfast.wire.rank_memory.slot_reader import SlotReading
+
+
+def make_hello(
+    identity: AgentIdentity, life: AgentProtocol, ranks: NodeRanks, keeper: SnapshotKeeper, *, ready: bool
+) -> Hello:
+    running = max((key.generation for key, rank in ranks.held.items() if rank.code is None), default=0)
+    return Hello(
+        node=identity.node,
+        host=identity.host,
+        nproc=identity.nproc,
+        order=identity.order,
+        generation=life.occupied_by(running),  # parked ranks too: a node without a seat is to end them
+        ready=ready,
+        copies=keeper.list_copies(),
+        keeper=keeper.address,
+        epoch=life.epoch,
+        identity=identity.on_host,
+    )
 
 
 def show_first_step(reading: SlotReading, *, ended: bool) -> SlotReading:

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.rank import last_words, rank_exchange_files
-from holdfast.agent.rank.holder_line import HolderLine
+from holdfast.agent.rank.holder_connection import HolderConnection
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.rank_environment import rank_variables, release_environment
 from holdfast.agent.rank.rank_start_requests import RankStart
@@ -23,7 +23,7 @@ from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.linux import process_attributes
 from holdfast.model.code_release import Release
-from holdfast.model.node_errands import LaunchHere
+from holdfast.model.node_errands import LaunchHere, Parking
 from holdfast.wire import (
     holder_messages,
     progress_environment,
@@ -82,7 +82,7 @@ class RankProcesses:
         self._staged = staged
         self._clock = clock
         self._key = ""  # of the zygote: the environment of its release, as JSON
-        self._holder = HolderLine(sock)
+        self._holder = HolderConnection(sock)
         self._on_rank_exit = on_rank_exit
         self._started: dict[RankKey, asyncio.Future[str]] = {}  # asked for, not answered
         self._stopped = 0  # ranks of generations up to this one may not start any more
@@ -350,10 +350,11 @@ class RankProcesses:
         """Return the ranks that have left their generation and wait for the next one."""
         return frozenset(key for key, rank in self.held.items() if rank.code is None and self.survivors.is_parked(key))
 
-    async def _park_ranks(self, up_to: int, until: float, standing: tuple[int, ...]) -> None:
-        """Tell ranks to leave their generation. Wait for those that can park, except the ranks in `standing`."""
-        self.survivors.part_ranks(up_to)
-        while any(self._may_park(one) for one in self.running_ranks(up_to) if one.rank_key.rank not in standing):
+    async def _park_ranks(self, up_to: int, parking: Parking) -> None:
+        """Tell ranks to leave their generation. Wait for those that can park."""
+        self.survivors.part_ranks(up_to, parking.hand_over)
+        until, hung = self._clock.monotonic() + parking.within_s, parking.standing
+        while any(self._may_park(one) for one in self.running_ranks(up_to) if one.rank_key.rank not in hung):
             if not await self._wait_changed(until):
                 return
 
@@ -388,15 +389,14 @@ class RankProcesses:
         while any(self.held[key].code is None for key in ending) and await self._wait_changed(until):
             pass
 
-    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
-        """End ranks of generations up to `up_to` by SIGTERM and, `grace_s` later, by SIGKILL. Spare those that park
-        within `park_s`; do not wait for the hung ones in `standing`. Return in words which processes still live."""
+    async def stop_ranks(self, up_to: int, grace_s: float, parking: Parking | None = None) -> str:
+        """End ranks up to a generation by SIGTERM, then by SIGKILL; spare those that park. Return as in the port."""
         self._stopped = max(self._stopped, up_to)
-        self._spares_parked, self.kept = park_s > 0, 0
-        if park_s <= 0:
+        self._spares_parked, self.kept = parking is not None, 0
+        if parking:
+            await self._park_ranks(up_to, parking)
+        else:
             self._spares.drop_all()
-        if park_s > 0:
-            await self._park_ranks(up_to, self._clock.monotonic() + park_s, standing)
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
             stopped = process_attributes.process_state(rank.pid) in ("T", "t")

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.rank.spare_ranks import SPARE
+from holdfast.model.action import HandOver
 from holdfast.wire import survivor_messages, unix_sockets
 from holdfast.wire.holder_messages import RankKey
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorOrder, SurvivorState
@@ -26,6 +27,7 @@ class Survivors:
         self._announced: set[RankKey] = set()
         self._seats: dict[RankKey, dict[str, str]] = {}  # of spare ranks that are not there yet
         self._over = 0  # ranks of generations up to this one are to leave them
+        self._hand_over: HandOver | None = None  # what they do before
 
     def is_there(self, key: RankKey) -> bool:
         """Return whether this rank is connected, so that it can be told to leave its generation."""
@@ -44,9 +46,9 @@ class Survivors:
         async with server:
             await server.serve_forever()
 
-    def part_ranks(self, up_to: int) -> None:
+    def part_ranks(self, up_to: int, hand_over: HandOver | None = None) -> None:
         """Tell all ranks of generations up to `up_to` to leave their generation."""
-        self._over = max(self._over, up_to)
+        self._over, self._hand_over = max(self._over, up_to), hand_over
         for key in list(self._lines):
             self._part_rank(key)
 
@@ -63,7 +65,7 @@ class Survivors:
 
     def _part_rank(self, key: RankKey) -> None:
         if SPARE < key.generation <= self._over and key not in self._parked:
-            _send(self._lines[key], PartOrder(generation=key.generation))
+            _send(self._lines[key], PartOrder(generation=key.generation, hand_over=self._hand_over))
 
     async def _hear_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         key: RankKey | None = None

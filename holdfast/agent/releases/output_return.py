@@ -36,7 +36,7 @@ class FileAtHome(msgspec.Struct, frozen=True):
     theirs: Look
 
 
-class Homecoming:
+class OutputReturn:
     """Brings files from one staged tree at a time to the user's tree, by hard link, or by copy where links fail.
 
     Files in the staged tree stay there, because ranks may use them. If a rank replaces its file, the new file is

@@ -14,7 +14,8 @@ import msgspec
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.releases import import_check_runner
-from holdfast.agent.releases.output_return import Homecoming
+from holdfast.agent.releases.output_return import OutputReturn
+from holdfast.agent.releases.release_trust import ReleaseTrust
 from holdfast.model.code_release import Release
 from holdfast.model.node_errands import StageHere
 from holdfast.wire.releases import release_tree_overlay, tree_archive
@@ -56,7 +57,12 @@ class ReleaseStager:
         self._later: dict[str, Release] = {}  # not here yet, as the user's own tree will do
         self._in_place = ""  # the digest of what is run from the user's own tree
         self._differs = ""  # what was said of that tree
-        self._homecoming = Homecoming(self._folder, clock)
+        self._homecoming = OutputReturn(self._folder, clock)
+        self._trust = ReleaseTrust(node.settings.release.signers, node.first_release, node_dir)
+
+    async def release_fault(self, release: Release) -> str:
+        """Return why this node must not run a release; "" if it may."""
+        return await asyncio.to_thread(self._trust.fault, release)
 
     def staged_location(self, release: Release) -> StagedRelease:
         if not release.digest:
@@ -70,6 +76,8 @@ class ReleaseStager:
 
     async def begin_launch(self, release: Release, *, first: bool = True) -> str:
         """Prepare the tree that ranks run from; if `first`, report the user's edits. Return an error or ""."""
+        if why := await self.release_fault(release):
+            return why
         self._launched = [*(d for d in self._launched if d != release.digest), release.digest][-2:]
         if (error := await self._have_or_stand(release)) or not release.digest:
             self._in_place = ""
@@ -184,7 +192,7 @@ class ReleaseStager:
 
     async def stage_all(self, releases: tuple[Release, ...]) -> str:
         """Stage the releases that a node needs before it is ready; return errors in words, empty if none."""
-        errors = [await self._have_or_stand(release) for release in releases]
+        errors = [await self.release_fault(one) or await self._have_or_stand(one) for one in releases]
         await asyncio.to_thread(self._look_ahead, [r for r, error in zip(releases, errors, strict=True) if not error])
         return "; ".join(error for error in errors if error)
 
@@ -198,6 +206,8 @@ class ReleaseStager:
 
     async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]:
         """Stage a release and, if asked, check it. Return an error or "", and whether the release is its cause."""
+        if why := await self.release_fault(errand.release):
+            return why, True
         if error := await self.ensure_staged(errand.release):
             return error, False
         self._bring_postponed()  # it may be rolled back to, when the user's own tree is no longer it

@@ -32,7 +32,7 @@ class _CachedFile(NamedTuple):
     mtime_ns: int
 
 
-class CompiledCode:
+class TorchCompileCache:
     """Archives the compile cache on the controller's host. Hosts that have had no ranks yet unpack the archive."""
 
     def __init__(

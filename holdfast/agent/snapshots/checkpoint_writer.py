@@ -11,14 +11,16 @@ import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import SnapshotPin, pin_snapshot
-from holdfast.checkpoint import checkpoint_save, retention, storage_owner, stored_checkpoints
+from holdfast.checkpoint import checkpoint_publication, retention, storage_owner, stored_checkpoints
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
-from holdfast.checkpoint.manifest import Author, PartFailedError, StorageError
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.storage_errors import PartFailedError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.core.snapshots.memory_grant import format_bytes
-from holdfast.model.state_copy import Doubt, MissedCheckpoint
+from holdfast.model.state_doubt import Doubt
+from holdfast.model.storage_report import MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
@@ -114,7 +116,7 @@ class CheckpointWriter:
 
         def look() -> str:
             with suppress(StorageError):
-                return str(checkpoint_save.has_failed(checkpoint_save.staging_folder(url, step, author)))
+                return str(checkpoint_publication.has_failed(checkpoint_publication.staging_folder(url, step, author)))
             return ""
 
         return look_in_time(look, _LOOK_S) == str(True)
@@ -172,7 +174,7 @@ class CheckpointWriter:
 
     def mark_recalled(self) -> None:
         """Record for every rank that its part of some checkpoint may be missing, because an earlier agent has ended."""
-        self._unwritten.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
+        self._unwritten.update({rank: {checkpoint_publication.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
         """Return whether to checkpoint this snapshot: it is an n-th step, the wanted step, or flagged by its rank."""
@@ -196,7 +198,7 @@ class CheckpointWriter:
             return
         url, every = want.storage.url, want.storage.every_steps
         alone = sealed.step == self.wanted or bool(every and sealed.step % every)  # somebody wants just this one
-        begun_s = _PARTS_S if alone else checkpoint_save.BEGUN_S
+        begun_s = _PARTS_S if alone else checkpoint_publication.BEGUN_S
         job = PartWrite(self, want, pinned, begun_s, missed=before)
         if alone:
             await self._wait_idle(rank)
@@ -335,34 +337,34 @@ class PartWrite:
         if fresh or (want.rank == 0 and self._cleans):  # what is left of a failure may be why there is no room
             with suppress(StorageError):
                 retention.clean_unpublished(base, self.author, before=self.step)
-        folder = checkpoint_save.staging_folder(base, self.step, self.author)
+        folder = checkpoint_publication.staging_folder(base, self.step, self.author)
         if want.rank != 0 and self._missed:
             self.told |= self._missed
             with suppress(StorageError):
-                checkpoint_save.forsake_parts(base, self.author, want.rank, self._missed, before=self.step)
-        if want.rank != 0 and not checkpoint_save.wait_until_begun(folder, pulse, self._begun_s):
+                checkpoint_publication.forsake_parts(base, self.author, want.rank, self._missed, before=self.step)
+        if want.rank != 0 and not checkpoint_publication.wait_until_begun(folder, pulse, self._begun_s):
             return ""
         if self._checked and (wrong := self.pinned.verify()):
             if want.rank != 0:  # or rank 0 would wait for it
-                checkpoint_save.forsake_parts(base, self.author, want.rank, (self.step,), before=self.step)
+                checkpoint_publication.forsake_parts(base, self.author, want.rank, (self.step,), before=self.step)
             raise StorageError(f"the snapshot of rank {want.rank} is damaged: {wrong}")
         image = self.pinned.image
         ranges = [image[start:end] for start, end in want.share]
-        checkpoint_save.write_part(folder, want.rank, ranges, pulse=pulse)
+        checkpoint_publication.write_part(folder, want.rank, ranges, pulse=pulse)
         self.told.add(self.step)
         self.pinned.release()
         if want.rank != 0:
             return ""
         try:
-            parts = checkpoint_save.collect_parts(folder, want.world, _PARTS_S, pulse)
+            parts = checkpoint_publication.collect_parts(folder, want.world, _PARTS_S, pulse)
         except PartFailedError as e:
-            checkpoint_save.withdraw_write(folder, want.world, str(e))
+            checkpoint_publication.withdraw_write(folder, want.world, str(e))
             raise
         try:
             metadata = Path(want.metadata_path).read_bytes()
         except OSError as e:
             raise StorageError(f"cannot read the checkpoint's metadata: {e}") from None
-        url = checkpoint_save.publish_checkpoint(
+        url = checkpoint_publication.publish_checkpoint(
             base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse
         )
         self._tidy_up(want.storage, pulse)

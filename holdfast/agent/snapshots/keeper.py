@@ -9,15 +9,15 @@ import contextlib
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.copies_for_peers import PeerCopies
 from holdfast.agent.snapshots.departure_writer import FinalWriter
+from holdfast.agent.snapshots.held_peer_copies import HeldPeerCopies
+from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_interfaces import (
     KeeperLinks,
     KeeperNotes,
@@ -25,7 +25,7 @@ from holdfast.agent.snapshots.keeper_interfaces import (
     StateDisk,
     WaitForLoop,
 )
-from holdfast.agent.snapshots.other_size_arenas import ArenasAside
+from holdfast.agent.snapshots.other_size_arenas import OtherSizeArenas
 from holdfast.agent.snapshots.parcel_transport import ParcelTransport
 from holdfast.agent.snapshots.peer_arenas import PREFIX, PeerMemory
 from holdfast.agent.snapshots.peer_sender import PeerSender
@@ -33,30 +33,23 @@ from holdfast.agent.snapshots.rank_request_notes import RequestNotes
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher
 from holdfast.agent.snapshots.state_fetch import StateFetch
 from holdfast.agent.system.snapshot_memory import SnapshotBudget
-from holdfast.checkpoint.arena import (
-    POISONED,
-    VERIFIED,
-    Arena,
-    ArenaError,
-    SealedSnapshot,
-    SnapshotSlot,
-    arena_bytes,
-)
+from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, SealedSnapshot, SnapshotSlot
+from holdfast.checkpoint.arena_header import arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.keeper_client import make_want
-from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_transport import LinkError, TransportError
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.core.decoding import from_json
-from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
-from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
+from holdfast.model.copy_aim import Aim
 from holdfast.model.node_errands import LaunchHere, Leave
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Address, Aim, Copy, Source
+from holdfast.model.restore_sources import Source
+from holdfast.model.state_copy import Address, Copy
 from holdfast.wire import rank_keeper_messages
-from holdfast.wire.credentials.mutual_tls import KeyFiles
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.rank_keeper_messages import ArenaGrant as ArenaAt
 from holdfast.wire.rank_keeper_messages import ArenaRequest, KeeperRefusal, StateGrant, StateRequest
@@ -68,20 +61,6 @@ _LAUNCH = "launch.json"
 _REACH_S, _AGAIN_S = 10.0, 0.5  # how long, and how often, a keeper that cannot be reached is asked for a state
 
 T = TypeVar("T")
-
-
-class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The node and the run of a keeper, its addresses for ranks and for other keepers, and its limits."""
-
-    node: str
-    run_id: str
-    socket_path: Path  # by ranks; what a next agent must know lies beside it
-    keys: KeyFiles | None = None  # what proves us to other keepers, and them to us; None: all are on this host
-    host: str = ""  # keepers of other hosts reach it there
-    limits: BackupLimits = BackupLimits()
-    disk: DiskLimits = DiskLimits()
-    replica: ReplicaLimits = ReplicaLimits()
-    look_s: float = 0.02  # how often it looks at the headers of snapshots
 
 
 class KeeperParts(NamedTuple):
@@ -114,10 +93,10 @@ class Keeper:
             self._arenas, self._notes, place.replica, ports.report_marks, self.backing.next_seqs
         )
         for_peers = PeerMemory(ports.make_arena, parts.wait_for_loop)
-        self._shelf = PeerCopies(self._notes, self._arenas, for_peers, self.disk, ports)
+        self._shelf = HeldPeerCopies(self._notes, self._arenas, for_peers, self.disk, ports)
         self._launch = KeeperLaunch()
         self._requests = RequestNotes(self._notes, ports)
-        self._aside = ArenasAside(self._arenas, ports)
+        self._aside = OtherSizeArenas(self._arenas, ports)
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
@@ -154,14 +133,9 @@ class Keeper:
         self.backing.on_want(want)
         self.hashing.on_want(want)
 
-    @property
-    def revoked(self) -> frozenset[str]:
-        """The certificates and nodes that this keeper no longer accepts connections from."""
-        return self._links.revoked
-
-    @revoked.setter
-    def revoked(self, serials: frozenset[str]) -> None:
-        self._links.revoked = serials
+    def admit_peers(self, peers: AdmittedPeers) -> None:
+        """Accept the keepers of these nodes and no others, also after a restart of this agent."""
+        self._links.admit_peers(peers)
 
     @property
     def stored(self) -> int:
@@ -250,7 +224,9 @@ class Keeper:
         self._arenas.drop_left(self._launch)
         self.disk.remove_given_up(self._launch)
         try:
-            self._notes.write_note(_LAUNCH, msgspec.json.encode(errand))
+            # No keeper asks for the environment of a release, and this note stays after the end.
+            bare = msgspec.structs.replace(errand, release=msgspec.structs.replace(errand.release, env={}))
+            self._notes.write_note(_LAUNCH, msgspec.json.encode(bare))
         except OSError as e:
             return f"cannot write {e.filename or _LAUNCH}: {e.strerror}"
         return ""

@@ -2,9 +2,10 @@
 
 from holdfast.agent.snapshots.arena_table import ArenaTable
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity, KeeperParts
+from holdfast.agent.snapshots.keeper import Keeper, KeeperParts
+from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
-from holdfast.agent.snapshots.keeper_notes import NoteFolder
+from holdfast.agent.snapshots.keeper_note_folder import KeeperNoteFolder
 from holdfast.agent.snapshots.keeper_sockets import KeeperSockets
 from holdfast.agent.snapshots.peer_arenas import wait_for_loop
 from holdfast.agent.snapshots.snapshot_disk import SnapshotDisk
@@ -12,7 +13,7 @@ from holdfast.agent.system.snapshot_memory import SnapshotBudget
 
 
 def build_keeper(place: KeeperIdentity, ports: KeeperPorts, budget: SnapshotBudget | None = None) -> Keeper:
-    arenas, notes = ArenaTable(), NoteFolder(place.socket_path.parent)
+    arenas, notes = ArenaTable(), KeeperNoteFolder(place.socket_path.parent)
     parts = KeeperParts(
         arenas=arenas,
         wait_for_loop=wait_for_loop,

@@ -5,15 +5,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.checkpoint.disk_state_record import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest
+from holdfast.checkpoint.rank_state_on_disk import DiskState
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
+from holdfast.model.copy_aim import Aim
 from holdfast.model.observation import Mark
-from holdfast.model.state_copy import Address, Aim, Copy
+from holdfast.model.state_copy import Address, Copy
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.rank_keeper_messages import AnswerRank
 
 MakeArena = Callable[[str, int], Awaitable[str]]
@@ -46,7 +48,8 @@ class KeeperLinks(Protocol):
     """Connections to the ranks of this node and to keepers of other nodes. Methods that push, pull or fetch are called
     in threads, and raise TransportError or OSError."""
 
-    revoked: frozenset[str]  # who may not talk to it any more
+    def admit_peers(self, peers: AdmittedPeers) -> None:
+        """From now on accept the keepers of these nodes, and no others; nobody is accepted before the first call."""
 
     @property
     def address(self) -> Address:

@@ -9,39 +9,62 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
+from holdfast.agent.snapshots.keeper_note_folder import KeeperNoteFolder
 from holdfast.checkpoint import peer_transport
-from holdfast.checkpoint.peer_admission import PeerGuard
+from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_server import PeerServer, PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
+from holdfast.core.decoding import from_json
 from holdfast.model.state_copy import Address
 from holdfast.wire import rank_keeper_messages, unix_sockets
-from holdfast.wire.credentials.mutual_tls import LEAVING, NODE, KeyFiles
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers, certificate_id, split_ids
+from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.rank_keeper_messages import AnswerRank
 
 _BACKLOG = 256
 _LINKS = "links-"
+_PEERS = "peers.json"
 _log = logging.getLogger("holdfast.keeper")
 
 
 class KeeperSockets:
     def __init__(self, socket_path: Path, run_id: str, keys: KeyFiles | None, host: str) -> None:
         """`keys` let keepers verify each other; None if all run on this host. `host` is this keeper's address."""
-        self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
+        self._notes = KeeperNoteFolder(socket_path.parent)
+        self._members = self._leaving = frozenset[bytes]()  # nobody, until the controller or a note tells
+        self._admitted: AdmittedPeers | None = None  # as the note says
+        if keys:
+            self._recall_peers()
         self._socket_path = socket_path
         self._host = host
-        self._guard = PeerGuard(keys, self._is_peer, run_id, self._is_gone, self._is_leaving) if keys else None
+        self._guard = PeerAdmission(keys, self._is_peer, run_id, self._is_leaving) if keys else None
         # Of this life alone: who has sent us something before is to notice that we are new.
         self._links_path = socket_path.with_name(f"{_LINKS}{secrets.token_hex(4)}.sock")
         self._listener: socket.socket | None = None
 
-    def _is_peer(self, serial: str) -> bool:
-        return serial not in self.revoked
+    def admit_peers(self, peers: AdmittedPeers) -> None:
+        self._members, self._leaving = split_ids(peers.members), split_ids(peers.leaving)
+        if peers == self._admitted:
+            return
+        try:
+            self._notes.write_note(_PEERS, msgspec.json.encode(peers))
+            self._admitted = peers
+        except OSError as e:
+            _log.warning("cannot note whose certificates count, so the next agent may go by an old list: %s", e)
 
-    def _is_gone(self, node: str) -> bool:
-        return NODE + node in self.revoked
+    def _recall_peers(self) -> None:
+        """Accept those whom an earlier agent was told of; if that is not known, nobody until the controller tells."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            self._admitted = from_json(self._notes.read_note(_PEERS), AdmittedPeers)
+            self.admit_peers(self._admitted)
 
-    def _is_leaving(self, node: str) -> bool:
-        return LEAVING + node in self.revoked
+    def _is_peer(self, node: str, serial: str) -> bool:
+        return certificate_id(node, serial) in self._members | self._leaving
+
+    def _is_leaving(self, node: str, serial: str) -> bool:
+        return certificate_id(node, serial) in self._leaving
 
     @property
     def address(self) -> Address:

@@ -15,7 +15,7 @@ from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant
 
 
-class ArenasAside:
+class OtherSizeArenas:
     def __init__(self, arenas: ArenaTable, ports: KeeperPorts) -> None:
         self._arenas, self._ports = arenas, ports
         self._names: dict[str, str] = {}  # by path

@@ -8,7 +8,8 @@ import msgspec
 
 from holdfast.agent.snapshots.arena_table import SnapshotPin, drop_left, pin_snapshot
 from holdfast.agent.snapshots.keeper_interfaces import KeeperNotes, MakeArena, WaitForLoop
-from holdfast.checkpoint.arena import Arena, arena_bytes
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.arena_header import arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode, TransportError

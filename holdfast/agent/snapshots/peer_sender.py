@@ -26,7 +26,7 @@ from holdfast.core.snapshots.floor_pins_and_copies import (
     UnpinSnapshot,
 )
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
-from holdfast.model.state_copy import Aim
+from holdfast.model.copy_aim import Aim
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 _AGAIN_S = 1.0  # after a link that broke

@@ -19,18 +19,20 @@ import msgspec
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
 from holdfast.agent.snapshots.keeper_interfaces import IsWanted, KeeperNotes, KeeperPorts, any_generation
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention, storage_owner
-from holdfast.checkpoint.disk_state_record import DiskNote, DiskState
+from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, retention, storage_owner
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.local_storage import LocalStorage
-from holdfast.checkpoint.manifest import Author, CorruptError, StorageError, step_of
+from holdfast.checkpoint.manifest import Author, step_of
+from holdfast.checkpoint.rank_state_on_disk import DiskNote, DiskState
+from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time, try_write
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.decoding import from_msgpack
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.linux import process_attributes
-from holdfast.model.state_copy import Aim, Copy
+from holdfast.model.copy_aim import Aim
+from holdfast.model.state_copy import Copy
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
 _STALL_S = 15.0  # a disk that takes nothing for so long is given up for this step
@@ -148,8 +150,8 @@ class SnapshotDisk:
         if (url, came_at) in self._left_out:
             return None
         try:
-            manifest = checkpoint_load.read_manifest(url)
-            note = from_msgpack(checkpoint_load.read_metadata(url), DiskNote)
+            manifest = checkpoint_reader.read_manifest(url)
+            note = from_msgpack(checkpoint_reader.read_metadata(url), DiskNote)
             size = LocalStorage(url).file_size(_IMAGE)
         except (StorageError, msgspec.DecodeError) as e:
             if os.path.exists(url):  # else another node of this host has just removed it
@@ -175,7 +177,7 @@ class SnapshotDisk:
     def read_image(self, state: DiskState, into: memoryview) -> None:
         """Read a state and check every block. Raises StorageError; a damaged state is also removed."""
         try:
-            checkpoint_load.read_part(state.url, 0, into)
+            checkpoint_reader.read_part(state.url, 0, into)
         except CorruptError as e:
             self._ports.say(f"dropped the damaged state of rank {state.note.layout.rank} at {state.url}: {e}")
             self._remove_states([state])
@@ -271,9 +273,9 @@ class SnapshotDisk:
         except (OSError, msgspec.DecodeError) as e:
             raise StorageError(f"the layout of rank {arena.rank} cannot be read: {e}") from None
         storage_owner.take_ownership(base, author)
-        folder = checkpoint_save.staging_folder(base, pin.step, author)
-        part = checkpoint_save.write_part(folder, 0, [pin.image], threads=1, pulse=pulse)
-        url = checkpoint_save.publish_checkpoint(
+        folder = checkpoint_publication.staging_folder(base, pin.step, author)
+        part = checkpoint_publication.write_part(folder, 0, [pin.image], threads=1, pulse=pulse)
+        url = checkpoint_publication.publish_checkpoint(
             base, pin.step, (part,), msgspec.msgpack.encode(note), author=author, layout=arena.layout.hex(), pulse=pulse
         )
         with contextlib.suppress(OSError):  # the run's folder keeps others out as it is

@@ -10,7 +10,8 @@ from holdfast.agent.snapshots.parity_decoder import KeeperSource, ParityDecoder,
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout
 from holdfast.checkpoint.peer_transport import LinkError, PeerRequest, TransportError
 from holdfast.core.decoding import from_msgpack
-from holdfast.model.state_copy import CopySummary, Restore
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_copy import CopySummary
 
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.checkpoint.arena import arena_bytes
+from holdfast.checkpoint.arena_header import arena_bytes
 from holdfast.core.snapshots.memory_grant import MemoryGrant, MemoryRequest, MemoryRoom, grant_memory
-from holdfast.model.state_copy import Aim
+from holdfast.model.copy_aim import Aim
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 from holdfast.wire.run_and_node_specs import NodeSpec
 

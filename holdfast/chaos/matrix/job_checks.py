@@ -12,7 +12,8 @@ import msgspec
 from holdfast.chaos import process_handles
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import Ledger
-from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.sqlite_journal import SqliteJournal
 
 MARK = "HOLDFAST_CHAOS_MARK"
 _SETTLE_S = 15.0

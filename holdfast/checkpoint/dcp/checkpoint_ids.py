@@ -4,8 +4,9 @@ import os
 import re
 
 from holdfast.checkpoint import storage_opener
-from holdfast.checkpoint.manifest import MANIFEST, METADATA, StorageError
+from holdfast.checkpoint.manifest import MANIFEST, METADATA
 from holdfast.checkpoint.state_image import StateError
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 
 _NAMED = re.compile(r"(?:.*step[-_=]?|\D*)(\d{1,18})", re.ASCII)  # step-10, 10, epoch=1-step=50; not gpt2-v3

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem
 
-from holdfast.checkpoint import snapshot_record
+from holdfast.checkpoint import image_metadata
 from holdfast.checkpoint.dcp.torch_metadata import index_of
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, Ranks, RecordSpec, arrange_image
 from holdfast.checkpoint.state_image import StateError, check_tensor, extra_spec, local_tensor, record_sizes
@@ -59,9 +59,7 @@ def arrange_plan(
 
 
 def pack_layout(layout: ImageLayout, step: int = 0) -> bytes:
-    return snapshot_record.pack_metadata(
-        snapshot_record.ImageMetadata(step=step, layout=msgspec.msgpack.encode(layout))
-    )
+    return image_metadata.pack_metadata(image_metadata.ImageMetadata(step=step, layout=msgspec.msgpack.encode(layout)))
 
 
 def pad_value(value: bytes, room: int) -> bytes:

@@ -13,15 +13,15 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from holdfast.checkpoint import checkpoint_load, snapshot_record, storage_opener
+from holdfast.checkpoint import checkpoint_reader, image_metadata, storage_opener
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.dcp.checkpoint_ids import locate_checkpoint, same_place, step_under
 from holdfast.checkpoint.dcp.plan_layout import rank_and_world, unpad_value
 from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, single_image_metadata
 from holdfast.checkpoint.image_layout import ALIGN_BYTES, ImageLayout
+from holdfast.checkpoint.image_record_locations import rank_of
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.manifest import MANIFEST, METADATA
-from holdfast.checkpoint.record_locations import rank_of
 from holdfast.checkpoint.state_image import KNOWN_RECORDS, StateError, StateImage, decode_value, record_frame
 from holdfast.checkpoint.verified_block_reads import PartPiece
 from holdfast.core.decoding import from_msgpack
@@ -72,11 +72,11 @@ class Reader(StorageReader):
         if state.arena and (not named or step_under(self._id, self._url) == state.step):
             image = Arena.open(state.arena).slot_image(state.slot)
             self._image = StateImage(
-                layout := from_msgpack(snapshot_record.find_metadata(image).layout, ImageLayout), image
+                layout := from_msgpack(image_metadata.find_metadata(image).layout, ImageLayout), image
             )
             return single_image_metadata(layout)
         self._place = locate_checkpoint(self._url, self._id) if named or not state.url else state.url
-        return self._read_torch(kwargs.get("rank")) or decode_metadata(checkpoint_load.read_metadata(self._place))
+        return self._read_torch(kwargs.get("rank")) or decode_metadata(checkpoint_reader.read_metadata(self._place))
 
     def _read_torch(self, rank: int | None) -> Metadata | None:
         """Return the metadata if torch wrote this checkpoint, else None. With `rank`, read the rank's own file."""
@@ -121,7 +121,7 @@ class Reader(StorageReader):
                 rank, start = self._where(item)
                 pieces.append(PartPiece(rank=rank, start=start, bytes=self._length(item), to=at))
                 at += self._room(item)
-            checkpoint_load.read_ranges(self._place, pieces, memory)
+            checkpoint_reader.read_ranges(self._place, pieces, memory)
             for item, piece in zip(batch, pieces, strict=True):
                 record = memory[piece.to : piece.to + piece.bytes]
                 tensor = None if item.type == LoadItemType.BYTE_IO else records.read_tensor(item.storage_index, record)

@@ -12,10 +12,10 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from holdfast.checkpoint import dcp
-from holdfast.checkpoint.checkpoint_load import read_manifest, read_metadata, read_ranges
+from holdfast.checkpoint.checkpoint_reader import read_manifest, read_metadata, read_ranges
 from holdfast.checkpoint.local_storage import LocalStorage
-from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.private_folder import move_out, private_folder
+from holdfast.checkpoint.output_staging import move_out, private_folder
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.verified_block_reads import PartPiece
 
 _INDEX = "model.safetensors.index.json"  # as loaders of safetensors expect it

@@ -31,8 +31,8 @@ from holdfast.checkpoint.image_layout import (
     name_of,
     name_tensors,
 )
+from holdfast.checkpoint.image_record_locations import file_of
 from holdfast.checkpoint.pickle_outline import PICKLE_DAMAGE
-from holdfast.checkpoint.record_locations import file_of
 from holdfast.checkpoint.state_image import StateError
 
 NOT_METADATA = "this is not torch metadata"

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.futures import Future
 
-from holdfast.checkpoint import checkpoint_save
+from holdfast.checkpoint import checkpoint_publication
 from holdfast.checkpoint.arena import DUE, Arena, SnapshotSlot
 from holdfast.checkpoint.dcp.checkpoint_ids import named_step, newest_step
 from holdfast.checkpoint.dcp.plan_layout import (
@@ -32,10 +32,10 @@ from holdfast.checkpoint.dcp.plan_layout import (
 from holdfast.checkpoint.dcp.reader import completed_future
 from holdfast.checkpoint.dcp.torch_metadata import index_of
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
+from holdfast.checkpoint.image_record_locations import file_of
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.memory_copy import MemoryCopier
-from holdfast.checkpoint.record_locations import file_of
 from holdfast.checkpoint.retention import retain_checkpoints
 from holdfast.checkpoint.state_image import StateError, StateImage, local_tensor
 from holdfast.checkpoint.storage_owner import take_ownership
@@ -130,7 +130,7 @@ class Writer(StorageWriter):
         else:
             assert self._image
             share = [self._image.memory[part.start : part.end] for part in layout.owned_ranges()]
-            checkpoint_save.write_part(self._folder, layout.rank, share)
+            checkpoint_publication.write_part(self._folder, layout.rank, share)
         return completed_future(self._results(layout, things))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -149,8 +149,10 @@ class Writer(StorageWriter):
         if others := {one.storage_data for one in written if one.index.fqn == EXTRA} - {self._folder}:
             raise StateError(f"ranks disagree on where to save: some wrote to {min(others)}, others to {self._folder}")
         take_ownership(url, self._author)
-        parts = checkpoint_save.collect_parts(self._folder, len(results), _PARTS_S)
-        checkpoint_save.publish_checkpoint(url, step, parts, content, author=self._author, torch=str(torch.__version__))
+        parts = checkpoint_publication.collect_parts(self._folder, len(results), _PARTS_S)
+        checkpoint_publication.publish_checkpoint(
+            url, step, parts, content, author=self._author, torch=str(torch.__version__)
+        )
         self._finished[url] = step, self._run
         retain_checkpoints(url, self._storage.keep, newest=step)
 
@@ -224,7 +226,7 @@ class Writer(StorageWriter):
 
     @property
     def _folder(self) -> str:
-        return checkpoint_save.staging_folder(self._storage.url, self._call.step, self._author)
+        return checkpoint_publication.staging_folder(self._storage.url, self._call.step, self._author)
 
     def _results(self, layout: ImageLayout, things: Things) -> list[WriteResult]:
         """Return the place of each record that this rank owns. Before these, the list has the save's folder, under the

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from holdfast.checkpoint.checkpoint_load import verify_checkpoint
+from holdfast.checkpoint.checkpoint_reader import verify_checkpoint
 from holdfast.checkpoint.manifest import MANIFEST
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.checkpoint.stored_checkpoints import find_checkpoints
@@ -65,7 +65,10 @@ def _export_weights(args: argparse.Namespace, urls: list[str]) -> int:
 def _export_trainer(args: argparse.Namespace, others: list[TrainerCheckpoint]) -> int:
     if not (args.dcp or args.ranks):
         _require_safetensors()
-    from holdfast.checkpoint.trainer_export.checkpoint_export import ExportForm, export_trainer_checkpoint  # torch
+    from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import (  # torch
+        ExportForm,
+        export_trainer_checkpoint,
+    )
 
     one = next((one for one in others if not verify_trainer_checkpoint(one.url).fault), None)
     if one is None:

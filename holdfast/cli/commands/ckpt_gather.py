@@ -5,10 +5,11 @@ import re
 
 import msgspec
 
-from holdfast.checkpoint import checkpoint_load, checkpoint_save, storage_owner
-from holdfast.checkpoint.disk_state_record import DiskNote
+from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, storage_owner
 from holdfast.checkpoint.image_layout import ImageLayout
-from holdfast.checkpoint.manifest import CheckpointPart, StorageError
+from holdfast.checkpoint.manifest import CheckpointPart
+from holdfast.checkpoint.rank_state_on_disk import DiskNote
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_checkpoints
 from holdfast.cli.run_flags.flag_table import UsageError
@@ -42,9 +43,9 @@ def gather_states(args: argparse.Namespace) -> int:
         raise UsageError(f"{lacking} step {args.step}: give the folders of all nodes' disks")
     layouts = [states[rank][0] for rank in range(world)]
     storage_owner.take_ownership(args.to, newest)
-    folder = checkpoint_save.staging_folder(args.to, args.step, newest)
+    folder = checkpoint_publication.staging_folder(args.to, args.step, newest)
     parts = [_write_share(folder, *states[rank]) for rank in range(world)]
-    url = checkpoint_save.publish_checkpoint(
+    url = checkpoint_publication.publish_checkpoint(
         args.to, args.step, parts, encode_metadata(layouts), author=newest, layout=layouts[0].digest.hex()
     )
     storage_owner.release_ownership(args.to, newest)
@@ -54,7 +55,7 @@ def gather_states(args: argparse.Namespace) -> int:
 
 def _read_layout(state: StoredCheckpoint) -> ImageLayout:
     try:
-        return from_msgpack(checkpoint_load.read_metadata(state.url), DiskNote).layout
+        return from_msgpack(checkpoint_reader.read_metadata(state.url), DiskNote).layout
     except msgspec.DecodeError as e:
         raise StorageError(f"{state.url} is no state of a run: {e}") from None
 
@@ -62,7 +63,7 @@ def _read_layout(state: StoredCheckpoint) -> ImageLayout:
 def _write_share(folder: str, layout: ImageLayout, state: StoredCheckpoint) -> CheckpointPart:
     """Read a rank's image, check every block against its checksum, and write the ranges that the rank owns."""
     image = memoryview(bytearray(layout.image_bytes))
-    checkpoint_load.read_part(state.url, 0, image)
-    return checkpoint_save.write_part(
+    checkpoint_reader.read_part(state.url, 0, image)
+    return checkpoint_publication.write_part(
         folder, layout.rank, [image[one.start : one.end] for one in layout.owned_ranges()]
     )

@@ -7,12 +7,12 @@ import time
 
 import msgspec
 
-from holdfast.cli.run_dirs.database_link import open_database
+from holdfast.cli.run_dirs.journal_database_connection import open_database
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun, duration_text
 from holdfast.fleet import cluster_runs
 from holdfast.fleet.cluster_runs import ClusterRunView
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 
 UNKNOWN_STEP = "step unknown"
 CLUSTERS = ("slurm", "kubernetes")

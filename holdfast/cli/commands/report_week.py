@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.run_dirs import run_directory, run_journal, run_selection
-from holdfast.cli.run_dirs.database_link import open_database
+from holdfast.cli.run_dirs.journal_database_connection import open_database
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_output import make_output
 from holdfast.cli.terminal.quantity_text import counted_noun, duration_text, ettr_of
@@ -22,7 +22,8 @@ from holdfast.core.record.report_window import fold_since
 from holdfast.core.record.week_summary import RunAccount, WeekSummary, summarize_runs
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.journal_errors import JournalDamagedError, JournalError
-from holdfast.model.event import Entry, Ready
+from holdfast.model.decider_events import Ready
+from holdfast.model.journal_entry import Entry
 
 _WEEK_S = 7 * 86400.0
 _WIDE = 80  # columns

@@ -10,7 +10,8 @@ from holdfast.agent.agent_shell import Agent
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.snapshots.arena_table import ArenaTable
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity, KeeperParts
+from holdfast.agent.snapshots.keeper import Keeper, KeeperParts
+from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
@@ -18,8 +19,9 @@ from holdfast.config import Settings
 from holdfast.controller import composition, order_admission
 from holdfast.controller_interfaces import ControllerPorts, Socket
 from holdfast.logs import catalog_files
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.code_release import Release
-from holdfast.model.event import Order
+from holdfast.model.decider_events import Order
 from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.dst_world import RealParts
@@ -33,6 +35,7 @@ from holdfast.sim.dst.simulated_local_checkpoints import SimStateDisk
 from holdfast.sim.dst.simulated_rank_holder import SimHolder
 
 BROKEN = 1
+_MASK = Masker(hosts=False)  # patterns are compiled once for all seeds
 _LOOK_S = 0.5  # of keepers, at the headers of snapshots: a real one looks more often, which would cost most of a seed
 _SEED = re.compile("[0-9]{1,12}")
 
@@ -94,6 +97,7 @@ def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
         diagnosis=SimDiagnosis(scene),
         health=process.open_health(events.on_alarm, lambda: machine.clock.monotonic() + controller_clock.offset_s),
         judge=process.judge_exit,
+        mask=_MASK,
         reach=process.links.try_peers,
         background=(keeper.serve, keeper.watch_snapshots),
     )

@@ -10,8 +10,9 @@ import msgspec
 
 from holdfast.cli.launch import release_packing
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
-from holdfast.cli.run_dirs import run_directory, run_selection
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError, parse_run_args
+from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_selection
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs, parse_run_args
 from holdfast.cli.terminal.rank_console import describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.journal.journal_errors import JournalError
@@ -58,8 +59,8 @@ class ClusterRun:
         # Each controller has its own folder, except on Slurm, where all hosts see one.
         own = f"/{lease.place}" if lease and draft.fleet != "slurm" else ""
         place = args.run_dir and f"{args.run_dir}{own}"
-        self.run_dir = run_directory.make_run_dir(place, run_id)
-        log_dir = run_directory.make_log_dir(args.log_dir, self.run_dir, run_id)
+        self.run_dir = run_dir_creation.make_run_dir(place, run_id)
+        log_dir = run_dir_creation.make_log_dir(args.log_dir, self.run_dir, run_id)
         self._draft = msgspec.structs.replace(draft, log_dir=str(log_dir))
 
     def carry(self, listener: socket.socket, where: str, why: str) -> int | None:
@@ -68,10 +69,10 @@ class ClusterRun:
         run_dir, args = self.run_dir, self._args
         run, said = self._restore_run() or self._begin_run()
         run = msgspec.structs.replace(run, port=listener.getsockname()[1])
-        run_directory.publish_run(run_dir, run)
+        run_dir_creation.publish_run(run_dir, run)
         run_selection.remember_run(run_dir)
         say(f"{run.fleet} fleet: {describe_shape(args, run.nproc)}{where}; run directory {run_dir}")
-        risk = "" if self._lease else run_directory.shared_journal_risk(run_dir)
+        risk = "" if self._lease else run_dir_creation.shared_journal_risk(run_dir)
         for text in filter(None, (why, said, risk)):
             say(text)
         if args.detach:
@@ -82,10 +83,10 @@ class ClusterRun:
         """Make the first release and the keys of a new run; return its spec, and a sentence for the console."""
         files = find_console_files()
         draft, args = self._draft, self._args
-        run_directory.write_door_secret(self.run_dir, self._secret)  # the first release must not contain it
+        run_dir_secrets.write_door_secret(self.run_dir, self._secret)  # the first release must not contain it
         apart = release_packing.keep_out(self.run_dir, draft.settings, args.token_file, (draft.log_dir, *files))
         begun = release_packing.pack_first_release(draft.entry, self.run_dir, apart, copied=args.release)
-        run_directory.open_authority(self.run_dir)
+        run_dir_secrets.open_authority(self.run_dir)
         return msgspec.structs.replace(draft, release=begun.release, console_files=files), begun.said
 
     def _restore_run(self) -> tuple[RunSpec, str] | None:

@@ -9,7 +9,7 @@ from holdfast.journal import run_lease
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
 from holdfast.journal.postgres_link import PostgresLink
 from holdfast.journal.run_lease import LEASE_S, START_S
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 
 _LOOK_S = 0.25  # a look costs one row; what is lost here, the job stands still
 

@@ -9,16 +9,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from logging.handlers import RotatingFileHandler
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 
 from aiohttp import web
 
+from holdfast.cli.launch.controller_log import ControllerLog, open_log
 from holdfast.cli.launch.journal_and_notes import RunRecord, open_record
 from holdfast.cli.launch.slurm_launch import make_plan
 from holdfast.cli.launch.wait_teller import WaitTeller
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text, storage_said
 from holdfast.controller.access.audit_log import AuditLog
@@ -27,7 +27,6 @@ from holdfast.controller.access.caller_admission import PortAccess, Right, admit
 from holdfast.controller.access.connection_gate import ConnectionGate
 from holdfast.controller.access.enrolment_token_api import TokenMinting
 from holdfast.controller.access.enrolment_tokens import NodeTokens
-from holdfast.controller.access.log_flood_filter import ServerLogFilter
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.controller.access.user_ca_nodes import NEEDLESS, CertificateEnrolment
 from holdfast.controller.access.user_tokens import UserTokens
@@ -53,14 +52,15 @@ from holdfast.journal.journal_errors import JournalAwayError, JournalError, Jour
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
+from holdfast.model.decider_events import Begin, Ended, Order, Progress, Successor
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Begin, Ended, Entry, Order, Phase, Progress, Successor
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec
 
 _BACKLOG = 4096
-_LOG_BYTES = 32 << 20
 _TOKEN_S = 3600.0  # for a node that has been started to enrol
 _PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
@@ -85,7 +85,8 @@ def main() -> int:
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
     process_attributes.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
-    logging.basicConfig(handlers=[open_log(run_dir)], level=logging.INFO, format="%(asctime)s %(message)s")
+    log = open_log(run_dir)
+    logging.basicConfig(handlers=[log], level=logging.INFO)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = SaidLog(run_dir)
     ended: RunEnd | None = None
@@ -93,7 +94,7 @@ def main() -> int:
         say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
-        ended = asyncio.run(_run_leased(run_dir, socket.socket(fileno=fd), say, holder))
+        ended = asyncio.run(_run_logged(log, _run_leased(run_dir, socket.socket(fileno=fd), say, holder)))
     except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
         # Which is no end: the front knows what to do.
         say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
@@ -108,19 +109,21 @@ def main() -> int:
     return ended.code
 
 
-def open_log(run_dir: Path) -> logging.Handler:
-    """Open the controller's log; its size is limited, and complaints about bad requests are rate-limited."""
-    log = RotatingFileHandler(run_dir / "controller.log", maxBytes=_LOG_BYTES, backupCount=1)
-    log.addFilter(ServerLogFilter())
-    return log
-
-
 def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
     for e in group.exceptions:
         if isinstance(e, BaseExceptionGroup):
             yield from leaf_exceptions(e)
         else:
             yield e
+
+
+async def _run_logged(log: ControllerLog, work: Coroutine[None, None, RunEnd]) -> RunEnd:
+    """Run the controller, and keep its log bounded meanwhile."""
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(log.watch_size())
+        ended = await work
+        watching.cancel()
+    return ended
 
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
@@ -152,7 +155,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
     teller = ConsoleTeller(run_dir, say)
     hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say)
     opinions = FailureOpinions(run.settings, run.log_dir, say)
-    tokens = NodeTokens(run_directory.door_keys_folder(run_dir), record.put_keys)
+    tokens = NodeTokens(run_dir_secrets.door_keys_folder(run_dir), record.put_keys)
     fleet = _make_fleet(run, run_dir, env, tokens, record.notes)
     listeners = EntryListeners(teller, hooks, opinions, traces := IncidentTraces(run.job.run_id, os.environ))
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
@@ -215,15 +218,15 @@ class NetworkPort:
     def __init__(
         self, built: BuiltController, run: RunSpec, run_dir: Path, audit: AuditLog, tokens: NodeTokens
     ) -> None:
-        own = make_user_token("RUN_DIR/token", Right.ADMIN, run_directory.read_token(run_dir))
-        badges = UserTokens(run_directory.people_path(), (own,))
+        own = make_user_token("RUN_DIR/token", Right.ADMIN, run_dir_secrets.read_token(run_dir))
+        badges = UserTokens(run_dir_secrets.people_path(), (own,))
         self.minting: TokenMinting | None = None
         if run.fleet == "local":
             self.porch = ConnectionGate(self._make_protocol, None)
             door = ApiEntrance(PortAccess(badges, run.host), audit, None, self.porch.note_proved)
         else:
             taking = self._make_enrolling(built, run.job.run_id, run_dir, audit, tokens)
-            keys = mutual_tls.KeyFiles.in_folder(run_directory.door_keys_folder(run_dir))
+            keys = mutual_tls.KeyFiles.in_folder(run_dir_secrets.door_keys_folder(run_dir))
             self.porch = ConnectionGate(self._make_protocol, mutual_tls.server_tls(keys, strangers=True))
             admit = PortAccess(badges, run.host, taking.certificate_refusal)
             door = ApiEntrance(admit, audit, taking, self.porch.note_proved, self.minting)
@@ -233,14 +236,14 @@ class NetworkPort:
         self, built: BuiltController, run_id: str, run_dir: Path, audit: AuditLog, tokens: NodeTokens
     ) -> NodeEnrolment | CertificateEnrolment:
         """Return the object that enrols hosts as nodes: by certificates from the user, or by secret and tokens."""
-        folder = run_directory.door_keys_folder(run_dir)
-        if run_directory.is_certified(run_dir):
+        folder = run_dir_secrets.door_keys_folder(run_dir)
+        if run_dir_secrets.is_certified(run_dir):
             self.minting = TokenMinting(audit, None, NEEDLESS)
             return CertificateEnrolment(folder, run_id, audit, built.certificates, built.links)
         self.minting = TokenMinting(audit, tokens)
         return NodeEnrolment(
-            run_directory.open_authority(run_dir),
-            run_directory.read_door_secret(run_dir),
+            run_dir_secrets.open_authority(run_dir),
+            run_dir_secrets.read_door_secret(run_dir),
             run_id,
             audit=audit,
             tokens=tokens,

@@ -6,7 +6,8 @@ from typing import Any
 
 from holdfast.cli.launch.controller_lease import ControllerLease
 from holdfast.cli.launch.host_join import HostJoin
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.rank_console import Console, make_console
 from holdfast.config import Settings
 from holdfast.journal.journal_errors import JournalError

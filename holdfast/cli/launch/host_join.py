@@ -24,17 +24,18 @@ from holdfast.cli.launch.enrolment_client import (
     introduce_host,
 )
 from holdfast.cli.launch.job_request import make_job
-from holdfast.cli.launch.standby_choice import choose_standbys
+from holdfast.cli.launch.standby_count import choose_standbys
 from holdfast.cli.launch.supervisor import STOP_SIGNALS, Supervisor, leave_terminal, raising_stops, watch_node
-from holdfast.cli.run_dirs import run_directory, run_selection
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_directory, run_selection
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.cli.terminal.rank_console import Console, describe_shape, find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.core.membership.host_blocking import BLOCKED_EXIT
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.linux import host_identity
-from holdfast.model.event import Begin
+from holdfast.model.decider_events import Begin
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import (
     certificate_authority,
@@ -72,14 +73,16 @@ class HostJoin:
         self._holder = 0  # the pid of the node's; 0: the node was not started yet
         self._on_host = _read_identity()
         self.meant = args.run_id or (self.given.run if self.given else "")  # which job; "": whichever is there
-        self.run_id = self.meant or run_directory.new_run_id()
+        self.run_id = self.meant or run_dir_creation.new_run_id()
         wanted = self.given.node if self.given else self.own_token.name if self.own_token else ""
         suffix = f"-{secrets.token_hex(2)}"
         self.name = wanted or f"{socket.gethostname()}{suffix}"
         place = f"{self.name}{suffix if wanted else ''}"  # a host that was refused may try again under the same name
         self.nproc = args.ranks_per_node()
-        self.run_dir = run_directory.make_run_dir(args.run_dir and f"{args.run_dir}/{place}", f"{self.run_id}-{place}")
-        log_dir = run_directory.make_log_dir(args.log_dir, self.run_dir, f"{self.run_id}-{place}")
+        self.run_dir = run_dir_creation.make_run_dir(
+            args.run_dir and f"{args.run_dir}/{place}", f"{self.run_id}-{place}"
+        )
+        log_dir = run_dir_creation.make_log_dir(args.log_dir, self.run_dir, f"{self.run_id}-{place}")
         job = make_job(args, self.run_id, settings)
         job = msgspec.structs.replace(job, can_acquire=False, blocks=settings.block.age_s > 0)
         self.run = RunSpec(
@@ -157,14 +160,14 @@ class HostJoin:
         if lease:
             self.host, begun = self._own_host(listener), self._restore_run(lease)
         else:
-            run_directory.require_local_disk(self.run_dir)
+            run_dir_creation.require_local_disk(self.run_dir)
         self._prepare_keys()  # with the job's secret, which the first release must not contain
         said = ("",) if begun else self._begin_run()
         run = msgspec.structs.replace(self.run, host=self.host, port=port)
         if begun:
             job, release = begun.job, begun.release
             run = msgspec.structs.replace(run, job=job, release=release, resumed_at=time.time())
-        run_directory.publish_run(self.run_dir, run)
+        run_dir_creation.publish_run(self.run_dir, run)
         run_selection.remember_run(self.run_dir)
         why = "; the run goes on from its journal" if begun else ""
         say(f"join fleet: this host carries the controller at {self.host}:{port}{why}; {self._place_text()}")
@@ -202,12 +205,12 @@ class HostJoin:
 
     def _prepare_keys(self) -> None:
         if self.given:
-            self._copy_keys(self.given, run_directory.door_keys_folder(self.run_dir), self._keys_folder)
+            self._copy_keys(self.given, run_dir_secrets.door_keys_folder(self.run_dir), self._keys_folder)
         if self.token:
-            run_directory.write_door_secret(self.run_dir, self.token)
+            run_dir_secrets.write_door_secret(self.run_dir, self.token)
         if not self.given and not self.has_node:
             certificate_authority.enrol_local_node(
-                run_directory.open_authority(self.run_dir), self.name, self._keys_folder
+                run_dir_secrets.open_authority(self.run_dir), self.name, self._keys_folder
             )
 
     def follow_job(
@@ -226,12 +229,12 @@ class HostJoin:
             return BLOCKED_EXIT
         finally:
             if code is not None:
-                run_directory.forget_secrets(self.run_dir)
+                run_dir_secrets.forget_secrets(self.run_dir)
         return code
 
     def _join_as_node(self, is_free: Callable[[], bool], stops: tuple[int, ...]) -> bool:
         """Enrol this host and start its node. Return False if `is_free` says that the run has no controller now."""
-        run_directory.publish_run(self.run_dir, self.run)
+        run_dir_creation.publish_run(self.run_dir, self.run)
         say(f"join fleet: node {self.name} joins the job at {self._where}; {self._place_text()}")
         run_directory.lock_run_dir(self.run_dir)
         with raising_stops(stops):

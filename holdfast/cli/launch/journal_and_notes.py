@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.cli.run_dirs import run_journal
 from holdfast.controller_interfaces import CheckpointTable, Journal, Notes
 from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.local_env_cipher import LocalEnvCipher
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_and_node_specs import RunSpec
@@ -56,7 +57,8 @@ class RunRecord(NamedTuple):
 def open_record(run: RunSpec, run_dir: Path, holder: str, say: Callable[[str], None]) -> RunRecord:
     """Open the journal for writing: in the run directory, or in Postgres as the holder of the run's lease."""
     if not run.journal:
-        journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark")
+        cipher = LocalEnvCipher(run_dir / run_dir_secrets.JOURNAL_KEY, writes=True)
+        journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark", cipher=cipher)
         return RunRecord(journal, NotesFolder(run_dir), None, None)
     from holdfast.cli.launch.run_handover import HandoverNotes
     from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal

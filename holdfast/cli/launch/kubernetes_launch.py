@@ -12,8 +12,9 @@ from holdfast.cli.launch.cluster_launch import ClusterRun, carry_in_turns, check
 from holdfast.cli.launch.controller_listener import listen_for_pods
 from holdfast.cli.launch.host_join import read_token
 from holdfast.cli.launch.pod_node import MODULE
-from holdfast.cli.launch.standby_choice import choose_standbys
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.launch.standby_count import choose_standbys
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.config import Settings
 from holdfast.controller.access.enrolment_tokens import MOST_S, NodeTokens
 from holdfast.controller_interfaces import Notes

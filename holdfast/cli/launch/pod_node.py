@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.cli.launch.cluster_launch import join_args
 from holdfast.cli.launch.host_join import HostJoin
-from holdfast.cli.run_flags.run_arguments import UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import make_console, say
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import RunSpec

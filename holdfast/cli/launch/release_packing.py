@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.run_dirs.local_run_list import HOME_NAMES
-from holdfast.cli.run_flags.run_arguments import UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.config import Settings
 from holdfast.controller.access.user_tokens import read_tokens
@@ -51,7 +51,7 @@ class KeptOut(msgspec.Struct, frozen=True):
 def keep_out(run_dir: Path, settings: Settings, token_file: str | None, paths: Iterable[str | Path]) -> KeptOut:
     """Return what to leave out of this run's releases: `paths`, and all files that contain a secret of holdfast."""
     secrets = holdfast_secrets.read_secrets(run_dir, settings, token_file, os.environ)
-    digests = tuple(token.digest for token in read_tokens(run_directory.people_path()))
+    digests = tuple(token.digest for token in read_tokens(run_dir_secrets.people_path()))
     return KeptOut(tuple(map(Path, paths)), secrets, digests)
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.launch.controller_lease import ControllerLease
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_secrets
 from holdfast.core.decoding import from_msgpack
 from holdfast.journal.journal_errors import JournalDamagedError
 from holdfast.journal.journal_key import JournalKey
 from holdfast.journal.postgres_journal import PostgresJournal
-from holdfast.model.event import Begin
+from holdfast.model.decider_events import Begin
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.releases import tree_archive
 
@@ -44,7 +44,7 @@ class HandoverNotes:
 
     def put_keys(self) -> None:
         """Put the keys, tokens and serials of the job's own authority into a note, but never the user's own keys."""
-        folder, certified = run_directory.door_keys_folder(self._run_dir), run_directory.is_certified(self._run_dir)
+        folder, certified = run_dir_secrets.door_keys_folder(self._run_dir), run_dir_secrets.is_certified(self._run_dir)
         files = {path.name: path.read_bytes() for path in folder.iterdir() if _is_handed_over(path, certified)}
         if files != self._files:
             self._journal.put_note(_DOOR, msgspec.msgpack.encode(files))
@@ -93,7 +93,7 @@ def restore_run(journal: PostgresJournal, run_dir: Path, secret: str, least: int
         lost = f"had {least} entries, and has {journal.seq} now"
         raise JournalDamagedError(f"run {journal.run_id} {lost}: the database has lost some, or somebody put them back")
     begun = _read_begin(journal)
-    _restore_keys(journal, run_directory.door_keys_folder(run_dir), secret)
+    _restore_keys(journal, run_dir_secrets.door_keys_folder(run_dir), secret)
     releases = run_dir / "releases"
     releases.mkdir(mode=0o700, exist_ok=True)
     for name in journal.list_notes(_RELEASE):

@@ -10,8 +10,9 @@ import msgspec
 from holdfast.cli.launch.controller_listener import listen_at, listen_for_pods
 from holdfast.cli.launch.slurm_launch import move_here
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
-from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.run_dirs import run_dir_creation, run_directory, run_journal, run_liveness, run_selection
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.rank_console import find_console_files, make_console, say
 from holdfast.config import Settings
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
@@ -35,7 +36,7 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
     _check_replay(run_dir)
     if not run.journal and run.fleet != "slurm":  # whose hosts share the run directory
-        run_directory.require_local_disk(run_dir)
+        run_dir_creation.require_local_disk(run_dir)
     lease = _claim_again(run, run_directory.goes_on(run_dir)) if run.journal else None
     files = dict.fromkeys((*run.console_files, *find_console_files()))
     run = msgspec.structs.replace(run, console_files=tuple(files))

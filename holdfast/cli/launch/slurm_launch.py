@@ -13,8 +13,9 @@ import msgspec
 from holdfast.cli.launch.cluster_launch import ClusterRun, check_cluster_flags, draft_run
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.slurm_node import MODULE
-from holdfast.cli.launch.standby_choice import choose_standbys
-from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.launch.standby_count import choose_standbys
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.config import Settings
 from holdfast.fleet.slurm_commands import own_slurm_job
 from holdfast.fleet.slurm_fleet import SlurmPlan

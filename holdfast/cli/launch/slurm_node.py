@@ -10,7 +10,7 @@ import msgspec
 from holdfast.cli.launch.cluster_launch import join_args
 from holdfast.cli.launch.host_join import HostJoin
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.run_flags.run_arguments import UsageError
+from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import make_console, say
 from holdfast.fleet.slurm_fleet import FOLDER
 from holdfast.wire import run_and_node_specs
@@ -32,7 +32,8 @@ def main() -> int:
         os.chdir(run.entry.cwd)
         args = join_args(run, name, "--run-dir", str(run_dir / FOLDER), "--redirects", "3")
         joining = HostJoin(args, run.settings, run.entry)
-        joining.run = msgspec.structs.replace(joining.run, log_dir=run.log_dir)  # where the run's own console looks
+        # Its log folder is where the run's own console looks; the release is the one that this node believes unsigned.
+        joining.run = msgspec.structs.replace(joining.run, log_dir=run.log_dir, release=run.release)
         joining.run_file = str(run_dir / "run.json")
         console = make_console(args, joining.run, joining.run_dir)
         return joining.follow_job(console, lambda: False, (signal.SIGINT,)) or 0

@@ -14,7 +14,7 @@ import msgspec
 if TYPE_CHECKING:
     from holdfast.cli.launch.controller_lease import ControllerLease
 from holdfast.cli.launch.fork_server_start import start_fork_server
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.terminal.live_footer import show_footer
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
 from holdfast.core.incident.incident_text import describe_exit
@@ -24,7 +24,7 @@ from holdfast.journal import high_water_mark
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import OpenFiles, Program
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
 from holdfast.wire.releases import release_tree_overlay
@@ -126,7 +126,7 @@ class Supervisor:
         _end_store(self._run_dir)
         self._end_fork_server()
         if (self._run_dir / "exit.json").exists() and not run_directory.goes_on(self._run_dir):
-            run_directory.forget_secrets(self._run_dir)
+            run_dir_secrets.forget_secrets(self._run_dir)
         pump.await_shown(self._asked.more_than(2))
         return code
 

@@ -15,21 +15,22 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import list_generations
 from holdfast.controller_interfaces import Journal
 from holdfast.core.decoding import from_json
-from holdfast.dash.page_source import JobPresence, SourceError
+from holdfast.dash.page_source import JobPresence, SourceError, may_order
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Entry
+from holdfast.logs.secret_masking import env_secrets, make_secret_masker
+from holdfast.model.decider_events import Order
+from holdfast.model.journal_entry import Entry
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 
 _WAIT_S, _TRACE_S = 3.0, 15.0
 _LINES = 80  # of a rank's output
+_RANKS = "/api/v1/ranks/"
 _NO_CONTROLLER = "there is no controller: this is a journal alone"
 
 
 class JournalSource:
     """The journal file of a run that has no controller, such as a simulation."""
-
-    may_order = False
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -53,6 +54,9 @@ class JournalSource:
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         raise SourceError(_NO_CONTROLLER)
 
+    def look_at_rank(self, rank: int) -> dict[str, Any] | None:
+        return None
+
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         raise SourceError("a journal alone has no output of ranks")
 
@@ -63,6 +67,17 @@ class JournalSource:
 class RunSource(JournalSource):
     """A run directory on this host; live facts come from its controller, if there is one, through its socket."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        # Pages are shown and mailed. When the run has ended nobody knows its environment any more.
+        self._mask = make_secret_masker(_run_secrets(path))
+
+    def read_entries(self, after: int) -> Iterator[Entry]:
+        for entry in super().read_entries(after):
+            if isinstance(entry.event, Order) and entry.event.release:
+                self._mask.learn(env_secrets(entry.event.release.env))
+            yield entry
+
     def open_journal(self) -> Journal:
         return run_journal.open_to_read(self._path)
 
@@ -70,16 +85,21 @@ class RunSource(JournalSource):
         try:
             status = ask_controller(self._path, "/api/v1/status", wait_s=_WAIT_S)
         except ControllerNotRunning:
-            self.may_order = False
             return JobPresence(absence=run_liveness.ending_text(self._path))
-        self.may_order = True
-        return JobPresence(status=status, now=time.time())
+        return JobPresence(status=status, now=time.time(), may_order=may_order(status))
 
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         try:
             return ask_controller(self._path, path, body, _TRACE_S)
         except ControllerNotRunning as e:
             raise SourceError(_reason_of(e)) from None
+
+    def look_at_rank(self, rank: int) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = ask_controller(self._path, f"{_RANKS}{rank}", wait_s=_WAIT_S)
+        except ControllerNotRunning:
+            return None
+        return found
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         try:
@@ -88,13 +108,21 @@ class RunSource(JournalSource):
             raise SourceError(str(e)) from None
         for number in [generation] if generation else reversed(list_generations(log_dir)):
             if lines := tuple(_last_lines(log_dir / f"gen-{number}" / f"rank-{rank}")):
-                return (f"generation {number}", *lines)
+                return (f"generation {number}", *self._mask.mask_lines(lines))
         raise SourceError(f"rank {rank} has printed nothing on this host; its node may keep it on another one")
 
     def find_archive(self, digest: str) -> Path:
         if (path := self._path / "releases" / f"{digest}.tar").is_file():
             return path
         raise SourceError(f"{path} is not there: releases were made on another host, or removed")
+
+
+def _run_secrets(run_dir: Path) -> list[str]:
+    """Return the secrets in the environment of a run's ranks, as far as it is still there."""
+    try:
+        return env_secrets(run_directory.node_environment(run_dir))
+    except (OSError, ValueError, UsageError):
+        return []
 
 
 def _last_lines(folder: Path) -> Iterable[str]:
@@ -112,8 +140,6 @@ def _last_lines(folder: Path) -> Iterable[str]:
 
 class ControllerSource:
     """A controller on any host, reached at its port with a token."""
-
-    may_order = True
 
     def __init__(self, controller: DistantController) -> None:
         self._controller = controller
@@ -133,15 +159,23 @@ class ControllerSource:
 
     def look_at_job(self) -> JobPresence:
         try:
-            return JobPresence(status=self._controller.ask("/api/v1/status"), now=time.time())
+            status = self._controller.ask("/api/v1/status")
         except ControllerNotRunning as e:
             return JobPresence(absence=_reason_of(e))
+        return JobPresence(status=status, now=time.time(), may_order=may_order(status))
 
     def ask_controller(self, path: str, body: dict[str, Any]) -> Any:
         try:
             return self._controller.ask(path, body)
         except ControllerNotRunning as e:
             raise SourceError(_reason_of(e)) from None
+
+    def look_at_rank(self, rank: int) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self._controller.ask(f"{_RANKS}{rank}")
+        except ControllerNotRunning:
+            return None
+        return found
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         raise SourceError("output of ranks stays on their hosts; holdfast logs shows it there")

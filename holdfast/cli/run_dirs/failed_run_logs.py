@@ -12,9 +12,11 @@ from holdfast.core.incident.first_cause import ECHOES
 from holdfast.core.incident.incident_text import describe_stop, is_guessed_kill
 from holdfast.journal.journal_errors import JournalError
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
+from holdfast.model.decider_events import Progress
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Entry, Phase, Progress
 from holdfast.model.incident_record import Record, Remedy
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 
 _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were seen to end
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 
 from holdfast.checkpoint import retention, stored_checkpoints
-from holdfast.checkpoint.manifest import StorageError, step_of
+from holdfast.checkpoint.manifest import step_of
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.storage_opener import open_storage
-from holdfast.cli.run_dirs import run_directory, run_liveness
-from holdfast.cli.run_dirs.private_run_dirs import remove_below
+from holdfast.cli.run_dirs import run_dir_secrets, run_directory, run_liveness
+from holdfast.cli.run_dirs.run_dir_removal import remove_below
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.fleet.local_process_fleet import MARK, end_node, node_processes
 from holdfast.wire import folder_use_lock, run_and_node_specs
@@ -109,7 +110,7 @@ def _find_leftovers(run_dir: Path) -> RunLeftovers:
             failed.append(str(e))
     files = [Leftover("file", str(path), path.lstat().st_size) for path in _removable_files(run_dir, bool(ending))]
     folders = [
-        Leftover("folder", str(path), _size(path)) for path in run_directory.find_resume_folders(run_dir) if ending
+        Leftover("folder", str(path), _size(path)) for path in run_dir_secrets.find_resume_folders(run_dir) if ending
     ]
     return RunLeftovers(
         run=str(run_dir),
@@ -136,7 +137,7 @@ def _removable_files(run_dir: Path, ended: bool) -> Iterator[Path]:
         "fork.sock",
         "controller.json",
         "imports.json",
-        *(run_directory.SECRET_FILES if ended else ()),
+        *(run_dir_secrets.SECRET_FILES if ended else ()),
     }
     for path in sorted(run_dir.iterdir()):
         if path.name in names or _DRAFT.fullmatch(path.name):
@@ -186,9 +187,9 @@ def _kept_items(run_dir: Path, log_dir: Path, ended: bool, urls: list[str]) -> I
     if copies := _size(run_dir / "releases") - compiled:
         yield Kept("copies of your code", copies, "they are what the ranks ran")
     if not ended:
-        notes = sum(_size(run_dir / name) for name in ("run.json", *run_directory.SECRET_FILES))
+        notes = sum(_size(run_dir / name) for name in ("run.json", *run_dir_secrets.SECRET_FILES))
         yield Kept("the command line and the environment", notes, "holdfast run --resume needs them")
-        for folder in run_directory.find_resume_folders(run_dir):
+        for folder in run_dir_secrets.find_resume_folders(run_dir):
             yield Kept(str(folder.relative_to(run_dir)), _size(folder), "holdfast run --resume uses it")
     with contextlib.suppress(StorageError):
         for url in urls:

@@ -4,7 +4,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from holdfast.cli.run_dirs.private_run_dirs import foreign_reason
+from holdfast.cli.run_dirs.run_dir_trust import foreign_reason
 
 HOME_NAMES = ("newest", "runs", "elsewhere", "join", "chaos", "people.json", "blocked.json")  # what holdfast puts there
 

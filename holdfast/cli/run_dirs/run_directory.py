@@ -1,135 +1,25 @@
-"""Run directories: making one, its files and secrets, and finding the newest."""
+"""Run directories: which is the newest, whose it is, which run it holds, and who controls that run."""
 
-import contextlib
 import getpass
-import json
 import os
-import re
-import secrets
-import time
 import urllib.parse
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.cli.run_dirs.local_run_list import holdfast_home as holdfast_home
-from holdfast.cli.run_dirs.private_run_dirs import (
-    find_foreign_link,
-    foreign_reason,
-    make_private_folder,
-    remove_below,
-)
+from holdfast.cli.run_dirs.run_dir_trust import foreign_reason, make_private_folder
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal.rank_console import say
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decoding import from_json
-from holdfast.core.terminal_sanitizer import is_text, plain_line
-from holdfast.linux import process_attributes
-from holdfast.linux.network_file_systems import network_kind
 from holdfast.wire import controller_request, folder_use_lock, run_and_node_specs
-from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.rank_environment_defaults import make_rank_environment
-from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES, ControllerAddress, NodeSpec, RunEnd, RunSpec
+from holdfast.wire.run_and_node_specs import ControllerAddress, NodeSpec, RunEnd, RunSpec
 
-if TYPE_CHECKING:
-    from holdfast.wire.credentials.certificate_authority import CertificateAuthority
-
-_OLD_S = 60.0  # of a process that only now starts a job
 NO_RUN = "there is no run yet"
 COMPILED_CODE = "torchinductor_cache"  # in files of such names no rank finds what it resumes from
-SECRET_FILES = ("token", "env.json")  # these and the folders below are needed to resume, and by nobody afterwards
-_RESUME_FOLDERS = ("door", "keys", "slurm/*/keys", f"{COMPILED_CODE}*", f"releases/{COMPILED_ARCHIVES}")
 STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
-
-
-def make_run_dir(wanted: str | None, run_id: str) -> Path:
-    """Make a new run directory that only its owner can read. Raise UsageError if that fails."""
-    run_dir = Path(wanted).absolute() if wanted else _unused_path(holdfast_home() / "runs", run_id)
-    try:
-        if link := find_foreign_link(run_dir):
-            raise UsageError(f"{link}; give another --run-dir")
-        make_private_folder(run_dir)
-        if run_dir.is_symlink():
-            raise UsageError(f"{run_dir} is a symbolic link; give another --run-dir")
-        if why := foreign_reason(run_dir):
-            raise UsageError(f"{why}; give another --run-dir")
-        if (run_dir / "run.json").exists():
-            if (run_dir / "exit.json").exists() and not goes_on(run_dir):
-                raise UsageError(f"{run_dir} holds a run that has ended; give another --run-dir")
-            raise UsageError(f"{run_dir} holds a run already; give --resume {run_dir}, or another --run-dir")
-        if any(run_dir.iterdir()):
-            raise UsageError(f"{run_dir} is not empty; give an empty or a new --run-dir")
-        run_dir.chmod(0o700)
-    except OSError as e:
-        raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
-    return run_dir
-
-
-def require_local_disk(run_dir: Path) -> None:
-    """Raise UsageError if this folder is on a network file system, where a journal is not safe."""
-    if kind := network_kind(run_dir):
-        raise UsageError(
-            f"{run_dir} is on {kind}, a network file system, where SQLite's write-ahead log is not safe; give a "
-            "--run-dir on a disk of this host, or keep the journal in a database with --journal"
-        )
-
-
-def shared_journal_risk(run_dir: Path) -> str:
-    """Return the warning that one host at a time may open a journal on a network file system; "" on a local disk."""
-    kind = network_kind(run_dir)
-    only = "only one host at a time may open it: use holdfast status and report on this one"
-    return f"the journal is on {kind}, where {only}, or keep it in a database with --journal" if kind else ""
-
-
-def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
-    log_dir = _unused_path(Path(wanted).absolute(), run_id) if wanted else run_dir / "logs"
-    try:
-        log_dir.parent.mkdir(parents=True, exist_ok=True)
-        while not _try_to_make(log_dir):  # somebody else was faster
-            log_dir = log_dir.with_name(f"{log_dir.name}-{secrets.token_hex(4)}")
-        probe = log_dir / f".{secrets.token_hex(4)}"
-        probe.touch()
-        probe.unlink()
-    except OSError as e:
-        if run_dir.parent == holdfast_home() / "runs":  # nothing was started; a folder that a person named stays
-            with contextlib.suppress(OSError):
-                run_dir.rmdir()
-        raise UsageError(f"cannot write to the log directory {log_dir}: {e.strerror}; give another --log-dir") from None
-    return log_dir
-
-
-def _try_to_make(folder: Path) -> bool:
-    """Make a folder. Return False if it exists already."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
-
-
-def _unused_path(folder: Path, run_id: str) -> Path:
-    """Return an unused path for this run, since a user may give the same id to every run."""
-    place = folder / re.sub(r"[^\w.-]", "_", run_id)
-    return place if not place.exists() else place.with_name(f"{place.name}-{new_run_id()}")
-
-
-def new_run_id() -> str:
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-
-
-def save_environment(run_dir: Path) -> None:
-    """Save this process's environment for nodes that start later, even after a resume from another shell. Leave out
-    variables whose bytes are not valid text: the messages that bring an environment to ranks hold text."""
-    env = {name: value for name, value in os.environ.items() if is_text(name) and is_text(value)}
-    if left := sorted(map(plain_line, os.environ.keys() - env.keys())):
-        say(f"ranks do not get these environment variables, whose values are no UTF-8: {', '.join(left)}")
-    try:
-        mutual_tls.write_secret(run_dir / "env.json", json.dumps(env).encode())
-    except OSError as e:
-        raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
 
 
 def node_environment(run_dir: Path) -> dict[str, str]:
@@ -139,18 +29,6 @@ def node_environment(run_dir: Path) -> dict[str, str]:
     except (OSError, msgspec.DecodeError) as e:
         raise UsageError(f"{run_dir}/env.json cannot be read: {e}; without it no node can start here") from None
     return make_rank_environment(env)
-
-
-def publish_run(run_dir: Path, run: RunSpec) -> None:
-    """Write the files that tell the controller and holdfast's commands what the run is: token, environment, spec."""
-    try:
-        mutual_tls.write_secret(run_dir / "token", os.urandom(16).hex().encode())
-        save_environment(run_dir)
-        age_s = process_attributes.own_age_s()
-        started_at = time.time() - (age_s if age_s < _OLD_S else 0.0)  # an older process did something else before
-        run_and_node_specs.write_json(run_dir / "run.json", msgspec.structs.replace(run, started_at=started_at))
-    except OSError as e:
-        raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
 
 
 def lock_run_dir(run_dir: Path) -> tuple[int, ...]:
@@ -218,33 +96,6 @@ def read_spec(run_dir: Path) -> RunSpec:
         raise UsageError(f"{run_dir}/run.json cannot be read: {e}; is this a run directory of this version?") from None
 
 
-def open_authority(run_dir: Path) -> "CertificateAuthority":
-    """Return the certificate authority that decides which hosts belong to this run; the first call creates it."""
-    from holdfast.wire.credentials.certificate_authority import CertificateAuthority
-
-    return CertificateAuthority(door_keys_folder(run_dir))
-
-
-def door_keys_folder(run_dir: Path) -> Path:
-    """Return the folder of the keys with which the controller proves its identity and checks hosts."""
-    return run_dir / "door"
-
-
-def is_certified(run_dir: Path) -> bool:
-    """Return whether nodes prove who they are with certificates of the user's own authority, not with a secret."""
-    return not (door_keys_folder(run_dir) / mutual_tls.SIGNING).exists()
-
-
-def read_door_secret(run_dir: Path) -> str:
-    """Return the secret that joining hosts must know."""
-    return (door_keys_folder(run_dir) / "secret").read_text(encoding="utf-8").strip()
-
-
-def write_door_secret(run_dir: Path, told: str) -> None:
-    door_keys_folder(run_dir).mkdir(mode=0o700, exist_ok=True)
-    mutual_tls.write_secret(door_keys_folder(run_dir) / "secret", told.encode())
-
-
 def outlives_nodes(run: RunSpec) -> bool:
     """Return whether a run's supervisor stays when the cluster takes all nodes away, in order to ask for others."""
     return run.fleet == "slurm" and not run.allocation
@@ -258,37 +109,9 @@ def goes_on(run_dir: Path) -> bool:
         return False
 
 
-def forget_secrets(run_dir: Path) -> None:
-    """Remove the secrets and the compiled code of an ended run, which only a resume would need."""
-    for name in SECRET_FILES:
-        (run_dir / name).unlink(missing_ok=True)
-    for path in find_resume_folders(run_dir):
-        with contextlib.suppress(OSError):
-            remove_below(run_dir, path)
-
-
-def find_resume_folders(run_dir: Path) -> list[Path]:
-    """Return the folders that hold a run's secrets and compiled code, including half-copied ones."""
-    return [path for pattern in _RESUME_FOLDERS for path in sorted(run_dir.glob(pattern))]
-
-
-def people_path() -> Path:
-    """Return the file of user tokens; they are valid for the ports of all runs of this user."""
-    return holdfast_home() / "people.json"
-
-
 def block_list_path(wanted: str) -> Path:
     """Return the path of the block list. If `wanted` is empty, it is the list that all runs of this user share."""
     return Path(wanted) if wanted else holdfast_home() / "blocked.json"
-
-
-def read_token(run_dir: Path) -> str:
-    """Return the run's own token for its port; makes a new one if it is missing or damaged."""
-    with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
-        return (run_dir / "token").read_text(encoding="ascii").strip()
-    made = os.urandom(16).hex()
-    mutual_tls.write_secret(run_dir / "token", made.encode())
-    return made
 
 
 def find_controller(run_dir: Path) -> ControllerAddress | None:
@@ -320,6 +143,8 @@ def door_path(run_dir: Path) -> Path:
 
 
 def make_node_spec(run: RunSpec, run_dir: Path) -> NodeSpec:
+    from holdfast.wire.releases.release_signature import signed_digest
+
     shares = run.fleet == "join" and run.settings.release.compiled_mb > 0
     return NodeSpec(
         node="",
@@ -334,5 +159,6 @@ def make_node_spec(run: RunSpec, run_dir: Path) -> NodeSpec:
         learned=str(run_dir / "imports.json"),
         releases=str(run_dir / "releases"),
         compiled=str(run_dir / COMPILED_CODE) if shares else "",
+        first_release=signed_digest(run.release) if run.release.digest else "",
         stdin=str(run_dir / STDIN) if run.fleet == "local" else "",
     )

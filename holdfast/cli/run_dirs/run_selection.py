@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.cli.run_dirs import run_directory, run_liveness
 from holdfast.cli.run_dirs.local_run_list import is_own_run
 from holdfast.cli.run_dirs.local_run_list import known_runs as known_runs
-from holdfast.cli.run_dirs.private_run_dirs import make_private_folder
+from holdfast.cli.run_dirs.run_dir_trust import make_private_folder
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import duration_text
 

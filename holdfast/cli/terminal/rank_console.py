@@ -13,7 +13,8 @@ from string import Template
 
 import msgspec
 
-from holdfast.cli.run_flags.run_arguments import RunArgs, StreamChoice
+from holdfast.cli.run_flags.flag_values import StreamChoice
+from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.live_footer import make_room
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.cli.terminal.traceback_folding import TracebackFolding, split_before_report

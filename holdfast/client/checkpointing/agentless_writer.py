@@ -9,7 +9,7 @@ import torch
 from torch.distributed.distributed_c10d import _get_default_store
 
 from holdfast.checkpoint.arena import SealedSnapshot
-from holdfast.checkpoint.checkpoint_save import (
+from holdfast.checkpoint.checkpoint_publication import (
     collect_parts,
     publish_checkpoint,
     staging_folder,
@@ -17,8 +17,9 @@ from holdfast.checkpoint.checkpoint_save import (
     withdraw_write,
     write_part,
 )
-from holdfast.checkpoint.manifest import Author, CheckpointPart, PartFailedError, StorageError
+from holdfast.checkpoint.manifest import Author, CheckpointPart
 from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
+from holdfast.checkpoint.storage_errors import PartFailedError, StorageError
 from holdfast.checkpoint.storage_owner import OwnedStorages, release_ownership
 from holdfast.checkpoint.write_lane import WriteLane, WritePulse
 from holdfast.client.checkpointing.rank_collectives import RankWorld

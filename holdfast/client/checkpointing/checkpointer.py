@@ -24,10 +24,11 @@ from torch.distributed.checkpoint.metadata import Metadata
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout, arrange_image
+from holdfast.checkpoint.image_metadata import ImageMetadataError
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
-from holdfast.checkpoint.manifest import Author, StorageError
-from holdfast.checkpoint.snapshot_record import ImageMetadataError
+from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_state, record_sizes
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.stored_checkpoints import apply_doubts, find_checkpoints
 from holdfast.checkpoint.writable_check import write_refusal
 from holdfast.client.checkpointing.agentless_writer import CheckpointTimer, LocalWriter

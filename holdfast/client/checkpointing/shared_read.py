@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from holdfast.checkpoint.checkpoint_load import find_parts, read_ranges
+from holdfast.checkpoint.checkpoint_reader import find_parts, read_ranges
 from holdfast.checkpoint.direct_io import spare_block
-from holdfast.checkpoint.manifest import StorageError, checksum_block
+from holdfast.checkpoint.manifest import checksum_block
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.storage_opener import is_remote
 from holdfast.checkpoint.verified_block_reads import PartPiece, PartReader, block_bytes, check_block, cut_blocks
 from holdfast.client.checkpointing.rank_collectives import RankWorld

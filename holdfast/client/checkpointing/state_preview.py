@@ -8,13 +8,13 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from holdfast.checkpoint import checkpoint_load, dcp
+from holdfast.checkpoint import checkpoint_reader, dcp
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.image_layout import EXTRA
+from holdfast.checkpoint.image_metadata import ImageMetadata, find_metadata, unpack_metadata
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
-from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.snapshot_record import ImageMetadata, find_metadata, unpack_metadata
 from holdfast.checkpoint.state_image import bytes_of, decode_value
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.stored_checkpoints import apply_doubts, find_checkpoints
 from holdfast.client.checkpointing.checkpointer_args import storage_of
 from holdfast.client.checkpointing.rank_collectives import RankWorld
@@ -52,7 +52,7 @@ def _newest_whole(base: str, grant: StateGrant) -> str:
     """Return the URL of the newest checkpoint that passes the verification of a restore; "" if none does."""
     for one in apply_doubts(find_checkpoints(base), grant.run, grant.doubts):
         try:
-            if one.ok and not checkpoint_load.verify_checkpoint(one.url):
+            if one.ok and not checkpoint_reader.verify_checkpoint(one.url):
                 return one.url
         except StorageError:
             continue
@@ -61,7 +61,7 @@ def _newest_whole(base: str, grant: StateGrant) -> str:
 
 def _read_rows(url: str) -> list[ImageMetadata]:
     """Return the extra state of all ranks in a checkpoint."""
-    metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
+    metadata = dcp.decode_metadata(checkpoint_reader.read_metadata(url))
     extra = metadata.state_dict_metadata.get(EXTRA)
     if not isinstance(extra, TensorStorageMetadata):
         return []

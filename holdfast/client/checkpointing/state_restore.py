@@ -9,13 +9,13 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from holdfast.checkpoint import checkpoint_load, dcp
+from holdfast.checkpoint import checkpoint_reader, dcp
 from holdfast.checkpoint.arena import STORED, Arena, SnapshotName
 from holdfast.checkpoint.image_layout import EXTRA, ImageItem, ImageLayout
-from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.record_locations import locate_pieces
-from holdfast.checkpoint.snapshot_record import unpack_metadata
+from holdfast.checkpoint.image_metadata import unpack_metadata
+from holdfast.checkpoint.image_record_locations import locate_pieces
 from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
+from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.verified_block_reads import PartPiece
 from holdfast.client.checkpointing.extra_state import ExtraState
 from holdfast.client.checkpointing.model_state import ModelState
@@ -138,7 +138,7 @@ class StateRestore:
 
     def plan_read(self, url: str) -> tuple[Metadata, RestorePieces | None]:
         """Return a checkpoint's metadata and the byte ranges to read, or None for these if it was split otherwise."""
-        metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
+        metadata = dcp.decode_metadata(checkpoint_reader.read_metadata(url))
         layout = self._snapshots.layout
         own, shared = (
             locate_pieces(metadata, msgspec.structs.replace(layout, items=items)) for items in divide_items(layout)
@@ -154,7 +154,7 @@ class StateRestore:
             if image is None:
                 raise StorageError("there is no free slot to read into")
             image.forget_contents()
-            checkpoint_load.read_ranges(url, pieces.own, image.memory)
+            checkpoint_reader.read_ranges(url, pieces.own, image.memory)
         except StorageError as e:
             why = str(e)
         read_restored(world, url, pieces.shared, image.memory if image else memoryview(b""), why)

@@ -5,12 +5,15 @@ import secrets
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_state import LayerUnit, MakeLayer, MakeOptimizer
+from holdfast.client.elastic.pass_times import PassTimes
 from holdfast.client.elastic.recovery_settlement import RankReport
 from holdfast.client.elastic.shadow_layers import add_shadows
+from holdfast.client.elastic.step_totals import first_holder
 from holdfast.core.elastic.layer_owners import Held
 from holdfast.core.elastic.proposal import PhaseCosts
 from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
@@ -46,6 +49,8 @@ class HeldLayers:
         )  # the last that was seen, with its totals
         self.broke_at = 0.0
         self.costs = PhaseCosts()
+        self.times = PassTimes()
+        self.handed: dict[int, LayerUnit] = {}  # copies that a leaving worker gave this one, as of `committed`
         self.line = ""  # names what this generation writes to storage
         self.incidents = 0
 
@@ -57,6 +62,20 @@ class HeldLayers:
         self.bare, self.plan, self.worker = bare, plan, worker
         self.reach = choose_reach(plan, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         self.committed = plan.resume_step - 1
+        self.times.forget()
+
+    def take_over(self) -> None:
+        """Hold the layers that were handed over, as this worker meets the others without those who left."""
+        self.units |= self.handed
+
+    def store_layers(self) -> None:
+        """Write the layers of which this worker is the first holder to storage. All workers call it at one step."""
+        rank = dist.get_rank()
+        for layer, unit in sorted(self.units.items()):
+            if first_holder(self.plan, layer) == rank:
+                self.files.write(layer, self.committed, self.line, unit.pack())
+        if rank == 0:
+            self.files.drop_old()
 
     def make_unit(self, number: int) -> LayerUnit:
         return LayerUnit(number, self._make[number], self._make_optimizer, self.job.seed)
@@ -64,12 +83,13 @@ class HeldLayers:
     def buffer_versions(self) -> list[int]:
         return [buffer._version for unit in self.units.values() for buffer in unit.module.buffers()]
 
-    def make_report(self, step_s: float) -> RankReport:
+    def make_report(self, step_s: float, rest_s: float) -> RankReport:
         return RankReport(
             meeting=self.meeting,
             worker=self.worker,
             plan=self.bare if self.meeting else None,
             layers=tuple((number, unit.step) for number, unit in sorted(self.units.items()) if unit.whole),
+            handed=tuple(sorted(self.handed)),
             ready=self.ready,
             voted=self.vote[0],
             totals=self.vote[1],
@@ -77,6 +97,9 @@ class HeldLayers:
             stored=self.files.newest_whole(),
             broke_at=self.broke_at,
             step_s=step_s,
+            rest_s=rest_s,
+            passes=self.times.list_layers(),
+            send_s=self.times.median_send_s(),
             costs=self.costs,
             incidents=self.incidents,
             line=secrets.token_hex(4),

@@ -27,6 +27,11 @@ class LayerFiles:
     def __init__(self, path: Path | None, layers: int) -> None:
         self._path, self._layers = path, layers
 
+    @property
+    def is_there(self) -> bool:
+        """Whether layers can be written."""
+        return self._path is not None
+
     def newest_whole(self) -> int:
         """Return the newest step that has the files of all layers; -1 if there is none."""
         return max((step for step, _, _ in self._list_whole()), default=-1)

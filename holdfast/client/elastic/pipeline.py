@@ -9,10 +9,12 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
+from holdfast.client.elastic.hand_over_request import HAND_OVER
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import MakeLayer, MakeOptimizer
-from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery
+from holdfast.client.elastic.pipeline_recovery import PipelineRecovery
 from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.recovery_account import Recovery
 from holdfast.client.elastic.routed_passes import (
     BatchOf,
     LossOf,
@@ -20,11 +22,10 @@ from holdfast.client.elastic.routed_passes import (
     RoutedPasses,
 )
 from holdfast.client.elastic.state_moves import digest_states
-from holdfast.client.elastic.step_phase_times import StepPhases
+from holdfast.client.elastic.step_phase_times import PASSES, StepPhases
 from holdfast.client.elastic.step_totals import (
     clip_scale,
     exchange_totals,
-    first_holder,
     mean_loss,
 )
 from holdfast.client.elastic.task_order import order_tasks
@@ -39,6 +40,9 @@ _FLOORS = {
 }
 
 _FOLLOWED = tuple(name for name in POLICIES if name not in (MIGRATE, SAVE))  # what is carried out so far
+
+
+_LEAVES_S, _LOOK_S = 10.0, 0.02  # how long ranks that have handed over wait to be told to leave
 
 
 class StepSettings(NamedTuple):
@@ -104,6 +108,7 @@ class ElasticPipeline:
         self._held = HeldLayers(self.job, list(layers), optimizer, None if path is None else Path(path))
         self._held.keeps_shadows = shadows
         self._phases = StepPhases()
+        self._asked = False  # in the newest vote, to hand over
         self._recovery = PipelineRecovery(self._held, self._phases, self._apply, tuple(policies))
 
     @property
@@ -121,12 +126,25 @@ class ElasticPipeline:
         for each. All ranks call this together, at the beginning of the function that survives."""
         self._recovery.meet()
         self._prepare()
+        HAND_OVER.serving, HAND_OVER.saves = True, self._held.files.is_there
         while (step := self._held.committed + 1) <= total:
             if self._recovery.change_plan():
                 self._prepare()
             yield step
             if self._held.committed != step:
                 raise RuntimeError(f"step {step} was not made: call step() once for each number that steps() yields")
+            if self._asked:
+                self._hand_over()
+        HAND_OVER.serving = False
+
+    def _hand_over(self) -> None:
+        """Hand over what leaving ranks hold, and wait to be told to leave this generation, which ends this function."""
+        self._asked = False
+        self._recovery.hand_over(HAND_OVER.leaving)
+        HAND_OVER.finish()
+        until = time.monotonic() + _LEAVES_S
+        while time.monotonic() < until:  # if nobody tells us, the next step fails or is made
+            time.sleep(_LOOK_S)
 
     def _prepare(self) -> None:
         """Prepare what all steps of a plan share: the order of the tasks and the gradient sums."""
@@ -154,10 +172,11 @@ class ElasticPipeline:
 
     def _make_step(self, step: int, batch: BatchOf) -> tuple[float, ...]:
         held, phases, settings = self._held, self._phases, self._settings
+        held.handed = {}  # if others were handed over to and nobody left, they grow old now
         phases.begin()
-        phases.enter("passes")
+        phases.enter(PASSES)
         traffic = RankTraffic(held.device)
-        passes = RoutedPasses(settings.passes, held.units, traffic)
+        passes = RoutedPasses(settings.passes, held.units, traffic, held.times)
         buffers = held.buffer_versions()
         passes.run(held.plan, self._tasks, dist.get_rank(), step, batch)
         if held.buffer_versions() != buffers:
@@ -167,14 +186,18 @@ class ElasticPipeline:
         held.ready = step
         phases.enter("vote")
         norms = settings.clip_norm is not None
-        totals = exchange_totals(self.job, held.plan, held.units, passes.losses, norms=norms)
+        totals, self._asked = exchange_totals(
+            self.job, held.plan, held.units, passes.losses, norms=norms, asked=HAND_OVER.leaving is not None
+        )
         held.vote = (step, totals)
         phases.enter("apply")
         self._apply(step, totals)
         phases.enter("keep")
         self._keep_state(step, traffic)
         phases.end_step()
+        held.times.end_step()
         held.finished = step
+        self._recovery.watch_step(sum(phases.took_s.values()))
         return totals
 
     def _apply(self, step: int, totals: tuple[float, ...]) -> None:
@@ -190,11 +213,7 @@ class ElasticPipeline:
         if settings.snapshot_every and step % settings.snapshot_every == 0:
             held.snapshots.take(step, held.units, traffic, held.reach)
         if settings.store_every and step % settings.store_every == 0:
-            for layer, unit in sorted(held.units.items()):
-                if first_holder(held.plan, layer) == dist.get_rank():
-                    held.files.write(layer, step, held.line, unit.pack())
-            if dist.get_rank() == 0:
-                held.files.drop_old()
+            held.store_layers()
 
 
 def _check_arguments(

@@ -7,7 +7,6 @@ Then layers are sent to the workers that need them by the plan.
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import msgspec
 import torch.distributed as dist
@@ -15,9 +14,21 @@ import torch.distributed as dist
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import find_shared
 from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.recovery_account import (
+    Recovery,
+    StepWatch,
+    compare_phases,
+    describe_hand_over,
+    describe_recovery,
+    describe_slow,
+    describe_steps,
+    gather_longest,
+    learn_costs,
+)
 from holdfast.client.elastic.recovery_settlement import (
     RankReport,
     choose_costs,
+    compare_workers,
     describe_situation,
     settle_step,
 )
@@ -25,27 +36,17 @@ from holdfast.client.elastic.state_moves import STORAGE, StateMoves
 from holdfast.client.elastic.step_phase_times import StepPhases
 from holdfast.client.training.progress import here as progress
 from holdfast.core.decoding import from_msgpack
+from holdfast.core.elastic.first_plan import first_plan
+from holdfast.core.elastic.hand_over import plan_hand_over
 from holdfast.core.elastic.layer_owners import Held
-from holdfast.core.elastic.plan_choice import POLICIES, choose_plan, first_plan
+from holdfast.core.elastic.plan_choice import POLICIES, choose_plan
+from holdfast.core.elastic.plan_ground import predict_step_s, survey
 from holdfast.core.elastic.proposal import Proposal
-from holdfast.model.pipeline_routes import RoutePlan, Semantics
+from holdfast.model.pipeline_routes import RoutePlan
 
 
 class NoPlanError(RuntimeError):
     """Raised if no policy can go on with the workers and layers that are left."""
-
-
-class Recovery(NamedTuple):
-    """What one recovery of a pipeline did, why, and how long it took."""
-
-    policy: str
-    step: int  # after which the pipeline went on
-    again: int  # steps that were committed and are made again
-    workers: int  # with which it went on
-    semantics: Semantics
-    reason: str
-    expected_s: float  # without the detection
-    took_s: float  # since the first worker's step broke off
 
 
 class PipelineRecovery:
@@ -61,24 +62,27 @@ class PipelineRecovery:
         self._held, self._phases, self._apply = held, phases, apply
         self.recoveries: list[Recovery] = []
         self._policies = {name: POLICIES[name] for name in policies}
+        self._watch = StepWatch()
+        self._expected_step_s = 0.0
 
     def meet(self) -> None:
         """Agree with all other workers on a plan, and follow it. Raises NoPlanError."""
         if not dist.is_initialized() or str(dist.get_backend()) != "gloo":
             raise RuntimeError('an ElasticPipeline needs init_process_group("gloo"); other backends were not tried')
         held, phases = self._held, self._phases
+        held.take_over()
         began_at = time.time()
         phases.begin()
         phases.enter("agree")
-        reports = _exchange_reports(held.make_report(phases.step_s))
+        reports = _exchange_reports(held.make_report(phases.step_s, phases.rest_s))
         held.line = reports[0].line
         fresh = not any(report.meeting or report.snapshots for report in reports)
         proposal = None if fresh else self._choose(reports)
         plan = proposal.plan if proposal else _begin_plan(held, reports)
-        phases.enter("move")
         self._follow(plan, settle_step(reports).held)
         held.meeting = max(report.meeting for report in reports) + 1
         held.incidents = max(report.incidents for report in reports)
+        held.handed = {}
         if held.vote[0] > held.committed:
             held.vote = (0, ())
         phases.enter("")
@@ -97,13 +101,16 @@ class PipelineRecovery:
             unit.drop_gradients()
         held.ready = 0
         self._phases.enter("plan")
-        situation = describe_situation(reports, settled)
-        costs = choose_costs(reports)
-        choice = choose_plan(held.job, situation, costs, self._policies)
-        held.costs = costs
+        measured = compare_workers(reports, held.job.layers)
+        situation = msgspec.structs.replace(describe_situation(reports, settled), speeds=measured.speeds)
+        held.costs = choose_costs(reports, measured)
+        choice = choose_plan(held.job, situation, held.costs, self._policies)
         if choice.chosen is None:
             told = "; ".join(f"{one.policy}: {one.reason}" for one in choice.refused)
             raise NoPlanError(f"no policy can go on with the pipeline ({told})")
+        self._expected_step_s = predict_step_s(survey(held.job, situation, held.costs), choice.chosen.plan)
+        if dist.get_rank() == 0 and (slow := describe_slow(measured.speeds)):
+            _say(slow)
         return choice.chosen
 
     def change_plan(self) -> bool:
@@ -112,22 +119,53 @@ class PipelineRecovery:
         then = held.bare.then
         if then is None or then.resume_step != held.committed + 1:
             return False
+        self._watch.end()
         self._follow(then, held.plan.held)
         return True
+
+    def hand_over(self, leaving: tuple[int, ...] | None) -> None:
+        """Copy the layers that only leaving workers hold to workers that stay. Call this between two steps, on all
+        workers; `leaving` is None on a worker that has not been told yet."""
+        held = self._held
+        told: list[tuple[int, ...] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, leaving)
+        if () in told:
+            self._save(held.files.newest_whole())
+            return
+        gone = sorted({rank for mine in told if mine for rank in mine})
+        transfers = plan_hand_over(held.bare.held, gone)
+        moves = StateMoves(held.make_unit, held.snapshots, held.files, RankTraffic(held.device))
+        held.handed = moves.copy(transfers, held.units, dist.get_rank())
+        if dist.get_rank() == 0:
+            _say(describe_hand_over(held.committed, gone, transfers))
+
+    def _save(self, stored: int) -> None:
+        """Write all layers to storage, because all workers are about to leave. Return once all are written."""
+        held = self._held
+        if stored < held.committed:
+            held.store_layers()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            _say(f"all workers are about to leave: storage has all layers after step {held.committed}")
 
     def _follow(self, bare: RoutePlan, have: Held) -> None:
         held, rank = self._held, dist.get_rank()
         plan = held.complete(bare, have)
         moves = StateMoves(held.make_unit, held.snapshots, held.files, RankTraffic(held.device))
-        moves.follow(plan, held.units, rank)
+        self._phases.enter("restore" if plan.rollback else "move")
+        moves.fetch(plan, held.units, rank)
+        self._phases.enter("verify")
+        moves.settle(plan, held.units, rank)
         if shared := find_shared(held.units.values()):
             raise ValueError(shared)
         held.take_plan(bare, plan, rank)
 
     def _note_recovery(self, reports: Sequence[RankReport], proposal: Proposal, began_at: float) -> None:
         """Record a recovery, keep its measured times for the next choice, and on rank 0 print a line about it."""
-        held, took_s = self._held, self._phases.took_s
+        held = self._held
         broke_at = min((report.broke_at for report in reports if report.broke_at), default=began_at)
+        took_s = {"rebuild": max(0.0, began_at - broke_at), **self._phases.took_s}
+        phases = compare_phases(proposal, gather_longest(took_s))
         recovery = Recovery(
             policy=proposal.policy,
             step=held.committed,
@@ -135,15 +173,26 @@ class PipelineRecovery:
             workers=len(reports),
             semantics=proposal.semantics,
             reason=proposal.reason,
-            expected_s=sum(seconds for phase, seconds in proposal.downtime_s.items() if phase != "detect"),
+            expected_s=sum(times.expected_s for times in phases.values()),
             took_s=time.time() - broke_at,
+            phases=phases,
+            before_step_s=max(report.step_s for report in reports),
+            expected_step_s=self._expected_step_s,
         )
         self.recoveries.append(recovery)
-        costs = held.costs.seen_phase("rebuild", max(0.0, began_at - broke_at))
-        held.costs = costs.seen_phase("agree", took_s.get("agree", 0.0)).seen_phase("plan", took_s.get("plan", 0.0))
+        held.costs = learn_costs(held.costs, proposal, phases)
         held.incidents, held.broke_at = held.incidents + 1, 0.0
+        self._watch.begin()
         if dist.get_rank() == 0:
             _say(describe_recovery(recovery))
+
+    def watch_step(self, took_s: float) -> None:
+        """Hear of a step that was made. Once enough were made after a recovery, record what a step takes."""
+        mean_s = self._watch.add_step(took_s)
+        if mean_s is not None:
+            self.recoveries[-1] = self.recoveries[-1]._replace(took_step_s=mean_s)
+            if dist.get_rank() == 0:
+                _say(describe_steps(self.recoveries[-1]))
 
 
 def _exchange_reports(mine: RankReport) -> list[RankReport]:
@@ -158,16 +207,6 @@ def _begin_plan(held: HeldLayers, reports: Sequence[RankReport]) -> RoutePlan:
     sources = (STORAGE,) * held.job.layers
     plan = first_plan(held.job, len(reports))
     return msgspec.structs.replace(plan, rollback=True, sources=sources, resume_step=max(0, stored) + 1)
-
-
-def describe_recovery(recovery: Recovery) -> str:
-    """Return a line about a finished recovery: what was done, its expected cost and its real cost."""
-    again = f"{recovery.again} steps are made again" if recovery.again else "no step is made again"
-    return (
-        f"{recovery.policy} on {recovery.workers} workers after step {recovery.step}: {recovery.reason}; {again}; "
-        f"{recovery.semantics.name}; {recovery.took_s:.2f} s since a step broke off, "
-        f"{recovery.expected_s:.2f} s expected"
-    )
 
 
 def _say(text: str) -> None:

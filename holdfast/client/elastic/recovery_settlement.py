@@ -4,10 +4,13 @@ The last exchange of a step is its vote. Each worker has its summed gradients wh
 has finished the vote, all others can make the step too, and do. If no worker has, all drop the step and make it again.
 """
 
+import statistics
 from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.client.elastic.pass_times import LayerPassTimes
+from holdfast.core.elastic.measured_speeds import MeasuredSpeeds, fit_speeds
 from holdfast.core.elastic.proposal import PhaseCosts
 from holdfast.model.pipeline_routes import PipelineSituation, RoutePlan, RouteSegment
 
@@ -19,6 +22,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     worker: int = -1  # its number there
     plan: RoutePlan | None = None
     layers: tuple[tuple[int, int], ...] = ()  # that it holds whole, each with the last step whose update is in it
+    handed: tuple[int, ...] = ()  # of these, layers that a worker gave it before it left
     ready: int = 0  # the step whose summed gradients it has in hand; 0: none
     voted: int = 0  # the last step whose vote it came out of
     totals: tuple[float, ...] = ()  # of that vote: losses by microbatch, then squares of gradients by layer
@@ -26,6 +30,9 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     stored: int = -1  # the newest whole step on storage
     broke_at: float = 0.0  # when its step broke off, by the wall clock; 0: it was in none
     step_s: float = 0.0  # what its steps took lately
+    rest_s: float = 0.0  # of that, all but the passes
+    passes: tuple[LayerPassTimes, ...] = ()  # of its layers under this plan; () before enough steps were made
+    send_s: float = 0.0  # what it takes to hand over one tensor; 0: not known
     costs: PhaseCosts = PhaseCosts()  # as it has measured them
     incidents: int = 0  # in how many
     line: str = ""  # a name for what is written from now on, if it is the first worker
@@ -93,7 +100,7 @@ def _split_shadows(
 ) -> tuple[tuple[int, ...], ...]:
     """Return each worker's layers: with `shadows`, only those that its plan does not give it, else only the rest."""
     own = [
-        plan.held[report.worker] if plan and report.meeting == newest and report.plan else mine
+        (*plan.held[report.worker], *report.handed) if plan and report.meeting == newest and report.plan else mine
         for report, mine in zip(reports, held, strict=True)
     ]
     return tuple(
@@ -116,8 +123,26 @@ def _renumber(plan: RoutePlan | None, numbers: dict[int, int], world: int) -> Ro
     return RoutePlan(held=tuple(held), routes=routes, resume_step=plan.resume_step)
 
 
-def choose_costs(reports: Sequence[RankReport]) -> PhaseCosts:
-    """Return the costs as measured by the worker with the most incidents, but the slowest worker's step time."""
-    known = max(reports, key=lambda report: report.incidents)
-    step_s = max(report.step_s for report in reports)
-    return msgspec.structs.replace(known.costs, step_s=step_s) if step_s else known.costs
+def choose_costs(reports: Sequence[RankReport], measured: MeasuredSpeeds) -> PhaseCosts:
+    """Return the costs as measured by the worker with the most incidents, but the slowest worker's step time and the
+    layer times of `measured`. If nothing was measured, layer times stay those of the incident before."""
+    known = max(reports, key=lambda report: report.incidents).costs
+    if step_s := max(report.step_s for report in reports):
+        known = msgspec.structs.replace(known, step_s=step_s)
+    if not measured.unit_s:
+        return known
+    sends = [report.send_s for report in reports if report.send_s]
+    rests = [report.rest_s for report in reports if report.step_s]
+    return msgspec.structs.replace(
+        known,
+        layer_s=measured.layer_s,
+        unit_s=measured.unit_s,
+        send_s=2 * statistics.median(sends) / measured.unit_s if sends else 0.0,  # forward and backward
+        rest_s=min(rests) / measured.unit_s,  # whoever comes last to the sums waits least
+    )
+
+
+def compare_workers(reports: Sequence[RankReport], layers: int) -> MeasuredSpeeds:
+    """Return how fast workers are and how long layers take, from the passes that workers have timed."""
+    timed = [{one.layer: one.forward_s + one.backward_s for one in report.passes} for report in reports]
+    return fit_speeds(timed, layers)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.client.elastic.layer_state import LayerUnit, draw_seed
+from holdfast.client.elastic.pass_times import PassTimes
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.task_order import Task
 from holdfast.model.pipeline_routes import RoutePlan, RouteSegment
@@ -44,8 +45,9 @@ class RoutedPasses:
         settings: PassSettings,
         units: Mapping[int, LayerUnit],
         traffic: RankTraffic,
+        times: PassTimes,
     ) -> None:
-        self._settings, self._units, self._traffic = settings, units, traffic
+        self._settings, self._units, self._traffic, self._times = settings, units, traffic, times
         self._open: dict[tuple[int, int], list[Island]] = {}  # by microbatch and depth
         self._inputs: dict[tuple[int, int], torch.Tensor] = {}  # with recomputation
         self._values: dict[tuple[int, int], torch.Tensor] = {}  # between this worker's own segments
@@ -53,6 +55,7 @@ class RoutedPasses:
         self.gradients: dict[tuple[int, int], torch.Tensor] = {}  # by layer and microbatch
 
     def run(self, plan: RoutePlan, tasks: list[Task], worker: int, step: int, batch: BatchOf) -> None:
+        self._times.begin_step()
         for task in tasks:
             route = plan.routes[task.microbatch]
             if route[task.depth].worker != worker:
@@ -61,7 +64,9 @@ class RoutedPasses:
                 self._go_backward(route, task, step, batch)
             else:
                 self._go_forward(route, task, step, batch)
+        since = self._times.clock()
         self._traffic.settle()
+        self._times.add_send(since)
 
     def _go_forward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
         m, depth = task.microbatch, task.depth
@@ -108,7 +113,7 @@ class RoutedPasses:
         else:
             gradient = self._start_backward(islands[-1].made, step, m, batch)
         while islands:
-            island = islands.pop()
+            island, since = islands.pop(), self._times.clock()
             if island.made.requires_grad:
                 torch.autograd.backward(island.made, gradient)
             unit = self._units[island.layer]
@@ -116,6 +121,7 @@ class RoutedPasses:
                 self.gradients[island.layer, m] = unit.take_gradients()
             came = island.given.grad
             gradient = torch.zeros_like(island.given) if came is None else came.contiguous()
+            self._times.add_backward(island.layer, since)
         if depth:
             self._hand_over(
                 gradient,
@@ -147,11 +153,14 @@ class RoutedPasses:
         return islands
 
     def _call_layer(self, layer: int, given: torch.Tensor, step: int, m: int) -> torch.Tensor:
+        since = self._times.clock()
         torch.manual_seed(draw_seed(self._settings.seed, step, m, layer))
         made = self._units[layer].module(given)
         if not isinstance(made, torch.Tensor):
             raise TypeError(f"layer {layer} returned {type(made).__name__}, and must return one tensor")
-        return made.contiguous()
+        made = made.contiguous()
+        self._times.add_forward(layer, since)
+        return made
 
     # --- between segments --------------------------------------------------------------------------------------
 
@@ -172,7 +181,9 @@ class RoutedPasses:
         if to == own:
             self._values[tag, 0] = tensor
         else:
+            since = self._times.clock()
             self._traffic.send_shaped(tensor, to, tag)
+            self._times.add_send(since, sent=1)
 
     def _fetch(self, source: int, own: int, m: int, border: int, *, backward: bool) -> torch.Tensor:
         tag = self._tag(m, border, backward=backward)

@@ -10,7 +10,7 @@ from holdfast.client.elastic.kept_snapshots import KeptSnapshots
 from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_state import LayerUnit, digest_packed
 from holdfast.client.elastic.rank_traffic import RankTraffic
-from holdfast.model.pipeline_routes import RoutePlan
+from holdfast.model.pipeline_routes import LayerTransfer, RoutePlan
 
 STORAGE = -1
 Move = tuple[int, int, int]  # layer, source, target
@@ -37,8 +37,8 @@ class StateMoves:
             traffic,
         )
 
-    def follow(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
-        """Give `units` the layers of the plan. A worker that sends a layer keeps it until all workers have theirs."""
+    def fetch(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
+        """Give `units` the layers of the plan. A worker that sends a layer keeps it until `settle`."""
         step = plan.resume_step - 1
         if plan.rollback:
             self._roll_back(plan, units, rank, step)
@@ -46,7 +46,18 @@ class StateMoves:
         else:
             moves = [(one.layer, one.source, one.target) for one in plan.transfers]
             self._move(moves, rank, lambda layer: units[layer].pack(), units)
-        check_states(units, plan.held[rank], step)
+
+    def copy(self, transfers: Iterable[LayerTransfer], units: dict[int, LayerUnit], rank: int) -> dict[int, LayerUnit]:
+        """Send layers of `units` by these transfers; return the copies that came here. All workers call it together."""
+        came: dict[int, LayerUnit] = {}
+        moves = [(one.layer, one.source, one.target) for one in transfers]
+        self._move(moves, rank, lambda layer: units[layer].pack(), came)
+        dist.barrier()  # who has sent may leave now
+        return came
+
+    def settle(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
+        """Compare all copies of each layer; then drop the layers that the plan gives to others."""
+        check_states(units, plan.held[rank], plan.resume_step - 1)
         for layer in set(units).difference(plan.held[rank]):
             del units[layer]
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+PASSES = "passes"  # the phase of a step in which this worker computes its layers
 _WEIGHT = 0.25  # of a new step in the running mean
 
 
@@ -14,6 +15,7 @@ class StepPhases:
         self._name, self._since = "", 0.0
         self.took_s: dict[str, float] = {}  # by phase, since the last `begin`
         self.step_s = 0.0  # of a step, as a running mean
+        self.rest_s = 0.0  # of that, all but the passes
 
     def begin(self) -> None:
         self.took_s, self._name = {}, ""
@@ -27,4 +29,7 @@ class StepPhases:
     def end_step(self) -> None:
         self.enter("")
         took_s = sum(self.took_s.values())
-        self.step_s = took_s if not self.step_s else self.step_s + _WEIGHT * (took_s - self.step_s)
+        rest_s = took_s - self.took_s.get(PASSES, 0.0)
+        weight = _WEIGHT if self.step_s else 1.0
+        self.step_s += weight * (took_s - self.step_s)
+        self.rest_s += weight * (rest_s - self.rest_s)

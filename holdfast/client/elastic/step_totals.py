@@ -20,10 +20,13 @@ def exchange_totals(
     losses: Mapping[int, float],
     *,
     norms: bool,
-) -> tuple[float, ...]:
+    asked: bool = False,
+) -> tuple[tuple[float, ...], bool]:
     """Return the losses by microbatch, followed by the squared norm of each layer's summed gradient (zeros without
-    `norms`). For each number, one worker gives its value and the others give 0, so their sum is exact."""
-    told = torch.zeros(job.microbatches + job.layers, dtype=torch.float64)
+    `norms`). For each number, one worker gives its value and the others give 0, so their sum is exact. Also return
+    whether any worker is `asked` to hand over its layers after this step: all learn it at the same step."""
+    told = torch.zeros(job.microbatches + job.layers + 1, dtype=torch.float64)
+    told[-1] = float(asked)
     for m, loss in losses.items():
         told[m] = loss
     if norms:
@@ -32,7 +35,8 @@ def exchange_totals(
             if first_holder(plan, layer) == rank:
                 told[job.microbatches + layer] = unit.sum_squares()
     dist.all_reduce(told)
-    return tuple(told.tolist())
+    *totals, askers = told.tolist()
+    return tuple(totals), askers > 0
 
 
 def first_holder(plan: RoutePlan, layer: int) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.client.elastic.hand_over_request import HAND_OVER
 from holdfast.wire import survivor_messages, unix_sockets
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
 
@@ -53,6 +54,7 @@ class OrderLine:
 
     def enter(self, rank: int, generation: int) -> None:
         """Note that the main thread enters the function that survives; the agent can make it leave from now on."""
+        HAND_OVER.reset()
         first, self._stay, self._parked = self._stay is None, Stay(rank, generation), False
         if first:
             _thread.start_new_thread(self._run, ())
@@ -69,6 +71,7 @@ class OrderLine:
     def leave(self) -> None:
         assert self._stay is not None
         self._stay.inside = False
+        HAND_OVER.finish()  # or it failed meanwhile: nothing is waited for any more
         self._stay.left.set()
 
     def was_told(self, patience_s: float, failure: BaseException) -> bool:
@@ -118,6 +121,8 @@ class OrderLine:
             case RejoinOrder(env=env):
                 self._orders.put(env)
             case PartOrder(generation=generation) if stay and generation == stay.generation and not stay.told.is_set():
+                if order.hand_over and stay.inside:
+                    HAND_OVER.ask(order.hand_over.leaving, order.hand_over.within_s)
                 stay.told.set()
                 self._abort_groups()
                 if not stay.left.wait(_UNWINDS_S) and stay.inside:

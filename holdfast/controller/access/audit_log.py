@@ -6,9 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.logs.secret_masking import HIDDEN
+
 _MOST_BYTES = 64 << 20  # then refusals are no longer written; orders are
 _MOST_SHOWN = 4096  # characters of what was refused
-HIDDEN = "..."  # in the place of a value that may be a secret
 _REFUSALS_S = 1.0  # at most one in so long
 
 

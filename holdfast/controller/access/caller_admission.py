@@ -17,13 +17,14 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
-from holdfast.controller.access.request_rates import RequestRates
 from holdfast.linux import peer_credentials
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.credentials import job_secret_proof, mutual_tls
+from holdfast.wire.request_rates import RequestRates
 
 _BEARER = "Bearer "
 _A_SECOND, _AT_ONCE = 20.0, 200.0  # requests with one token
+_NODE_A_SECOND, _NODE_AT_ONCE = 10.0, 100.0  # of one node: a link, and what it fetches for a release
 ANY_NODE = "*"
 
 
@@ -109,6 +110,7 @@ class PortAccess:
         self._refusal = refusal
         self._host = host  # by whose name the port may be called, besides numbers
         self._rates = RequestRates(_A_SECOND, _AT_ONCE)
+        self._node_rates = RequestRates(_NODE_A_SECOND, _NODE_AT_ONCE)
 
     def __call__(self, request: web.Request) -> Caller | Refusal:
         if stray := refuse_foreign_page(request, self._host):
@@ -118,6 +120,8 @@ class PortAccess:
         if node := mutual_tls.certificate_node(shown):
             if why := self._refusal(shown or {}):
                 return Refusal(status=403, why=why)
+            if not self._node_rates.may_call(node):
+                return Refusal(status=429, why="too many requests of this node; wait a few seconds")
             return Caller(name=node, node=node, origin=origin)
         wanted = token_digest(_bearer_token(request))
         for badge in self._badges():

@@ -1,9 +1,9 @@
 """Certificates of nodes that call from other hosts: their serials, and which of them are valid."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from holdfast.core.decide.job_view import JobView
-from holdfast.wire.credentials.mutual_tls import LEAVING, NODE
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers, certificate_id, join_ids
 from holdfast.wire.credentials.node_serials import RecordedSerials
 
 
@@ -16,10 +16,12 @@ class NodeCertificates:
         self.recorded: frozenset[str] = frozenset()  # nodes that an earlier controller has let in
         self._unknown = 0  # certificates of which only this is known, that there were some
         self._refused: set[str] = set()  # nodes of which people were told so
+        self._changes = 0  # of what is known of serials
+        self._told: tuple[object, AdmittedPeers] = (None, AdmittedPeers())  # newest list, and what it follows from
 
     def take_recorded(self, recorded: RecordedSerials) -> None:
         """Take over the serials that an earlier controller recorded; say so if lines of the record are damaged."""
-        self._serials |= recorded.serials
+        self.add_serials(recorded.serials)
         self.recorded |= recorded.serials.keys()
         self._unknown = recorded.damaged
         if recorded.damaged:
@@ -41,7 +43,7 @@ class NodeCertificates:
 
     def recognize_node(self, node: str, serial: str) -> None:
         self._unknown -= 1
-        self._serials[node] = serial
+        self.add_serials({node: serial})
         self.recorded |= {node}
         self._say(f"{node} is known again by its certificate")
 
@@ -53,6 +55,7 @@ class NodeCertificates:
 
     def add_serials(self, serials: Mapping[str, str]) -> None:
         self._serials |= serials
+        self._changes += 1
 
     def serial_of(self, node: str) -> str | None:
         return self._serials.get(node)
@@ -61,12 +64,19 @@ class NodeCertificates:
         """Return whether this is the serial of the node's certificate, and the node is in the job or may return."""
         return self._serials.get(node) == serial and self._view.may_return(node)
 
-    def revoked_ids(self) -> tuple[str, ...]:
-        """Return what nodes must no longer accept: serials and names of nodes that have left. Names are needed too,
-        because a user may sign a new certificate for an old name. Nodes that left but hold copies are marked: the next
-        generation may restore from them, so they may answer requests, but make none."""
-        known = [node for node in self._view.gone if node in self._serials or self._unknown]
-        leaving = [node for node in known if self._holds_copies(node)]
-        gone = [node for node in known if node not in leaving]
-        serials = (self._serials[node] for node in gone if node in self._serials)
-        return tuple(sorted((*serials, *(NODE + node for node in gone), *(LEAVING + node for node in leaving))))
+    def admitted_peers(self) -> AdmittedPeers | None:
+        """Return whose certificates keepers are to accept; None if no node has one. Nodes that have left and hold
+        copies are listed apart: the next generation may restore from them, so they may answer, but ask for nothing.
+        A node whose record was damaged is listed as soon as it has shown its certificate."""
+        if not self._serials:
+            return None
+        gone = [node for node in self._view.gone if node in self._serials]
+        leaving = {node for node in gone if self._holds_copies(node)}
+        follows = (self._changes, tuple(gone), frozenset(leaving))
+        if follows != self._told[0]:  # or 2,000 nodes that come back at once would each cost a list of 2,000
+            members = (node for node in self._serials if node not in self._view.gone)
+            self._told = follows, AdmittedPeers(members=self._join_ids(members), leaving=self._join_ids(leaving))
+        return self._told[1]
+
+    def _join_ids(self, nodes: Iterable[str]) -> bytes:
+        return join_ids(certificate_id(node, self._serials[node]) for node in nodes)

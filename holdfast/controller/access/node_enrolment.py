@@ -14,13 +14,13 @@ from aiohttp import web
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
-from holdfast.controller.access.request_rates import RequestRates
 from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.core.decoding import from_json
 from holdfast.journal.journal_errors import JournalError
-from holdfast.model.event import Ready
+from holdfast.model.decider_events import Ready
 from holdfast.wire.credentials import enrolment, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.enrolment import Challenge, EnrolmentGrant, EnrolmentRequest
+from holdfast.wire.request_rates import RequestRates
 
 if TYPE_CHECKING:
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority

@@ -45,10 +45,11 @@ from holdfast.model.action import (
     Stage,
     Stop,
 )
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.node_errands import Errand, FinalState, LaunchHere, Leave, StopHere
-from holdfast.model.state_copy import Doubt, LaunchOrigin, Restore
+from holdfast.model.restore_sources import LaunchOrigin, Restore
+from holdfast.model.state_doubt import Doubt
 
 _TRIES = 2
 WITHOUT_GRACE = "the job was stopped without grace"
@@ -365,9 +366,8 @@ class ActionExecutor:
 
     async def _stop_ranks(self, action: Stop) -> Outcome:
         self.dispatch.on_stop(action.generation)
-        generation, park_s, grace_s = action.generation, action.park_s, action.grace_s
-        errand = StopHere(id=action.id, generation=generation, grace_s=grace_s, park_s=park_s, standing=action.standing)
-        within_s = park_s + grace_s + self.view.limits.stop_s
+        errand = StopHere.of_action(action)
+        within_s = (errand.parking.within_s if errand.parking else 0.0) + action.grace_s + self.view.limits.stop_s
         return await self._gather_outcome(action.id, dict.fromkeys(action.nodes, errand), within_s)
 
     async def _finish_job(self, action: Finish) -> Outcome:
@@ -421,9 +421,10 @@ class ActionExecutor:
         """End all ranks, so that no state changes any more; then choose the copies for a last checkpoint."""
         self.dispatch.on_stop(kept.generation)
         id = -(_LAST_IDS + action.id)
-        errand = StopHere(id=id, generation=kept.generation, grace_s=action.grace_s)
+        hand_over, park_s = action.hand_over, self.view.limits.survive_s if action.hand_over else 0.0
+        errand = StopHere(id=id, generation=kept.generation, grace_s=action.grace_s, park_s=park_s, hand_over=hand_over)
         present = [node for node in self.registry.present_nodes() if node in kept.nodes]
-        within_s = action.grace_s + self.view.limits.stop_s
+        within_s = (errand.parking.within_s if errand.parking else 0.0) + action.grace_s + self.view.limits.stop_s
         answers = await self.dispatch.ask_nodes(id, dict.fromkeys(present, errand), within_s)
         copies = {node: done.copies for node, done in answers.items()}
         stored = max((done.stored for done in answers.values()), default=-1)

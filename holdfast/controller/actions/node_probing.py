@@ -13,9 +13,9 @@ from holdfast.core.diagnose.probe_assessment import Key, ProbeAssessment, ProbeL
 from holdfast.core.diagnose.rail_assessment import Rails
 from holdfast.logs import golden_probe_digests
 from holdfast.model.action import Probe
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import Done, Errand, PairTestHere, ProbeHere
-from holdfast.model.probe import Finding, PairMeeting
+from holdfast.model.probe_findings import Finding, PairMeeting
 
 _SLACK_S = 180.0  # beyond what probes may take: to start, and for one that hangs to be given up on
 _RAIL_S = 40.0  # more for each rail: as long as a meeting may take, and the start of its process

@@ -2,7 +2,7 @@
 
 from holdfast.controller.actions.node_probing import Ask
 from holdfast.model.action import Stage
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import StageHere
 
 NO_ANSWER = "it did not answer"

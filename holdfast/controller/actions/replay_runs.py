@@ -18,7 +18,7 @@ from holdfast.core.replay.regrouped_replay import ReplayLimits, ReplayRuling, Ru
 from holdfast.core.replay.regrouped_session import GroupLaunch, GroupSession, ReplayRequest
 from holdfast.core.replay.twin_replay_session import TwinSession
 from holdfast.model.action import Replay
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import Done, Errand, LaunchHere, ReplayHere
 from holdfast.model.replay_task import ReplayResult
 

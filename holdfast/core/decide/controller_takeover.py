@@ -4,8 +4,9 @@ from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.decide.job_state import JobState
 from holdfast.model.action import Say
+from holdfast.model.decider_events import Lost, Successor
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Lost, Phase, Successor
+from holdfast.model.job_phase import Phase
 
 _UNDER_WAY = (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING)
 _UNKNOWN = "nodes that the journal does not name"

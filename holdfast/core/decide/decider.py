@@ -19,10 +19,8 @@ from holdfast.core.decide import (
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.first_cause import launch_alarm
-from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
-from holdfast.model.event import (
+from holdfast.model.decider_events import (
     Begin,
-    Decision,
     Ended,
     Event,
     LinksDown,
@@ -30,14 +28,16 @@ from holdfast.model.event import (
     MeshReport,
     Order,
     Outcome,
-    Phase,
     Progress,
     Ready,
-    StorageReport,
     Successor,
     Tick,
 )
-from holdfast.model.fleet_node_states import FleetReport
+from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
+from holdfast.model.fleet_node_reports import FleetReport
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision
+from holdfast.model.storage_report import StorageReport
 
 
 class Decider:

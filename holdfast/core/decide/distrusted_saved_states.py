@@ -6,8 +6,8 @@ that was made from it before with a finite loss: the data, the code or a machine
 
 import msgspec
 
-from holdfast.model.event import Progress
-from holdfast.model.state_copy import Doubt
+from holdfast.model.decider_events import Progress
+from holdfast.model.state_doubt import Doubt
 
 _KEPT = 64  # doubts
 _REMEMBERED = 1024  # generations

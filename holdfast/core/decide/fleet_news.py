@@ -9,9 +9,10 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.seating import next_seats
 from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Dismissal, Say
+from holdfast.model.decider_events import Outcome
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Outcome, Phase
-from holdfast.model.fleet_node_states import FleetNode, FleetReport, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
+from holdfast.model.job_phase import Phase
 
 OUT_OF_TIME = 95  # exit code: the fleet takes all nodes away; the same job can go on from its last checkpoint
 REFUSED = 2  # exit code: the fleet refuses nodes for good, as for a setting that is wrong
@@ -77,7 +78,7 @@ def on_acquired(state: JobState, now: float, event: Outcome) -> str:
     told = standbys.on_acquired(now, event, nodes.active)
     if not event.refused:
         return told
-    if state.generation == 0 and nodes.node_count + len(standbys.coming) < state.job.min_nodes:
+    if state.generation == 0 and nodes.node_count + len(standbys.coming) < nodes.fewest_nodes:
         return launching.finish_job(state, now, REFUSED, f"the fleet refuses nodes: {event.detail}")
     pause_s = standbys.pause_requests(now)
     if event.detail != standbys.fleet.last_word:
@@ -150,7 +151,7 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
     nodes, fleet = state.nodes, state.nodes.standbys.fleet
     last_at = max(fleet.ends[node].at for node in over)
     all_end = all(fleet.ends_by(node, last_at + state.limits.leave_s) for node in nodes.active)
-    if all_end and len(nodes.usable_pool) < state.job.min_nodes:
+    if all_end and len(nodes.usable_pool) < nodes.fewest_nodes:
         first_s = min(fleet.ends[node].at for node in nodes.active) - now
         last_s = max(state.limits.shutdown_grace_s, first_s / 2)
         limit = "" if any(fleet.ends[node].sudden for node in nodes.active) else "time limit"
@@ -158,7 +159,7 @@ def _let_go(state: JobState, now: float, over: Set[str]) -> str:
         told = f"{f'{why}: ' if why else ''}the fleet takes all nodes away {_time_left(state, now, nodes.active)}"
         told += ", and too few others have come"
         return finish_out_of_time(state, now, told, "; the job can go on from its last checkpoint", last_s=last_s)
-    if next_seats(state.job, nodes.seats, nodes.out | over, nodes.usable_pool, may_shrink=True):
+    if next_seats(state.job, nodes.seats, nodes.out | over, nodes.usable_pool, may_shrink=True, mesh=nodes.mesh):
         state.requests.evicting |= {node: FLEET for node in sorted(over) if node not in state.requests.evicting}
     return ""
 

@@ -13,10 +13,11 @@ from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_p
 from holdfast.core.incident.open_incident import Incident, open_incident
 from holdfast.core.membership.seating import make_probe_or_replay
 from holdfast.model.action import Say
+from holdfast.model.decider_events import Outcome, Progress
 from holdfast.model.detector_alarm import LEFT, Alarm, Kind
-from holdfast.model.event import Outcome, Phase, Progress
 from holdfast.model.incident_record import Remedy, Verdict
-from holdfast.model.state_copy import Doubt
+from holdfast.model.job_phase import Phase
+from holdfast.model.state_doubt import Doubt
 
 
 def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = True) -> str:

@@ -15,10 +15,13 @@ from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.action import Action
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Begin, Progress
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Begin, Decision, Limits, Phase, Progress
 from holdfast.model.incident_record import Change, Record, Verdict
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision
 
 # The phases that may follow each phase. STOPPING may follow every phase with seats, because a journal that has lost
 # its end may have forgotten a generation that still runs.

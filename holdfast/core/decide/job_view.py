@@ -12,11 +12,13 @@ from holdfast.core.decide.node_roles import NodeRole, assign_roles
 from holdfast.core.decide.node_wait import NodeWait, find_node_wait
 from holdfast.core.decide.status_text import tell_present
 from holdfast.model.code_release import Fate, Release
+from holdfast.model.decider_events import Progress, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Limits, Phase, Progress, Ready
-from holdfast.model.fleet_node_states import FleetNode
+from holdfast.model.fleet_node_reports import FleetNode
 from holdfast.model.incident_record import Verdict
 from holdfast.model.job_and_seats import Dims, Job, Seat
+from holdfast.model.job_phase import Phase
 
 
 class JobView:
@@ -118,6 +120,11 @@ class JobView:
     def mesh(self) -> Dims:
         """The parallel groups: those that the user gave or, if there are none, those that the script has reported."""
         return self._state.nodes.mesh
+
+    @property
+    def fewest_nodes(self) -> int:
+        """On how few nodes the job can go on, as whole replicas of the model if its parallel groups are known."""
+        return self._state.nodes.fewest_nodes
 
     @property
     def active(self) -> frozenset[str]:

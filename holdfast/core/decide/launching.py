@@ -15,12 +15,13 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.core.rank_ranges import format_nodes, format_ranks
-from holdfast.model.action import Action, Finish, Say, Stop
+from holdfast.model.action import Action, Finish, HandOver, Say, Stop
 from holdfast.model.code_release import Fate
+from holdfast.model.decider_events import Begin, Ended, MeshReport, Outcome, Progress, Ready
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
-from holdfast.model.event import Begin, Ended, MeshReport, Outcome, Phase, Progress, Ready
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat, world_size
+from holdfast.model.job_phase import Phase
 
 STILL_CUT_OFF = "still without a link after the wait"
 _STANDING = (Phase.WAITING, Phase.HELD)  # no generation is on, nor is one being ended
@@ -77,7 +78,10 @@ def on_mesh_report(state: JobState, event: MeshReport) -> str:
     if not state.job.mesh:
         state.nodes.reported_mesh = event.mesh
         groups = ",".join(f"{name}={size}" for name, size in event.mesh)
-        state.emit(Say(text=f"parallel groups of the script: {groups}"))
+        nodes, least = state.nodes, state.job.min_nodes
+        more = f"; a replica takes {nodes.replica_nodes} nodes, so the job goes on with {nodes.fewest_nodes} or more"
+        told = more if nodes.fewest_nodes > least else ""
+        state.emit(Say(text=f"parallel groups of the script: {groups}{told}"))
     return ""
 
 
@@ -182,7 +186,9 @@ def on_wait_tick(state: JobState, now: float) -> str:
     if state.nodes.waits_in_queue or state.nodes.waits_for_checks:
         state.wait_until = now + state.limits.wait_s
         return reason
-    short = f"{state.nodes.node_count} of {state.job.min_nodes} nodes after {state.limits.wait_s:g} s"
+    unit, fewest = state.nodes.replica_nodes, state.nodes.fewest_nodes
+    whole = f", as replicas take {unit}" if fewest > state.job.min_nodes else ""
+    short = f"{state.nodes.node_count} of {fewest} nodes{whole} after {state.limits.wait_s:g} s"
     blocked = state.nodes.wait_clause
     told = f"not enough nodes: {short}{blocked}; start more nodes or lower --nnodes"
     if state.limits.ask_s and not state.requests.asking:
@@ -291,7 +297,7 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
 def wait_for_nodes(state: JobState, now: float) -> str:
     if state.wait_until is None:
         state.wait_until, state.waits_since = now + state.limits.wait_s, now
-    if state.nodes.node_count < state.job.min_nodes:
+    if state.nodes.node_count < state.nodes.fewest_nodes:
         state.last_call_at = None
     elif state.last_call_at is None:
         state.last_call_at = now + state.limits.last_call_s
@@ -397,6 +403,7 @@ def finish_job(
     state.interruption = None
     stop_s = state.limits.shutdown_grace_s if last_s is None else last_s
     last_s = 0.0 if grace_s == 0 else stop_s  # who is in a hurry does not wait for storage
+    saves = last_s > 0 and state.phase is Phase.TRAINING and state.carries and not limits
     finish = Finish(
         id=next(state.ids),
         code=code,
@@ -405,6 +412,7 @@ def finish_job(
         last_s=last_s,
         not_after=min(limits, default=None),
         verified=doubts.verified,
+        hand_over=HandOver((), last_s / 2) if saves else None,
     )
     state.emit(finish)
     state.exit_code = code

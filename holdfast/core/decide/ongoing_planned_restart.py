@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident
-from holdfast.model.event import Progress
+from holdfast.model.decider_events import Progress
 from holdfast.model.incident_record import Change
 
 

@@ -5,8 +5,9 @@ from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident.incident_case import ALL_IN_DOUBT
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.model.action import Dismissal
-from holdfast.model.event import Order, Phase
+from holdfast.model.decider_events import Order
 from holdfast.model.incident_record import Remedy, Verdict
+from holdfast.model.job_phase import Phase
 
 
 def on_order(state: JobState, now: float, order: Order) -> str:

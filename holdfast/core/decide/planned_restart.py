@@ -3,10 +3,11 @@
 from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause
-from holdfast.core.decide.surviving_ranks import can_grow, make_parking
+from holdfast.core.decide.surviving_ranks import add_hand_over, can_grow, can_hand_over, make_parking
+from holdfast.model.decider_events import Outcome
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Outcome, Phase
 from holdfast.model.incident_record import HELD
+from holdfast.model.job_phase import Phase
 
 
 def start_if_wanted(state: JobState, now: float) -> str:
@@ -16,30 +17,37 @@ def start_if_wanted(state: JobState, now: float) -> str:
     if state.requests.held:
         return pause_job(state, now, f"{HELD}{state.requests.held}")
     if leaving:
-        return pause_job(state, now, f"{', '.join(leaving)} evicted by {state.requests.evicting[leaving[0]]}")
+        why = f"{', '.join(leaving)} evicted by {state.requests.evicting[leaving[0]]}"
+        return pause_job(state, now, why, leaving=tuple(leaving))
     if state.releases.is_due(now) and state.releases.waiting is not None:
         return pause_job(state, now, f"release {state.releases.waiting.number}", state.releases.waiting.number)
     if drained and len(state.nodes.usable_pool) >= len(drained):
-        return pause_job(state, now, f"{', '.join(drained)} drained by {state.requests.draining[drained[0]]}")
+        why = f"{', '.join(drained)} drained by {state.requests.draining[drained[0]]}"
+        return pause_job(state, now, why, leaving=tuple(drained))
     if state.phase is Phase.TRAINING and now >= state.grow_at and state.nodes.may_grow():
         count = len(state.nodes.usable_pool)
         return pause_job(state, now, f"{count} more {'node is' if count == 1 else 'nodes are'} there", grows=True)
     return ""
 
 
-def pause_job(state: JobState, now: float, why: str, release: int = 0, *, grows: bool = False) -> str:
+def pause_job(
+    state: JobState, now: float, why: str, release: int = 0, *, grows: bool = False, leaving: tuple[str, ...] = ()
+) -> str:
     """End all ranks for a planned restart. If an earlier planned restart has made no step yet, the new one replaces it.
-    If the job grows, ranks that can continue in a larger job are parked instead of ended."""
+    If the job grows, ranks that can continue in a larger job are parked instead of ended. If nodes leave, so are ranks
+    that can continue without them; if these hold the job's state, they finish their step and hand it over first."""
     if state.incident is None:
         replaced = state.pause
         pause = state.interruption = Pause.begin_pause(now, why, state.generation, state.progress)
         pause.good_at = max(pause.good_at, min(state.taken_over_at, now))  # as with an incident
-        pause.for_release, pause.parked = release, grows and can_grow(state)
+        pause.for_release = release
+        pause.parked = (grows and can_grow(state)) or (bool(leaving) and can_hand_over(state, leaving))
         if replaced:
             pause.take_over(replaced)
     stop = launching.make_stop(state)
     if state.pause and state.pause.parked:
         stop = make_parking(state, stop)
+        stop = add_hand_over(state, stop, leaving) if leaving else stop
     state.emit(stop)
     state.enter(Phase.PAUSING, stop.id)
     state.paused_for, state.next_move = why, f"pausing: {why}"

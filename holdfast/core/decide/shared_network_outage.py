@@ -3,8 +3,9 @@
 from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.model.action import Say
+from holdfast.model.decider_events import LinksDown, LinksUp
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import LinksDown, LinksUp, Phase
+from holdfast.model.job_phase import Phase
 
 
 def on_links_lost(state: JobState, now: float, alarm: Alarm) -> str:

@@ -7,7 +7,7 @@ from holdfast.core.decide.surviving_ranks import describe_short
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.rank_ranges import format_nodes, format_ranks
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 
 
 def tell_present(state: JobState, now: float, step: int, ending: str, mute: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import msgspec
 
 from holdfast.core.decide.job_state import JobState
-from holdfast.model.action import Stop
+from holdfast.model.action import HandOver, Stop
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Remedy
 
@@ -28,6 +28,24 @@ def can_grow(state: JobState) -> bool:
     """Return whether ranks can be parked while the job grows, and then continue in the larger job."""
     survives = state.progress is not None and state.progress.survives
     return state.resizes and survives and state.limits.survive_s > 0
+
+
+def can_hand_over(state: JobState, leaving: Collection[str]) -> bool:
+    """Return whether ranks can be parked before these nodes leave, and then continue without them. Standbys must take
+    the seats, or the ranks must go on with any number of ranks."""
+    survives = state.progress is not None and state.progress.survives
+    if not survives or state.limits.survive_s <= 0 or state.failed_survivals >= _FAILED_SURVIVALS:
+        return False
+    return state.resizes or len(state.nodes.usable_pool) >= len(leaving)
+
+
+def add_hand_over(state: JobState, stop: Stop, leaving: Collection[str]) -> Stop:
+    """Return this stop with the order to hand over first what only ranks on these nodes hold, if the job's state lives
+    in its ranks. Half of the time for which a node's end is known ahead is left for the restart."""
+    if not state.carries:
+        return stop
+    ranks = tuple(rank for seat in state.nodes.active_seats if seat.node in leaving for rank in seat.ranks)
+    return msgspec.structs.replace(stop, hand_over=HandOver(ranks, state.limits.leave_s / 2))
 
 
 def make_parking(state: JobState, stop: Stop, alarm: Alarm | None = None) -> Stop:

@@ -3,7 +3,7 @@
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident import incident_text
 from holdfast.model.action import Say
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 
 
 def stand_still(state: JobState, now: float) -> None:

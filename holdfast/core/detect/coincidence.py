@@ -60,7 +60,7 @@ class CoincidenceDetector:
             for nodes, strains in every.items()
             if (hot := [strain for strain in strains if -_EARLY_S <= lost.since - strain.since <= late_s])
         ]
-        longer = f"steps take {lost.ratio:.2f} times as long"
+        longer = f"{lost.what} take {lost.ratio:.2f} times as long"
         times = f"{longer} since then"
         if len(found) > 1 or (found and len(every) > 1 and 2 * sum(map(len, every)) > len(self._seats)):
             together = len(found) > 1  # else most are strained, and one began when the job lost its pace

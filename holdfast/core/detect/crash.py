@@ -14,7 +14,7 @@ from holdfast.core.log_analysis.log_sieve import sift_log
 from holdfast.core.log_analysis.tracebacks import ExceptionChain, parse_tracebacks
 from holdfast.core.terminal_sanitizer import CUT, cut_words
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 from holdfast.model.observation import Exit
 
 _MUTE = (-9, -15)  # SIGKILL and SIGTERM leave no time for last words: what was said before is about something else

@@ -17,8 +17,8 @@ from holdfast.core.detect.hang import STILL_BYTES, HangLimits, Stillness
 from holdfast.core.diagnose.blocking_ranks import GONE
 from holdfast.core.diagnose.stack_folding import fold_stack, main_frames
 from holdfast.core.rank_ranges import format_ranks
+from holdfast.model.decider_events import Ended
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Ended
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.rank_traces import Process, Trace
 

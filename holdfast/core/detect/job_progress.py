@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.core.membership.seating import REPLICAS
-from holdfast.model.event import WARM_STEPS, Progress
+from holdfast.model.decider_events import WARM_STEPS, Progress
 from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.observation import Beat
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import msgspec
 
 from holdfast.model.detector_alarm import LEFT, MACHINE_LOST, Alarm, Kind
-from holdfast.model.fleet_node_states import FleetNode
+from holdfast.model.fleet_node_reports import FleetNode
 from holdfast.model.observation import Departure
 
 

@@ -26,13 +26,13 @@ import msgspec
 
 from holdfast.core.diagnose.collective_lateness import CollectiveLateness
 from holdfast.core.diagnose.lateness_map import LatenessMap
+from holdfast.core.diagnose.step_pace import STEPS, StepPace, WorkUnit
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Arrival
 
 _LEAST = 4  # collectives in a round
 _ROADS = 64  # beats of which the fastest tells how far a node's clock is off
-STEPS = 32  # of whose times the median is the job's pace
 EARLY = 30  # rounds after a launch, in which the job's pace and ways are learned
 WORTH_TELLING = 0.15  # of the time, though the job be as fast as ever
 _FEW = 8  # nodes: of fewer, one leads in four of five rounds by mere chance more than once in a hundred times
@@ -48,7 +48,7 @@ class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 5
     votes: int = 4  # of the rounds
     margin: float = 0.08  # of a step, ahead of the second latest
-    pace: float = 1.25  # steps that take so many times as long as they did
+    pace: float = 1.25  # steps, or the tokens or FLOPs that the script tells, that take so many times as long
     pace_s: float = 30.0  # for so long
     again_s: float = 600.0  # the same is not told again before
     shared_gpus: bool = False  # ranks that share a GPU are judged too
@@ -65,7 +65,8 @@ class LostPace(msgspec.Struct, frozen=True, kw_only=True):
     """How much slower a job has become, and since when."""
 
     since: float
-    ratio: float  # of a step's time now to the best
+    ratio: float  # of a step's time now to the best, or of that of a told token or FLOP
+    what: WorkUnit = WorkUnit.STEPS  # of what the time was compared
     blur_s: float  # so much later than it happened may `since` be
     named: str = ""  # the node for which the others wait in collectives
 
@@ -87,7 +88,7 @@ class SlowDetector:
         self._groups: dict[str, CollectiveLateness] = {}
         self._roads: dict[str, deque[float]] = {}  # node -> seconds that beats took to come, by its clock and ours
         self._round_at = 0.0
-        self._pace = StepPace(limits)
+        self._pace = StepPace(limits.pace, limits.pace_s)
         self._crew = (0, 0)  # number of the release, and of ranks: with others no pace can be compared
         self._toll = SlownessCost(limits)
         self._named = ""  # by the last rounds
@@ -96,14 +97,14 @@ class SlowDetector:
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
         """Forget the last launch, except its pace if the release and the number of ranks (`crew`) are unchanged."""
-        former_s = self._pace.release_best_s if crew == self._crew else 0.0
+        former = self._pace.release_best if crew == self._crew else None
         self.generation, self._crew = generation, crew
         for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):
             kept.clear()
         self.rounds.clear()
         self.lateness = LatenessMap()
         self._round_at = now
-        self._pace, self._toll = StepPace(self.limits, former_s), SlownessCost(self.limits)
+        self._pace, self._toll = StepPace(self.limits.pace, self.limits.pace_s, former), SlownessCost(self.limits)
         self._named, self._named_rounds = "", 0
 
     def on_beat(self, now: float, beat: Beat, arrivals: dict[int, tuple[Arrival, ...]]) -> Alarm | None:
@@ -127,7 +128,8 @@ class SlowDetector:
         if not ratio or self._pace.slow_since is None:
             return None
         blur_s = STEPS * self._pace.step_s
-        return LostPace(since=self._pace.slow_since, ratio=ratio, blur_s=blur_s, named=self._named)
+        what = self._pace.unit
+        return LostPace(since=self._pace.slow_since, ratio=ratio, what=what, blur_s=blur_s, named=self._named)
 
     def _clock_offset_s(self, now: float, beat: Beat) -> float:
         """Return the delay of a node's fastest recent beat. Added to the node's times, this delay corrects the node's
@@ -205,7 +207,8 @@ class SlowDetector:
             return None
         if not self._toll.is_due:
             return self._make_alarm(now, (rank,), reason)
-        reason += f"; steps take {ratio:.2f} times as long as they did, of which it has cost {self._toll.lost_s:.0f} s"
+        longer = f"{self._pace.unit} take {ratio:.2f} times as long as they did"
+        reason += f"; {longer}, of which it has cost {self._toll.lost_s:.0f} s"
         return self._make_alarm(now, (rank,), reason, Stance.ACT)
 
     def _check_pace(self, now: float) -> Alarm | None:
@@ -214,7 +217,7 @@ class SlowDetector:
             return None
         own = self._pace.slowdown_ratio >= self.limits.pace
         since = "" if own else " before the last restart, with the same release on as many ranks"
-        return self._make_alarm(now, (), f"steps take {ratio:.1f} times as long as they did{since}")
+        return self._make_alarm(now, (), f"{self._pace.unit} take {ratio:.1f} times as long as they did{since}")
 
     def _make_alarm(
         self, now: float, ranks: tuple[int, ...], reason: str, wanted: Stance = Stance.NOTIFY
@@ -267,48 +270,3 @@ class SlownessCost:
         self._rounds, self._unnamed = self._rounds + 1, self._unnamed + 1
         if self._unnamed >= self.limits.rounds:
             self._node, self.lost_s = "", 0.0
-
-
-class StepPace:
-    """Measures step times: the present one, this generation's best to judge nodes, this release's to judge the job."""
-
-    def __init__(self, limits: SlowLimits, former_best_s: float = 0.0) -> None:
-        self.limits = limits
-        self._former_best_s = former_best_s  # of earlier generations with this release; 0: unknown
-        self._steps: dict[str, tuple[int, float]] = {}  # node -> newest step and when
-        self._took: deque[float] = deque(maxlen=STEPS)
-        self._best_s = 0.0
-        self.slow_since: float | None = None  # more than the limit; None: it is not
-
-    @property
-    def step_s(self) -> float:
-        return median(self._took) if self._took else 0.0
-
-    @property
-    def slowdown_ratio(self) -> float:
-        """The present step time divided by the best step time; 1.0 while the best is unknown."""
-        return self.step_s / self._best_s if self._best_s else 1.0
-
-    @property
-    def release_best_s(self) -> float:
-        """The best step time with this release so far; 0 while it is unknown."""
-        return min((best for best in (self._best_s, self._former_best_s) if best), default=0.0)
-
-    def on_beat(self, now: float, beat: Beat) -> None:
-        step, at = self._steps.get(beat.node, (beat.step, beat.at))
-        if beat.step > step >= 0:
-            self._took.append((beat.at - at) / (beat.step - step))
-        if beat.step != step or beat.node not in self._steps:
-            self._steps[beat.node] = (beat.step, beat.at)
-        if len(self._took) == self._took.maxlen:
-            self._best_s = min(self._best_s or self.step_s, self.step_s)
-
-    def lasting_slowdown(self, now: float) -> float:
-        """Return the step time divided by the release's best if this was too high for `pace_s` seconds; else 0."""
-        # Before the generation's own best is known it is in its first steps, which are slow in every generation.
-        ratio = self.step_s / self.release_best_s if self._best_s else 1.0
-        if ratio < self.limits.pace:
-            self.slow_since = None
-            return 0.0
-        self.slow_since = now if self.slow_since is None else self.slow_since
-        return ratio if now >= self.slow_since + self.limits.pace_s else 0.0

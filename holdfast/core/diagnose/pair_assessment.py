@@ -6,7 +6,7 @@ from statistics import median
 
 from holdfast.core.diagnose import fleet_baseline
 from holdfast.core.diagnose.pair_test import PairResult, World
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 # Ways between nodes are of different lengths and shared with others, so only much counts: of bandwidth, of latency.
 _MATTERS = {"link_bandwidth": log(4 / 3), "link_latency": log(10)}  # three quarters; ten times

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.core.diagnose import fleet_baseline
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 _VOTES = 3  # fewer nodes have no majority worth the name
 _REASONS = 3  # of one node, in a sentence

@@ -20,14 +20,17 @@ class PipelineTemplate(msgspec.Struct, frozen=True):
     bottleneck: float
 
 
-def make_templates(job: PipelineJob, until: tuple[float, ...], most: int) -> dict[int, PipelineTemplate]:
-    """Return the template of each size up to `most` whose stages fit into memory."""
+def make_templates(
+    job: PipelineJob, until: tuple[float, ...], most: int, send: float = 0.0
+) -> dict[int, PipelineTemplate]:
+    """Return the template of each size up to `most` whose stages fit into memory. `send` is how long a worker sends
+    one microbatch to the next."""
     found = {}
     for stages in range(1, min(most, job.layers) + 1):
         cuts = _even_cuts(job, until, stages) or _best_cuts(job.layers, until, stages, job.capacity)
         if cuts is not None:
             slowest = max(until[end] - until[first] for first, end in cuts)
-            found[stages] = PipelineTemplate(cuts=cuts, bottleneck=slowest)
+            found[stages] = PipelineTemplate(cuts=cuts, bottleneck=slowest + (send if stages > 1 else 0.0))
     return found
 
 

@@ -73,7 +73,7 @@ def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) ->
         times=times,
         before=before,
         lost=lost,
-        whole_time=_whole_time(job, wanted, costs.layer_s),
+        whole_time=_whole_time(job, wanted, costs.layer_s, costs.send_s),
         orphans=tuple(missing_layers(job, situation.held)),
         counted=counted,
         broken=broken_routes(counted, HeldRuns(situation.held, situation.leaving)),
@@ -100,8 +100,9 @@ def _plan_as_begun(job: PipelineJob, situation: PipelineSituation) -> tuple[Rout
 
 
 @lru_cache(maxsize=64)
-def _whole_time(job: PipelineJob, workers: int, layer_s: tuple[float, ...]) -> float:
-    return step_time(count_routes(first_plan(job, workers).routes), layer_times(job, PhaseCosts(layer_s=layer_s)))
+def _whole_time(job: PipelineJob, workers: int, layer_s: tuple[float, ...], send_s: float) -> float:
+    times = layer_times(job, PhaseCosts(layer_s=layer_s, send_s=send_s))
+    return step_time(count_routes(first_plan(job, workers).routes), times)
 
 
 def rename_route(route: Route, names: dict[int, int]) -> Route:
@@ -155,8 +156,21 @@ def rate_of(ground: PlanGround, plan: RoutePlan, kappa: float = 1.0) -> float:
     pipeline's filling and draining that microbatches of other pipelines cannot use."""
     counted = [(route, count) for route, count in count_routes(plan.routes) if route]
     kept = sum(count for _, count in counted) / max(1, len(plan.routes))
-    taken = step_time(counted, ground.times, kappa)
-    return min(1.0, ground.whole_time / taken) * kept if taken > 0 else 0.0
+    taken, rest = step_time(counted, ground.times, kappa), ground.costs.rest_s
+    return min(1.0, (ground.whole_time + rest) / (taken + rest)) * kept if taken > 0 else 0.0
+
+
+def predict_step_s(ground: PlanGround, plan: RoutePlan) -> float:
+    """Return how many seconds a step will take under this plan: as long as before, but for its passes. Return 0 if the
+    times of passes were not measured."""
+    costs = ground.costs
+    if not costs.unit_s or not ground.counted:
+        return 0.0
+    before, after = (
+        step_time([(route, count) for route, count in counted if route], ground.times, costs.kappa)
+        for counted in (ground.counted, count_routes(plan.routes))
+    )
+    return max(0.0, costs.step_s + (after - before) * costs.unit_s)
 
 
 def semantics_of(ground: PlanGround, plan: RoutePlan) -> Semantics:

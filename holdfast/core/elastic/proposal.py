@@ -52,6 +52,9 @@ class PhaseCosts(msgspec.Struct, frozen=True, kw_only=True):
     warm_s: float = 0.0  # of a worker that has just come, until it is as fast as the others
     step_s: float = 10.0
     layer_s: tuple[float, ...] = ()  # by layer: relative; () if all take the same
+    send_s: float = 0.0  # of a worker, to send one microbatch to the next one; in the same unit as `layer_s`
+    rest_s: float = 0.0  # of a step, beside all passes: sums, vote, optimizer; in the same unit as `layer_s`
+    unit_s: float = 0.0  # seconds that are 1 in `layer_s`; 0: not measured
     kappa: float = 1.0  # the share of a pipeline's filling and draining that foreign microbatches cannot use
     repair_s: float = 3600.0  # until a lost worker is replaced by a new one
     change_s: float = 36000.0  # until the plan changes for another reason

@@ -1,5 +1,5 @@
-"""How long a step takes on a plan's routes: the load of the busiest worker, plus the time to fill and drain
-pipelines."""
+"""How long the passes of a step take on a plan's routes: the load of the busiest worker, plus the time to fill and
+drain pipelines."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -16,12 +16,14 @@ class LayerTimes:
     """Relative times of layers as cumulative sums, and the speeds of workers. Remembers the times of each route, which
     is seen again and again."""
 
-    def __init__(self, until: tuple[float, ...], speeds: tuple[float, ...] = ()) -> None:
-        self.until, self.speeds = until, speeds
+    def __init__(self, until: tuple[float, ...], speeds: tuple[float, ...] = (), send: float = 0.0) -> None:
+        self.until, self.speeds, self.send = until, speeds, send
         self._parts: dict[int, tuple[Route, list[float]]] = {}  # by `id()` of a route, which is kept for that
 
     def segment_time(self, segment: RouteSegment) -> float:
         work = self.until[segment.end] - self.until[segment.first]
+        if self.send and segment.end - segment.first < len(self.until) - 1:
+            work += self.send
         return work / self.speeds[segment.worker] if self.speeds and segment.worker >= 0 else work
 
     def parts(self, route: Route) -> list[float]:
@@ -34,7 +36,7 @@ class LayerTimes:
 
 def layer_times(job: PipelineJob, costs: PhaseCosts, speeds: Sequence[float] = ()) -> LayerTimes:
     each = costs.layer_s or (1.0,) * job.layers
-    return LayerTimes(until=(0.0, *accumulate(each)), speeds=tuple(speeds))
+    return LayerTimes(until=(0.0, *accumulate(each)), speeds=tuple(speeds), send=costs.send_s)
 
 
 def count_routes(routes: Sequence[Route]) -> list[tuple[Route, int]]:
@@ -75,7 +77,7 @@ def loads_of(counted: Iterable[tuple[Route, int]], times: LayerTimes) -> dict[in
 
 
 def step_time(counted: Sequence[tuple[Route, int]], times: LayerTimes, kappa: float = 1.0) -> float:
-    """Return the time of a step with so many microbatches on each route. The unit is the time of one layer for one
+    """Return the time of the passes with so many microbatches on each route. The unit is the time of one layer for one
     microbatch. `kappa` is the share of a pipeline's filling and draining that other microbatches cannot use."""
     loads = loads_of(counted, times)
     longest = 0.0

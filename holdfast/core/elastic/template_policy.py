@@ -43,7 +43,7 @@ def propose_retemplate(ground: PlanGround) -> Proposal | Infeasible:
     if refused := refuse_orphans(RETEMPLATE, ground):
         return refused
     whole, rest = split_pipelines(ground)
-    templates = make_templates(job, ground.times.until, len(situation.held))
+    templates = make_templates(job, ground.times.until, len(situation.held), ground.times.send)
     limit = job.pipelines * job.stages or len(situation.held)
     counts = [len(whole) - borrowed for borrowed in range(min(_BORROWED, len(whole)) + 1)]
     pools = [sorted(rest + [member for row in whole[count:] for member in row.members]) for count in counts]

@@ -1,7 +1,7 @@
 """Triage of the alarms of one incident: which alarm is the first cause, and which are only echoes of it."""
 
+from holdfast.model.decider_events import Outcome
 from holdfast.model.detector_alarm import SWITCH, Alarm, Kind
-from holdfast.model.event import Outcome
 from holdfast.model.job_and_seats import Seat
 
 TIMED_OUT = "nccl_timeout"

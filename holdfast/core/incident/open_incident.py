@@ -7,8 +7,8 @@ import msgspec
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo, is_killed, list_other_causes
 from holdfast.core.incident.incident_case import is_unwitnessed_fault
+from holdfast.model.decider_events import Progress
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Progress
 from holdfast.model.incident_record import Record, Verdict
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import Skip

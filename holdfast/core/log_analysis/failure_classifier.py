@@ -21,7 +21,7 @@ from holdfast.core.log_analysis.line_prefixes import LogLine, fill_times
 from holdfast.core.log_analysis.loss_divergence import find_divergence
 from holdfast.core.log_analysis.lost_peer import find_peer
 from holdfast.core.log_analysis.root_cause import CauseFinding, best_hint, find_root, rival_causes
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 _EVIDENCE = 5
 _LINE_CHARS = 400

@@ -12,7 +12,7 @@ from holdfast.core.incident.open_incident import DEPARTED, JOIN_HINT
 from holdfast.core.log_analysis.action_choice import EVICT
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
 from holdfast.core.log_analysis.line_prefixes import LogLine
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 
 _OPENED = re.compile(r"^holdfast: incident \d+[^:]*: (?!noted )")
 _CLOSED = re.compile(r"^holdfast: .*; (?:restarted in place|evicted |gave up: |release \d+ was rolled back)")

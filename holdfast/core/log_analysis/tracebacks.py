@@ -22,6 +22,7 @@ _SPECIAL = re.compile(r"^\s*+(?:[~^ ]+|\.\.\.<?.*|\[Previous line repeated .*\])
 _GROUPED = re.compile(r"^\s*(?:\||\+(?=[-+ ]))[-+ ]?(?:-{0,80}\+?-{1,80} (?:\d+|\.\.\.) -+$)?")
 _BOXED = re.compile(r"^\s*[│╭╰|][─ ]*(?:❱ *)?")
 _BOX_FRAME = re.compile(r"^(?P<file>[/<][^:]{1,400}):(?P<line>\d+) in (?P<function>\S{1,200})")
+_STACK_FRAMES, _FILE_CHARS, _FUNCTION_CHARS = 200, 240, 60  # that rows with `frames` are searched for in
 _DURING = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
 _WRAPS = re.compile(
@@ -87,8 +88,11 @@ class RaisedException(msgspec.Struct, kw_only=True):
     @property
     def stack(self) -> str:
         """The words before the traceback and then its frames, one per line; the innermost frame is last, so that a
-        row's pattern can anchor to it."""
-        return "\n".join((self.before, *(f"{frame.file} {frame.function}" for frame in self.frames)))
+        row's pattern can anchor to it. Of very many or very long frames only some is told: rows search it."""
+        half = _STACK_FRAMES // 2
+        frames = self.frames if len(self.frames) <= 2 * half else [*self.frames[:half], *self.frames[-half:]]
+        told = (f"{frame.file[-_FILE_CHARS:]} {frame.function[:_FUNCTION_CHARS]}" for frame in frames)
+        return "\n".join((self.before, *told))
 
     @property
     def origin(self) -> str:

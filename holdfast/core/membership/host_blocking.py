@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Set
 import msgspec
 
 from holdfast.model.action import Block, Dismiss, Dismissal, Say
-from holdfast.model.event import Outcome, Ready
+from holdfast.model.decider_events import Outcome, Ready
 from holdfast.model.job_and_seats import HostIdentity
 
 _NAMED = 5  # blocked hosts that one sentence names

@@ -9,8 +9,9 @@ from holdfast.core.membership.seating import growth_unit, next_seats
 from holdfast.core.membership.standbys import Standbys
 from holdfast.core.snapshots.node_eviction_bonds import Bonds, copy_bonds
 from holdfast.model.action import Action
+from holdfast.model.decider_events import Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Limits, Ready
 from holdfast.model.job_and_seats import Dims, Job, Seat
 
 
@@ -60,18 +61,30 @@ class JobNodes:
         return len(self.seats) - len(self.out) + len(self.usable_pool)
 
     @property
+    def replica_nodes(self) -> int:
+        """Return by how many nodes the job grows or shrinks: those of one replica if the mesh is known, else one."""
+        some = self.seats[0] if self.seats else next(iter(self.pool.values()), None)
+        return growth_unit(self.mesh, some.nproc) if some else 1
+
+    @property
+    def fewest_nodes(self) -> int:
+        """Return on how few nodes the job can go on: as many as the user wants at least, as whole replicas."""
+        unit = self.replica_nodes
+        return min(self.job.max_nodes, -(-self.job.min_nodes // unit) * unit)
+
+    @property
     def waits_in_queue(self) -> bool:
         """Return whether the job has too few nodes to begin, but enough with those in the fleet's queue."""
         queued, coming = len(self.standbys.queued), len(self.standbys.coming)
         have = self.node_count + len(self.standbys.checking) + coming - queued
-        return have < self.job.min_nodes <= have + queued
+        return have < self.fewest_nodes <= have + queued
 
     @property
     def waits_for_checks(self) -> bool:
         """Return whether the job has too few nodes to begin, and would have enough with those that are being checked
         now."""
         new = {*self.standbys.checking.values()} - self.standbys.pool.keys()
-        return self.node_count < self.job.min_nodes <= self.node_count + len(new)
+        return self.node_count < self.fewest_nodes <= self.node_count + len(new)
 
     @property
     def wait_clause(self) -> str:
@@ -100,7 +113,7 @@ class JobNodes:
 
     def can_do_without(self, nodes: Iterable[str]) -> bool:
         left = self.active.difference(nodes)
-        return bool(left) and (self.job.can_acquire or len(left) + len(self.usable_pool) >= self.job.min_nodes)
+        return bool(left) and (self.job.can_acquire or len(left) + len(self.usable_pool) >= self.fewest_nodes)
 
     def nodes_of_ranks(self, ranks: Collection[int]) -> tuple[str, ...]:
         """Return the seated nodes that run at least one of these ranks."""
@@ -141,9 +154,9 @@ class JobNodes:
 
     def propose_seats(self, *, may_shrink: bool) -> tuple[Seat, ...] | None:
         """Return the seats of a generation launched now; None while nodes are missing."""
-        if self.node_count < (self.job.min_nodes if may_shrink else self.job.max_nodes):
+        if self.node_count < (self.fewest_nodes if may_shrink else self.job.max_nodes):
             return None  # without looking at thousands of them for each one that comes
-        seats = next_seats(self.job, self.seats, self.out, self.usable_pool, may_shrink)
+        seats = next_seats(self.job, self.seats, self.out, self.usable_pool, may_shrink=may_shrink, mesh=self.mesh)
         return seats and tuple(self._place_seat(seat) for seat in seats)
 
     def _place_seat(self, seat: Seat) -> Seat:
@@ -157,11 +170,14 @@ class JobNodes:
         return shared[-1] if shared else ""
 
     def take_seats(self, seats: tuple[Seat, ...]) -> tuple[str, ...]:
-        """Make these the current seats and return the newly admitted nodes."""
+        """Make these the current seats and return the newly admitted nodes. Nodes that are left over, as they are too
+        few for a replica, become standbys."""
         kept = self.active
         admitted = tuple(seat.node for seat in seats if seat.node not in kept)
         for node in admitted:
             self.standbys.admit_node(node)
+        for node in sorted(kept.difference(seat.node for seat in seats)):
+            self.standbys.unseat_node(node)
         for seat in seats:
             self.standbys.fleet.doubt_gone(seat.node)
         self.seats, self.seated = seats, frozenset(seat.node for seat in seats)
@@ -173,4 +189,4 @@ class JobNodes:
         missing, usable = self.job.max_nodes - len(self.seats), len(self.usable_pool)
         if missing <= 0 or not usable:
             return False
-        return min(missing, usable) >= growth_unit(self.job, self.seats[0].nproc if self.seats else 1)
+        return min(missing, usable) >= self.replica_nodes

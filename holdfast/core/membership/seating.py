@@ -1,12 +1,12 @@
 """Seats of the next generation: which node runs which ranks."""
 
 from collections.abc import Iterable, Mapping
-from math import prod
+from math import gcd, prod
 
 from holdfast.model.action import Probe, Replay
-from holdfast.model.event import Ready
+from holdfast.model.decider_events import Ready
 from holdfast.model.incident_record import Remedy, Verdict
-from holdfast.model.job_and_seats import Job, Seat
+from holdfast.model.job_and_seats import Dims, Job, Seat
 
 REPLICAS = frozenset({"dp", "ddp", "fsdp", "replicate", "dp_replicate", "dp_shard", "data"})  # names of dimensions
 
@@ -16,12 +16,18 @@ def seat_order_key(ready: Ready) -> tuple[int, str]:
 
 
 def next_seats(
-    job: Job, old: tuple[Seat, ...], evicted: Iterable[str], pool: Mapping[str, Ready], may_shrink: bool
+    job: Job,
+    old: tuple[Seat, ...],
+    evicted: Iterable[str],
+    pool: Mapping[str, Ready],
+    *,
+    may_shrink: bool,
+    mesh: Dims = (),
 ) -> tuple[Seat, ...] | None:
     """Return the seats for the next generation, or None while nodes are missing.
 
     A standby takes exactly the seat of the node it replaces, so every surviving rank keeps its number and reductions
-    sum in the same order. Only a job that may shrink closes the gaps.
+    sum in the same order. Only a job that `may_shrink` closes the gaps, and by whole replicas if its `mesh` is known.
     """
     out = set(evicted)
     free = sorted(pool.values(), key=seat_order_key)  # one of them may be evicted and back
@@ -37,19 +43,23 @@ def next_seats(
         kept.append((standby.node, standby.nproc))
     kept += [(standby.node, standby.nproc) for standby in free[: max(0, job.max_nodes - len(kept))]]
     if len(kept) < job.max_nodes:
-        unit = growth_unit(job, kept[0][1]) if kept else 1
+        unit = growth_unit(mesh, kept[0][1]) if kept else 1
         kept = kept[: len(kept) // unit * unit]
         if not (may_shrink and len(kept) >= max(1, job.min_nodes)):
             return None
     return _number_seats(kept, old)
 
 
-def growth_unit(job: Job, nproc: int) -> int:
-    """Return by how many nodes the job grows or shrinks: the nodes of one replica if the mesh is known, else 1."""
-    if not job.mesh:
-        return 1
-    replica = prod(size for name, size in job.mesh if name not in REPLICAS)
-    return max(1, -(-replica // nproc))
+def replica_ranks(mesh: Dims) -> int:
+    """Return how many ranks one replica of the model takes: the product of all dimensions that are not replicas."""
+    return prod(size for name, size in mesh if name not in REPLICAS)
+
+
+def growth_unit(mesh: Dims, nproc: int) -> int:
+    """Return by how many nodes of `nproc` ranks a job grows or shrinks: the fewest that hold whole replicas of the
+    model; 1 if the mesh is not known."""
+    replica = replica_ranks(mesh)
+    return replica // gcd(replica, nproc)
 
 
 def make_probe_or_replay(

@@ -6,9 +6,10 @@ from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.host_blocking import HostFaults
 from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Acquire, Block, Dismiss, Dismissal, Probe, Say
+from holdfast.model.decider_events import Outcome, Ready
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
-from holdfast.model.event import Limits, Outcome, Ready
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.job_and_seats import Job
 
 # Levels of the probes: of a node that the job waits for, of a standby, and of an evicted node that may come back.
@@ -212,6 +213,10 @@ class Standbys:
         self._returned.discard(node)
         for id in [id for id, other in self.checking.items() if other == node]:
             del self.checking[id]
+
+    def unseat_node(self, node: str) -> None:
+        """Make a seated node a standby, because the job goes on without its seat."""
+        self.pool[node] = self._met[node]
 
     def evict_node(
         self, node: str, kind: Kind, generation: int, *, examine: bool, drained: bool = False

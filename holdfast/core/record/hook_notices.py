@@ -10,9 +10,11 @@ from holdfast.core.incident.incident_text import describe_cause
 from holdfast.core.record.job_ending import describe_end
 from holdfast.model.action import Finish
 from holdfast.model.code_release import Fate, Release
+from holdfast.model.decider_events import Order, Outcome
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Entry, Order, Outcome, Phase
 from holdfast.model.incident_record import Record, Remedy
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 
 FORMATS = ("json", "slack")
 _CALL = re.compile(r"@(?=(?:all|channel|here)\b)", re.IGNORECASE)  # what calls a whole channel

@@ -8,10 +8,13 @@ from holdfast.core.incident.first_cause import ECHOES
 from holdfast.core.incident.incident_text import count_ranks, describe_cause, list_some
 from holdfast.core.record.open_trouble import strip_number
 from holdfast.model.action import Acquire, Action, Block, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
+from holdfast.model.decider_events import Ended, Order, Outcome, Ready
 from holdfast.model.detector_alarm import Alarm, Stance
-from holdfast.model.event import Ended, Entry, Order, Outcome, Phase, Ready
 from holdfast.model.incident_record import Record, Remedy
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
+from holdfast.model.rank_traces import StackRow
 
 _BEFORE_S = 120.0  # signals so long before the first alarm are told with it
 _SIGNALS = 20  # of these, the newest
@@ -28,6 +31,7 @@ class StoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     evidence: tuple[str, ...] = ()  # quoted lines and readings
     remarks: tuple[str, ...] = ()  # what else an alarm claims: its class, how sure that is, what to do
     ok: bool | None = None  # of an outcome
+    stacks: tuple[StackRow, ...] = ()  # where all ranks were when the alarm was raised
 
 
 class IncidentStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +179,7 @@ def _alarm_line(alarm: Alarm, at: float) -> StoryLine:
         text=describe_cause(alarm),
         evidence=alarm.evidence,
         remarks=tuple(remarks),
+        stacks=alarm.stacks,
     )
 
 

@@ -1,7 +1,8 @@
 """How a job ended: its exit code and its reason, which also depend on whether its final state is on storage."""
 
 from holdfast.model.action import Finish
-from holdfast.model.event import Event, Outcome, StorageReport
+from holdfast.model.decider_events import Event, Outcome
+from holdfast.model.storage_report import StorageReport
 
 UNSTORED = 94  # exit code: the script ended well, and its final state is not on storage
 

@@ -15,9 +15,12 @@ from holdfast.core.record.report_only_alarms import AlarmNotices
 from holdfast.core.record.span_cuts import ALONE, TRAINED, USES, OpenStandstill, book_stall, find_first_cut, split_end
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Begin, Ended, Progress, Successor
 from holdfast.model.detector_alarm import LEFT, OPINION, Alarm
-from holdfast.model.event import Begin, Ended, Entry, Phase, Progress, StorageReport, Successor
 from holdfast.model.incident_record import Change, Record, is_given_up
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
+from holdfast.model.storage_report import StorageReport
 
 _OF_NONE = (TimeUse.END, *ALONE)  # uses that no incident or planned restart costs
 

@@ -6,9 +6,10 @@ import msgspec
 
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.model.action import Action, Dismiss, Launch, Probe, Replay
+from holdfast.model.decider_events import Outcome, Ready
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Entry, Outcome, Ready
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.journal_entry import Entry
 
 _PROBES = 20  # of one node, the newest
 _HERE = (NodeRole.ACTIVE, NodeRole.READY, NodeRole.ACQUIRING)

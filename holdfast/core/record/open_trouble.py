@@ -5,8 +5,10 @@ import msgspec
 from holdfast.core.incident.incident_text import ASKS
 from holdfast.core.incident.open_incident import Incident, open_incident
 from holdfast.model.action import Launch
+from holdfast.model.decider_events import Order, Progress, Ready
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Entry, Order, Phase, Progress, Ready
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 
 _ANSWERS = ("resume", "approve")
 _GOING = (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING, Phase.ENDING, Phase.DONE)  # in which nobody is asked

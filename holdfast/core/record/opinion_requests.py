@@ -5,8 +5,8 @@ from collections import deque
 import msgspec
 
 from holdfast.model.detector_alarm import Alarm, Kind
-from holdfast.model.event import Entry
 from holdfast.model.incident_record import Record, Remedy, Verdict
+from holdfast.model.journal_entry import Entry
 
 MOST, WITHIN_S = 6, 3600.0  # questions: a job that fails more often than that is not helped by more of them
 _MUTE = (-9, -15)  # SIGKILL and SIGTERM leave no last words to have an opinion on

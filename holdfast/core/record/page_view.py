@@ -7,29 +7,33 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.incident.incident_text import (
-    count_failures,
-    describe_kept,
-    lost_steps,
-    phases_s,
-    record_label,
-)
-from holdfast.core.incident.seat_changes import describe_evicted, staying_nodes
+from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.incident_story import IncidentStory, StoryFold
 from holdfast.core.record.job_account import Account, Span, TimeUse
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.lost_time_bill import Bill, draw_bill
+from holdfast.core.record.named_ranks import NamedRanks, RankNaming
 from holdfast.core.record.node_history import NodeHistory, NodeStory, ProbeResult
 from holdfast.core.record.open_trouble import OpenIncident
 from holdfast.core.record.page_lateness import HeldLateness
+from holdfast.core.record.page_rows import (
+    PageChange,
+    PageIncident,
+    PageSpan,
+    show_change,
+    show_incident,
+    show_span,
+)
 from holdfast.core.record.release_pace import ReleasePace, describe_paces
-from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Launch, Stage
 from holdfast.model.code_release import Release
-from holdfast.model.event import Begin, Entry, Limits, MeshReport, Order, Phase, Progress, StorageReport
-from holdfast.model.incident_record import Change, Record
+from holdfast.model.decider_events import Begin, MeshReport, Order, Progress
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Dims, Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
+from holdfast.model.storage_report import StorageReport
 
 _POINTS = 1200  # of the curve; of twice as many, every second one stays
 _STORAGE = 50  # reports of checkpoints, the newest
@@ -44,55 +48,6 @@ class PagePoint(msgspec.Struct, frozen=True, array_like=True):
     step: int
     loss: float | None
     generation: int
-
-
-class PageSpan(msgspec.Struct, frozen=True, array_like=True):
-    use: str
-    start_at: float
-    end_at: float
-    incident: int
-    change: int
-
-
-class PageIncident(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the list of incidents, and the head of its story."""
-
-    number: int
-    label: str
-    cause: str
-    kind: str
-    remedy: str
-    why: str  # of the verdict
-    guess: bool  # nodes went on evidence short of proof
-    nodes: tuple[str, ...]  # evicted, or suspected
-    ranks: tuple[int, ...]
-    evicted: tuple[str, ...]
-    admitted: tuple[str, ...]  # and not evicted again
-    left: tuple[str, ...]  # the evicted nodes in clauses, with who wanted them gone
-    good_at: float
-    alarm_at: float
-    resumed_at: float
-    good_step: int
-    resumed_from: int | None
-    lost_s: float  # without a step, and for redone work
-    redo_s: float  # of it, the latter
-    lost_steps: int | None
-    failures: int
-    stayed: str  # how many ranks went on in their processes; "": none did
-    short: str  # of how many nodes the job then used how many, if fewer with the same batch
-    phases_s: dict[str, float]
-    sentence: str
-
-
-class PageChange(msgspec.Struct, frozen=True, kw_only=True):
-    why: str
-    stayed: str  # as of an incident
-    short: str
-    at: float
-    lost_s: float
-    release: int
-    phases_s: dict[str, float]
-    sentence: str
 
 
 class PageNode(msgspec.Struct, frozen=True, array_like=True):
@@ -168,6 +123,7 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
     opened: OpenIncident | None  # that has no record yet
     changes: tuple[PageChange, ...]
     nodes: tuple[PageNode, ...]
+    named: tuple[RankNaming, ...]  # ranks of the newest launch
     releases: tuple[PageRelease, ...]
     paces: tuple[str, ...]
     stored: tuple[StorageReport, ...]
@@ -183,6 +139,7 @@ class PageFold:
 
     def __init__(self) -> None:
         self.ledger, self.stories, self.history = Ledger(), StoryFold(), NodeHistory()
+        self.named = NamedRanks()
         self.seq = 0
         self._job: Job | None = None
         self._limits: Limits | None = None
@@ -201,6 +158,7 @@ class PageFold:
         self.ledger.add(entry)
         self.stories.add(entry)
         self.history.add(entry)
+        self.named.add(entry)
         self._reason = entry.decision.reason or self._reason
         match entry.event:
             case Progress():
@@ -248,12 +206,13 @@ class PageFold:
             head=self._make_head(account, bill, nodes, status or {}, absence),
             causes=tuple(sorted(bill.causes.items(), key=lambda cause: -cause[1])),
             uses=tuple((use.value, spent) for use in TimeUse if (spent := account.spent_s(use)) > 0),
-            spans=tuple(map(_show_span, account.spans)),
+            spans=tuple(map(show_span, account.spans)),
             curve=tuple(self._points if self._is_shown() else [*self._points, self._newest[-1]]),
-            incidents=tuple(_show_incident(record, bill) for record in account.incidents),
+            incidents=tuple(show_incident(record, bill) for record in account.incidents),
             opened=account.standing.incident,
-            changes=tuple(_show_change(change, bill, number) for number, change in enumerate(account.changes, 1)),
+            changes=tuple(show_change(change, bill, number) for number, change in enumerate(account.changes, 1)),
             nodes=nodes,
+            named=self.named.namings,
             releases=tuple(self._show_releases(account, paces)),
             paces=describe_paces(account.paces),
             stored=tuple(self._stored),
@@ -362,10 +321,6 @@ def _count_roles(nodes: Iterable[PageNode]) -> dict[str, int]:
     return found
 
 
-def _show_span(span: Span) -> PageSpan:
-    return PageSpan(span.use.value, span.start_at, span.end_at, span.incident, span.change)
-
-
 def _show_node(story: NodeStory, live: dict[str, Any], front: int) -> PageNode:
     """Return a node as the page shows it. `live` is the controller's report of it, `front` the job's furthest step."""
     return PageNode(
@@ -381,48 +336,4 @@ def _show_node(story: NodeStory, live: dict[str, Any], front: int) -> PageNode:
         lag=max(0, front - live["step"]) if live.get("step", -1) >= 0 else 0,
         phase=str(live.get("phase", "") or live.get("reason", "")),
         probes=tuple(story.probes),
-    )
-
-
-def _show_incident(record: Record, bill: Bill) -> PageIncident:
-    row = bill.incidents.get(record.number, {})
-    return PageIncident(
-        number=record.number,
-        label=record_label(record),
-        cause=record.cause,
-        kind=record.kind,
-        remedy=record.verdict.remedy.value,
-        why=record.verdict.reason,
-        guess=record.verdict.guess,
-        nodes=record.evicted or record.suspects,
-        ranks=record.ranks,
-        evicted=record.evicted,
-        admitted=staying_nodes(record),
-        left=describe_evicted(record, first="evicted "),
-        good_at=record.good_at,
-        alarm_at=record.alarm_at,
-        resumed_at=record.resumed_at,
-        good_step=record.good_step,
-        resumed_from=record.resumed_from,
-        lost_s=sum(row.values()),
-        redo_s=row.get(TimeUse.REDO, 0.0),
-        lost_steps=lost_steps(record),
-        failures=record.failures,
-        stayed=describe_kept(record).removeprefix(", "),
-        short=record.short,
-        phases_s=share_tenths(phases_s(record)),
-        sentence=record.sentence,
-    )
-
-
-def _show_change(change: Change, bill: Bill, number: int) -> PageChange:
-    return PageChange(
-        why=change.why,
-        stayed=describe_kept(change).removeprefix(", "),
-        short=change.short,
-        at=change.asked_at,
-        lost_s=sum(bill.changes.get(number, {}).values()),
-        release=change.release,
-        phases_s=share_tenths(phases_s(change)),
-        sentence=change.sentence,
     )

@@ -7,7 +7,8 @@ import msgspec
 from holdfast.core.record.job_account import ReleaseRun
 from holdfast.model.action import Launch, Stage
 from holdfast.model.code_release import Fate, Release
-from holdfast.model.event import Begin, Entry
+from holdfast.model.decider_events import Begin
+from holdfast.model.journal_entry import Entry
 
 
 class ReleaseChapter(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,9 @@ import msgspec
 
 from holdfast.core.detect.job_progress import splits_model
 from holdfast.model.action import Launch
-from holdfast.model.event import Begin, Decision, Entry, Progress, Successor
+from holdfast.model.decider_events import Begin, Progress, Successor
 from holdfast.model.job_and_seats import world_size
+from holdfast.model.journal_entry import Decision, Entry
 
 FLOPS_A_TOKEN = 6  # for each parameter: two forward, four backward (Kaplan et al. 2020)
 LEAST_STEPS = 20  # steady steps of a release, before it is compared with another

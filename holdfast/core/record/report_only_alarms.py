@@ -5,7 +5,8 @@ import msgspec
 from holdfast.core.detect.nonfinite_loss import BAD_LOSS
 from holdfast.model.action import Say
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
-from holdfast.model.event import Entry, Phase
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 
 KEPT_NOTICES = 100  # about losses: a script may have a bad one at every step
 

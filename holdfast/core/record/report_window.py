@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.record.job_account import Account, ReleaseRun, Span
 from holdfast.core.record.ledger import Ledger
-from holdfast.model.event import Entry
+from holdfast.model.journal_entry import Entry
 
 
 def fold_since(entries: Iterable[Entry], since: float, now: float | None = None) -> Account:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.core.record.job_account import Span, TimeUse
+from holdfast.model.decider_events import Event, Progress
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind
-from holdfast.model.event import Event, Phase, Progress
+from holdfast.model.job_phase import Phase
 
 USES = {
     Phase.WAITING: TimeUse.WAIT,

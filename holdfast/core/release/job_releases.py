@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.model.action import Action, Say, Stage
 from holdfast.model.code_release import Fate, Release
-from holdfast.model.event import Order, Outcome, Progress
+from holdfast.model.decider_events import Order, Outcome, Progress
 
 _SUSPECT_S = 86400.0  # a release that ran for a day is no longer the newest thing that changed
 

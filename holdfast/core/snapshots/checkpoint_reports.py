@@ -2,8 +2,7 @@
 
 import msgspec
 
-from holdfast.model.event import StorageReport
-from holdfast.model.state_copy import MissedCheckpoint
+from holdfast.model.storage_report import MissedCheckpoint, StorageReport
 
 NO_CHECKPOINT = "holdfast has written no checkpoint"  # the script may have
 _NEWS_S = 10.0  # from one entry in the journal to the next at least, while all goes well; as for steps

@@ -7,7 +7,8 @@ snapshot's slot; the rank uses its other slots. The keeper lists, pins and sends
 import msgspec
 
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
-from holdfast.model.state_copy import Address, Aim
+from holdfast.model.copy_aim import Aim
+from holdfast.model.state_copy import Address
 
 _LATE_S = 1.0  # a next floor that waits as long for a slot, because of checkpoints, or misses its step, is late
 _LENT_S = 60.0  # as long it may then leave the rank one free slot alone: storage that is slow or full stays so

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.core.snapshots.lineage import Line, is_of_line
 from holdfast.model.job_and_seats import marked_run_id
 from holdfast.model.node_errands import LaunchHere
-from holdfast.model.state_copy import Restore, Source
+from holdfast.model.restore_sources import Restore, Source
 
 
 class KeeperLaunch(msgspec.Struct, frozen=True, kw_only=True):

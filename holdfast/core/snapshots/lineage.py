@@ -9,7 +9,8 @@ which launches resumed is not enough, because some steps were never reported to 
 
 from collections.abc import Collection
 
-from holdfast.model.state_copy import Doubt, LaunchOrigin
+from holdfast.model.restore_sources import LaunchOrigin
+from holdfast.model.state_doubt import Doubt
 
 Line = tuple[LaunchOrigin, ...]  # by generation, the oldest first
 _LAUNCHES = 64

@@ -7,8 +7,8 @@ the parity with the half that still exists, so no two of the three nodes may be 
 
 from holdfast.core.snapshots.node_triples import LEAST_NODES, place_triples
 from holdfast.core.snapshots.peer_placement import dense_mesh, parallel_groups, place_groups
+from holdfast.model.copy_aim import Half
 from holdfast.model.job_and_seats import Dims, Seat, world_size
-from holdfast.model.state_copy import Half
 
 
 def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[Half, Half]], str]:

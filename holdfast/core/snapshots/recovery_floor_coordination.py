@@ -13,9 +13,9 @@ import msgspec
 from holdfast.core.snapshots.copy_keepers import choose_keepers
 from holdfast.core.snapshots.disk_floor_coordination import DiskFloor
 from holdfast.core.snapshots.parity_placement import place_halves
+from holdfast.model.copy_aim import Aim, Half
 from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.observation import Beat
-from holdfast.model.state_copy import Aim, Half
 
 _MOST, _MOST_S = 256, 5.0  # steps ahead, and seconds: what takes nodes longer to hear is no reason to wait for
 _BEHIND_STEPS = 20  # a copy that has been under way for so many steps, and for `stuck_s`, does not keep up

@@ -13,7 +13,9 @@ from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.snapshots.lineage import Line, find_maker, is_of_line, list_heads
 from holdfast.model.action import Launch
 from holdfast.model.job_and_seats import Seat, world_size
-from holdfast.model.state_copy import KEPT_DIGITS, Copy, CopySummary, Doubt, Restore, Source
+from holdfast.model.restore_sources import Restore, Source
+from holdfast.model.state_copy import KEPT_DIGITS, Copy, CopySummary
+from holdfast.model.state_doubt import Doubt
 
 _NAMED = 4  # steps at which ranks were that a sentence names
 

@@ -2,7 +2,7 @@
 
 import { capital, clock, colour, count, duration, h, svg } from "./words.js";
 
-const MARKS_WITH_NUMBER = 30;
+const MARKS_WITH_NUMBER = 30, ROOM = 30; // pixels from one mark to the next that its number needs
 const TALL = 250, LEFT = 56, RIGHT = 12, TOP = 26, BOTTOM = 26;
 
 export function drawSpans(canvas, spans, from, until) {
@@ -105,15 +105,15 @@ function pathOf(points, field, x, y) {
 function marks(incidents, x) {
   const numbered = incidents.length <= MARKS_WITH_NUMBER, found = [];
   let last = -9;
-  for (const one of incidents) {
-    const at = x(one.good_at);
+  for (const [n, one] of incidents.entries()) {
+    const at = x(one.good_at), next = incidents[n + 1] ? x(incidents[n + 1].good_at) : Infinity;
     if (!numbered && at < last + 3) continue;
     last = at;
     found.push(svg("line", { class: numbered ? "mark" : "mark many", x1: at, x2: at, y1: TOP - 6, y2: TALL - BOTTOM }));
     const label = `Incident ${one.number}: ${one.label}, ${duration(one.lost_s)} lost`;
     if (numbered) found.push(svg("a", { href: `#/incidents/${one.number}`, "aria-label": label },
       svg("title", {}, label), svg("circle", { cx: at, cy: TOP - 8, r: 5 }),
-      svg("text", { x: at + 8, y: TOP - 4 }, String(one.number))));
+      next - at > ROOM ? svg("text", { x: at + 8, y: TOP - 4 }, String(one.number)) : null));
   }
   return found;
 }
@@ -130,9 +130,12 @@ export function niceTicks(low, high, wanted) {
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 1209600];
 
 export function timeTicks(from, until, most) {
-  const step = STEPS_S.find((one) => (until - from) / one <= most) || STEPS_S[STEPS_S.length - 1];
-  const shift = new Date(from * 1000).getTimezoneOffset() * 60, ticks = [];
-  for (let at = Math.ceil((from - shift) / step) * step + shift; at <= until; at += step) ticks.push(at);
+  const shift = new Date(from * 1000).getTimezoneOffset() * 60;
+  let number = STEPS_S.findIndex((one) => (until - from) / one <= most), ticks = [];
+  for (number = number < 0 ? STEPS_S.length - 1 : number; number >= 0 && !ticks.length; number--) {  // a round time may lie outside
+    const step = STEPS_S[number];
+    for (let at = Math.ceil((from - shift) / step) * step + shift; at <= until; at += step) ticks.push(at);
+  }
   return ticks.slice(0, 60);
 }
 
@@ -143,7 +146,7 @@ export function timeLabel(at, range) {
   return range > 86400 ? `${date.getDate()}. ${said}` : said;
 }
 
-const PHASE_COLOURS = { detect: "detect", silence: "detect", "last step": "pause", stop: "stop", probe: "probe", ask: "ask", hold: "hold",
+const PHASE_COLOURS = { detect: "detect", silence: "silence", "last step": "pause", stop: "stop", probe: "probe", ask: "ask", hold: "hold",
   wait: "wait", launch: "launch", "failed start": "stall", "imports and groups": "start-up", "imports and restore": "start-up",
   restore: "pause", "first step": "run", redo: "redo" };
 

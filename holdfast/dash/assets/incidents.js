@@ -1,6 +1,7 @@
 // Incidents: the list, and each as a story from its first signal to its outcome, with what was not done and why.
 
 import { phaseBar } from "./charts.js";
+import { countRanks, flame } from "./stacks.js";
 import { block, fetchStory, job, onLeave } from "./store.js";
 import { capital, clock, count, duration, h, plural, quote, sheet, someNames } from "./words.js";
 
@@ -17,19 +18,20 @@ function list(view) {
   const { opened } = view;
   if (!view.incidents.length && !opened) return sheet("Incidents", "", h("p", { class: "soft" }, "There was none."));
   const shown = view.incidents.slice(-SHOWN).reverse();
-  const side = shown.length < view.incidents.length ? `the newest ${SHOWN} of ${count(view.incidents.length)}` : `${view.incidents.length}, the newest first`;
+  const number = `${count(view.incidents.length)}${opened ? " and one that is open" : ""}`;
+  const side = shown.length < view.incidents.length ? `the newest ${SHOWN} of ${number}` : `${number}, the newest first`;
   const long = view.head.end_at - view.head.start_at > 86400;
   const rows = shown.map((one) => h("tr", {},
-    h("td", {}, h("a", { href: `#/incidents/${one.number}`, "aria-label": `Incident ${one.number}` }, String(one.number))),
+    h("td", { "data-name": "Incident" }, h("a", { href: `#/incidents/${one.number}`, "aria-label": `Incident ${one.number}` }, String(one.number))),
     h("td", { class: "nowrap soft" }, clock(one.alarm_at, long)),
     h("td", {}, capital(one.cause), h("div", { class: "soft small" }, one.label)),
     h("td", { "data-name": "Done:" }, remedyText(one)),
     h("td", { class: "num", "data-name": "Lost:" }, duration(one.lost_s))));
   if (opened) rows.unshift(h("tr", {},
-    h("td", {}, h("a", { href: `#/incidents/${opened.number}`, "aria-label": `Incident ${opened.number}` }, String(opened.number))),
+    h("td", { "data-name": "Incident" }, h("a", { href: `#/incidents/${opened.number}`, "aria-label": `Incident ${opened.number}` }, String(opened.number))),
     h("td", { class: "nowrap soft" }, clock(opened.alarm_at, long)),
-    h("td", {}, capital(opened.cause), h("div", { class: "soft small" }, "open")),
-    h("td", { "data-name": "Done:" }, capital(opened.why || "open")), h("td", { class: "num", "data-name": "Lost:" }, "")));
+    h("td", {}, capital(opened.cause), h("div", { class: "bad small" }, "open")),
+    h("td", { "data-name": "Done:" }, capital(opened.why || "nothing yet")), h("td", {}, "")));
   return sheet("Incidents", side, h("div", { class: "scroll" }, h("table", { class: "cards" },
     h("thead", {}, h("tr", {}, ["#", "At", "What failed", "What was done"].map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col", class: "num" }, "Lost"))),
     h("tbody", {}, rows))));
@@ -99,13 +101,19 @@ function storyOf(number, story) {
   const one = job.view.incidents[number - 1];
   const began = one ? one.good_at : story.lines[0]?.at ?? 0;
   const head = one ? sheet(`Incident ${number}: ${one.label}`, siblings(number), facts(one), h("div", { style: { height: "18px" } }), phaseBar(one.redo_s ? { ...one.phases_s, redo: one.redo_s } : one.phases_s))
-    : sheet(`Incident ${number} is open`, backLink(), h("p", {}, capital(job.view.head.now)));
+    : sheet(`Incident ${number} is open`, backLink(), h("p", {}, capital(job.view.opened?.cause || job.view.head.now)),
+      job.view.opened?.why ? h("p", { class: "soft" }, capital(job.view.opened.why)) : null);
   const note = one ? `times since the last good step, ${clock(one.good_at)}` : "so far";
   const parts = [head, sheet("What happened", note, h("ol", { class: "story" }, foldEchoes(story.lines).map((line) => storyLine(line, began))),
     story.left_out ? h("p", { class: "soft" }, `${plural(story.left_out, "more line")} of this long incident are in the journal.`) : null)];
   if (story.undone.length) parts.push(sheet("What was not done, and why", "", h("ul", { class: "undone" }, story.undone.map((text) => h("li", {}, text)))));
-  if (story.logs?.length) parts.push(sheet("What ranks printed last before it", story.logs.some((log) => log.lines) ? "err marks stderr, out stdout" : "", story.logs.map(logPart)));
+  if (story.logs?.length) parts.push(sheet("What ranks printed last before it", story.logs.some((log) => log.lines) ? "err marks stderr, out stdout" : "", logParts(story.logs)));
   return parts;
+}
+
+function logParts(logs) {
+  if (logs.some((log) => log.lines)) return logs.map(logPart);
+  return [...new Set(logs.map((log) => log.absence))].map((why) => h("p", { class: "soft" }, `${capital(why)}.`));
 }
 
 function logPart(log) {
@@ -138,7 +146,8 @@ function storyLine(line, began) {
     h("span", { class: `part ${line.part}${failed}` }, PARTS[line.part] || line.part),
     h("div", { class: "what" }, capital(line.text), more,
       line.remarks?.length ? h("ul", {}, line.remarks.map((text) => h("li", {}, capital(text)))) : null,
-      line.evidence?.length ? quote("Evidence", line.evidence.join("\n")) : null));
+      line.evidence?.length ? quote("Evidence", line.evidence.join("\n")) : null,
+      line.stacks?.length ? h("details", { open: line.part === "alarm" }, h("summary", { class: "soft small" }, `Where ${plural(countRanks(line.stacks), "rank")} stood then`), flame(line.stacks)) : null));
 }
 
 const sinceText = (seconds) => `${seconds < 0 ? "−" : "+"}${duration(Math.abs(seconds))}`;

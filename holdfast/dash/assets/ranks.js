@@ -10,6 +10,7 @@ const ROLES = { active: "train", admitting: "start-up", draining: "launch", read
 const HEAT = { light: ["#e7ecef", "#f7d9a8", "#ee9f5b", "#d1453b", "#8f1d2c"], dark: ["#2a3138", "#5c4a22", "#a8682a", "#d1453b", "#ff8f85"] };
 const SIGNS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", LEAST = -11, MOST = 50;  // percent of the time, as the controller writes them
 const LATE = [2, 7, 14, 29, MOST];  // upper ends, in percent; from 8 on a rank is named as slow
+const NAMED = { crash: "detect", hang: "stall", slow: "launch", loss: "redo" };  // the colour of a rank that an alarm of this kind names
 const chosen = { colour: "state", group: "node" };
 
 export function ranksView() {
@@ -25,14 +26,14 @@ export function ranksView() {
   } }, options.map(([value, text]) => h("option", { value, selected: chosen[name] === value }, text))));
   const groups = [["node", "node"], ["host", "host"], ...(near ? [["near", "switch"]] : []), ...dims.map((name, n) => [`dim${n}`, `${name} group`])];
   const tools = h("div", { class: "tools" },
-    pick("colour", [["state", "state"], ["incidents", "incidents so far"], ["alarms", "alarms so far"], ["lag", "steps behind"], ["late", "time between collectives"]]),
+    pick("colour", [["state", "state"], ["incidents", "incidents of the node"], ["alarms", "alarms of the node"], ["lag", "steps the node is behind"], ["late", "time between collectives"]]),
     pick("group", groups));
   listenToGrid(grid);
   requestAnimationFrame(paint);
   const watch = new ResizeObserver(paint);
   requestAnimationFrame(() => watch.observe(canvas.parentElement));
   onLeave(() => { watch.disconnect(); tip.remove(); });
-  block(["nodes", "lateness"], () => { requestAnimationFrame(paint); return h("span", {}); });
+  block(["nodes", "named", "lateness"], () => { requestAnimationFrame(paint); return h("span", {}); });
   document.body.append(tip);
   return [h("section", { class: "sheet", "aria-label": "Ranks" }, h("header", {}, h("h2", {}, "Ranks"), side), tools,
     h("div", { class: "gridwrap" }, canvas), legend)];
@@ -40,9 +41,10 @@ export function ranksView() {
 
 function cellsOf(view) {
   const sizes = view.head.mesh.map(([, size]) => size), cells = [];
+  const named = new Map(view.named.flatMap(([ranks, kind, at, reason]) => ranks.map((rank) => [rank, { kind, at, reason }])));
   for (const node of view.nodes) {
     if (node[2] < 0) continue;
-    for (let local = 0; local < node[3]; local++) cells.push({ rank: node[2] + local, node, group: groupOf(node, node[2] + local, sizes) });
+    for (let rank = node[2]; rank < node[2] + node[3]; rank++) cells.push({ rank, node, named: named.get(rank), group: groupOf(node, rank, sizes) });
   }
   cells.sort((a, b) => a.rank - b.rank);
   if (chosen.group !== "node") cells.sort((a, b) => compareNames(a.group, b.group) || a.rank - b.rank);
@@ -82,6 +84,7 @@ function paintGrid(grid) {
     pen.fillStyle = shade.of(cell);
     const spot = grid.spots[n];
     pen.fillRect(spot.x, spot.y, grid.size - 1, grid.size - 1);
+    if (cell.named && chosen.colour === "state") markNamed(pen, spot, grid.size - 1);
     if (!grid.head || !spot.isFirst) return;
     pen.fillStyle = colour("soft");
     pen.font = "12px system-ui, sans-serif";
@@ -89,6 +92,13 @@ function paintGrid(grid) {
   });
   grid.legend.replaceChildren(...shade.legend.map(([fill, text]) => h("li", {}, h("span", { class: "dot", style: { background: fill } }), text)));
   drawCursor(grid, pen);
+}
+
+// Not by its colour alone: a rank that an alarm names has a mark in its middle.
+function markNamed(pen, spot, size) {
+  const third = Math.max(2, Math.round(size / 3)), inset = (size - third) / 2;
+  pen.fillStyle = colour("sheet");
+  pen.fillRect(spot.x + inset, spot.y + inset, third, third);
 }
 
 // Cells of one group stand together. A group that does not fit into a row begins the next, if it fits there.
@@ -112,10 +122,13 @@ function layOut(grid, wide) {
 
 function shades(cells) {
   if (chosen.colour === "state") {
-    const found = new Map();
-    for (const cell of cells) found.set(cell.node[1], (found.get(cell.node[1]) || 0) + 1);
-    const fills = Object.fromEntries([...found.keys()].map((role) => [role, colour(ROLES[role] || "bar")]));
-    return { of: (cell) => fills[cell.node[1]], legend: [...found].map(([role, number]) => [fills[role], `${role} ${count(number)}`]) };
+    const found = new Map(), fills = {};
+    for (const cell of cells) {
+      const state = stateOf(cell);
+      found.set(state, (found.get(state) || 0) + 1);
+      fills[state] ||= colour(cell.named ? NAMED[cell.named.kind] || "probe" : ROLES[state] || "bar");
+    }
+    return { of: (cell) => fills[stateOf(cell)], legend: [...found].map(([state, number]) => [fills[state], `${state} ${count(number)}`]) };
   }
   const dark = getComputedStyle(document.documentElement).colorScheme.includes("dark");
   const steps = HEAT[dark ? "dark" : "light"];
@@ -129,6 +142,9 @@ function shades(cells) {
   });
   return { of: (cell) => steps[level(cell.node[field])], legend: bounds.filter(Boolean) };
 }
+
+// A rank that an alarm names has a state of its own; of the others the node's is known.
+const stateOf = (cell) => (cell.named ? `named in a ${cell.named.kind} alarm` : cell.node[1]);
 
 // How much longer than the median of its groups a rank takes from one collective to the next, in percent of the time.
 export function latePercent(rank) {
@@ -187,7 +203,7 @@ function listenToGrid(grid) {
   });
 }
 
-const openCell = (cell) => openRank(cell.rank, cell.node, capital(lateText(cell.rank)));
+const openCell = (cell) => openRank(cell.rank, cell.node, capital(lateText(cell.rank)), cell.named);
 
 function findCell(grid, event) {
   const box = grid.canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
@@ -195,8 +211,8 @@ function findCell(grid, event) {
 }
 
 function cellText(cell) {
-  const [node, role, , , , , alarms, incidents, , lag] = cell.node;
-  return [`rank ${cell.rank} on ${node}`, role, incidents ? plural(incidents, "incident") : "", alarms ? plural(alarms, "alarm") : "",
+  const [node, , , , , , alarms, incidents, , lag] = cell.node;
+  return [`rank ${cell.rank} on ${node}`, stateOf(cell), incidents ? plural(incidents, "incident") : "", alarms ? plural(alarms, "alarm") : "",
     lag ? `${plural(lag, "step")} behind` : "", chosen.colour === "late" ? lateText(cell.rank) : ""].filter(Boolean).join(", ");
 }
 

@@ -1,11 +1,11 @@
 // Tables: nodes and standbys, releases, checkpoints, orders of people, settings.
 
 import { order } from "./orders.js";
-import { showDialog } from "./rank.js";
+import { openNode, showDialog } from "./rank.js";
 import { ask, block, job } from "./store.js";
 import { capital, clock, count, duration, h, quote, sheet } from "./words.js";
 
-const SHOWN = 300;
+const SHOWN = 100, SHOWN_NARROW = 30;  // rows; on a phone each is as tall as a card
 const HERE = ["active", "admitting", "draining", "ready", "probing"];
 let wanted = "";
 
@@ -36,9 +36,9 @@ function roles({ head }) {
 function nodeTable(view) {
   const found = view.nodes.filter((node) => !wanted || [node[0], node[4], node[1], node[5].join(" ")].some((text) => text.toLowerCase().includes(wanted)));
   const sorted = [...found].sort((a, b) => b[7] - a[7] || b[6] - a[6] || a[0].localeCompare(b[0], "en", { numeric: true }));
-  const rows = sorted.slice(0, SHOWN).map((node) => h("tr", {}, cell(h("b", {}, node[0])), cell(node[1] === "ready" ? "standby" : node[1]),
-    cell(node[2] < 0 ? "" : node[3] > 1 ? `${node[2]} to ${node[2] + node[3] - 1}` : String(node[2]), node[2] < 0 ? "" : "Ranks:"),
-    cell([node[4], ...node[5]].filter(Boolean).join(" / "), "Host:"), cell(node[7] ? count(node[7]) : "", node[7] ? "Incidents:" : "", "num"),
+  const rows = sorted.slice(0, innerWidth > 640 ? SHOWN : SHOWN_NARROW).map((node) => h("tr", {}, cell(h("button", { class: "name", title: "All that is known of it", onclick: () => openNode(node) }, node[0])), cell(node[1] === "ready" ? "standby" : node[1], "", "nowrap"),
+    cell(node[2] < 0 ? "" : node[3] > 1 ? `${node[2]} to ${node[2] + node[3] - 1}` : String(node[2]), node[2] < 0 ? "" : "Ranks:", "nowrap"),
+    cell([node[4], ...node[5]].filter(Boolean).join(" / "), node[4] ? "Host:" : ""), cell(node[7] ? count(node[7]) : "", node[7] ? "Incidents:" : "", "num"),
     cell(node[6] ? count(node[6]) : "", node[6] ? "Alarms:" : "", "num"), cell([node[10] || node[8] || "", probesText(node[11])], ""), job.view.orders_taken ? cell(nodeOrders(node), "") : null));
   const left = found.length - rows.length;
   return h("div", {}, table(["Node", "State", "Ranks", "Host", "Incidents ", "Alarms ", "Last said of it", job.view.orders_taken ? "Orders" : null].filter((name) => name !== null), rows),
@@ -58,8 +58,9 @@ function nodeOrders(node) {
 
 export function releasesView() {
   return [block(["releases", "paces"], (view) => sheet("Releases", "", table(["#", "Brought", "From", "By", "Steps ", "Pace"],
-    view.releases.map((one) => h("tr", {}, cell(String(one.number)), cell(clock(one.at, true), "", "nowrap soft"), cell([one.source, one.message ? h("div", { class: "soft small" }, one.message) : ""]),
-      cell(one.who, one.who ? "By:" : ""), cell(`${count(one.steps)}${one.redone ? ` and ${count(one.redone)} redone` : ""}`, "Steps:", "num"), cell([one.pace, differenceButton(view.releases, one)], "")))))),
+    view.releases.map((one) => h("tr", {}, cell(String(one.number), "Release"), cell(clock(one.at, true), "", "nowrap soft"), cell([one.source, one.message ? h("div", { class: "soft small" }, one.message) : ""]),
+      cell(one.who, one.who ? "By:" : "", "nowrap"), cell(`${count(one.steps)}${one.redone ? ` and ${count(one.redone)} redone` : ""}`, "Steps:", "num"), cell([one.pace, differenceButton(view.releases, one)], "")))),
+    view.paces.filter((said) => !view.releases.some((one) => one.pace === said)).map((said) => h("p", { class: "soft small" }, said)))),
   block(["stored", "head"], checkpoints), block(["orders"], orders)];
 }
 
@@ -97,7 +98,7 @@ function orders(view) {
 }
 
 export function settingsView() {
-  const rows = (value) => Object.entries(value || {}).filter(([, one]) => typeof one !== "object" || one?.length).map(([name, one]) =>
+  const rows = (value) => Object.entries(value || {}).filter(([, one]) => one !== "" && (typeof one !== "object" || one?.length)).map(([name, one]) =>
     h("tr", {}, h("td", { class: "mono" }, name), h("td", {}, name.endsWith("_s") ? duration(one) : String(one))));
   return [sheet("The job as it was asked for", "", table(["Name", "Value"], rows(job.view.job))),
     sheet("Limits of the decider", h("span", {}, "docs/SETTINGS.md explains each"), table(["Name", "Value"], rows(job.view.limits)))];

@@ -4,7 +4,7 @@ import { drawSpans, spanColour, timeLabel, timeTicks, usesLegend } from "./chart
 import { block, job, onLeave } from "./store.js";
 import { clock, duration, h, sheet } from "./words.js";
 
-const LEAST_S = 0.5, SHOWN = 60;
+const LEAST_S = 0.5, SHOWN = 60, LABEL = 45;  // the half of a label of the axis, in pixels
 
 export function timelineView() {
   const { start_at: start, end_at: end } = job.view.head;
@@ -17,8 +17,10 @@ export function timelineView() {
     const { from, until } = shown, spans = job.view.spans;
     drawSpans(canvas, spans, from, until);
     const wide = canvas.clientWidth || 600;
-    axis.replaceChildren(...timeTicks(from, until, Math.max(2, Math.floor(wide / 130))).map((at) =>
-      h("span", { style: { position: "absolute", left: `${((at - from) / (until - from)) * 100}%`, transform: "translateX(-50%)", whiteSpace: "nowrap" } }, timeLabel(at, until - from))));
+    axis.replaceChildren(...timeTicks(from, until, Math.max(2, Math.floor(wide / 130))).map((at) => {
+      const part = (at - from) / (until - from), edge = LABEL / wide;  // a label stays within the picture
+      return h("span", { style: { position: "absolute", left: `${part * 100}%`, transform: `translateX(${part < edge ? 0 : part > 1 - edge ? -100 : -50}%)`, whiteSpace: "nowrap" } }, timeLabel(at, until - from));
+    }));
     range.textContent = `${clock(from, true)} to ${clock(until, true)}, ${duration(until - from)}`;
     const inside = spans.filter((span) => span[2] > from && span[1] < until);
     rows.replaceChildren(spanTable(inside));
@@ -83,9 +85,9 @@ function sumUses(spans, from, until) {
 function spanTable(spans) {
   const shown = spans.slice(-SHOWN).reverse();
   const rows = shown.map(([use, start, end, incident, change]) => h("tr", {},
-    h("td", {}, h("span", { class: "dot", style: { display: "inline-block", marginRight: "8px", background: spanColour(use) } }), use),
+    h("td", { class: "nowrap" }, h("span", { class: "dot", style: { display: "inline-block", marginRight: "8px", background: spanColour(use) } }), use),
     h("td", { class: "soft nowrap" }, clock(start, true)), h("td", { class: "num" }, duration(end - start)),
-    h("td", {}, incident ? h("a", { href: `#/incidents/${incident}` }, `incident ${incident}`) : change ? `planned restart ${change}` : "")));
+    h("td", {}, incident ? h("a", { class: "nowrap", href: `#/incidents/${incident}` }, h("span", { class: "spare" }, "incident "), String(incident)) : change ? `planned restart ${change}` : "")));
   return h("div", { class: "scroll" }, spans.length > SHOWN ? h("p", { class: "soft small" }, `The last ${SHOWN} of ${spans.length} spans; zoom in for the others.`) : null,
-    h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Use"), h("th", { scope: "col" }, "From"), h("th", { scope: "col", class: "num" }, "Lasted"), h("th", { scope: "col" }, "Of"))), h("tbody", {}, rows)));
+    h("table", { class: "spans" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Use"), h("th", { scope: "col" }, "From"), h("th", { scope: "col", class: "num" }, "Lasted"), h("th", { scope: "col" }, "Incident"))), h("tbody", {}, rows)));
 }

@@ -47,7 +47,7 @@ export const colour = (name) => getComputedStyle(document.documentElement).getPr
 export const properNames = new Set();
 export function capital(text) {
   const [first] = text.split(/[\s,:;]/, 1);
-  return /^[a-z]+$/.test(first) && !properNames.has(first) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
+  return /^[a-z-]+$/.test(first) && !properNames.has(first) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
 }
 
 export function pace(stepsPerSecond) {

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from holdfast.core.detect.crash import FailureCatalog, alarm_of
+from holdfast.core.detect.crash import alarm_of
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.sim.dst.controller_process import ControllerProcess
@@ -79,7 +80,7 @@ class AgentProcess:
     def _check_promise(self, packet: bytes) -> None:
         """Check what a message from the controller promises. The journal must already contain a report that the message
         acknowledges, and the action of an errand that it brings."""
-        match agent_messages.decode_from_controller(packet):
+        match agent_messages.decode_from_controller(packet).message:
             case Ack(seq=seq):
                 self.office.truth.on_ack(self.agent.life, seq)
             case ErrandMessage(errand=errand):

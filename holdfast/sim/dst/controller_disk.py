@@ -5,7 +5,8 @@ from concurrent.futures import Future
 
 from holdfast.core.membership.host_blocking import BlockedHost
 from holdfast.model.action import Launch
-from holdfast.model.event import Entry, Lost
+from holdfast.model.decider_events import Lost
+from holdfast.model.journal_entry import Entry
 
 
 class SimDisk:

@@ -8,7 +8,9 @@ from random import Random
 
 from holdfast.controller_interfaces import ControllerPorts
 from holdfast.core.decide.job_view import JobView
-from holdfast.model.event import Entry, Order, Phase
+from holdfast.model.decider_events import Order
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Entry
 from holdfast.sim.dst.controller_disk import DiskJournal, DiskNotes, EmptyBlockList, SimDisk
 from holdfast.sim.dst.real_program_protocols import BuildController, ControllerCrashed, DstController
 from holdfast.sim.dst.seed_scene import SeedScene

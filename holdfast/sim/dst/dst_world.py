@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.core.detect.crash import FailureCatalog
-from holdfast.model.event import Order
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.model.decider_events import Order
 from holdfast.sim.dst.agent_process import AgentProcess, BuildAgent
 from holdfast.sim.dst.controller_disk import SimDisk
 from holdfast.sim.dst.controller_process import ControllerProcess

@@ -4,7 +4,7 @@ from random import Random
 
 from holdfast.core.agent_state_machine import fence_s
 from holdfast.model.code_release import Release
-from holdfast.model.event import Order, OrderVerb
+from holdfast.model.decider_events import Order, OrderVerb
 from holdfast.sim.dst.controller_process import ControllerProcess
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.seed_parameters import NOTICE_S

@@ -8,7 +8,7 @@ from holdfast.controller_interfaces import ControllerPorts, Socket
 from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import Ledger
-from holdfast.model.event import Order
+from holdfast.model.decider_events import Order
 from holdfast.model.job_and_seats import Job
 
 

@@ -9,7 +9,7 @@ from holdfast.core.agent_state_machine import PING_S, NodeLimits
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.job_progress import PaceLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
-from holdfast.model.event import Limits
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
 
 DIAL_S = 1.0  # agents dial at least this often

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.core.detect.crash import FailureCatalog
-from holdfast.model.event import Order, Phase
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.model.decider_events import Order
+from holdfast.model.job_phase import Phase
 from holdfast.sim.dst.dst_world import DstWorld, RealParts
 from holdfast.sim.dst.seed_parameters import NOTICE_S, SeedSetup
 from holdfast.sim.dst.virtual_loop import StuckError

@@ -8,7 +8,7 @@ from holdfast.model.code_release import Release
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.node_errands import PairTestHere, ProbeHere, ReplayHere, StageHere
 from holdfast.model.observation import Strain, StrainKind
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from holdfast.model.rank_traces import Frame, Process, Thread, Trace
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.seed_scene import SeedScene

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from random import Random
 
 from holdfast.model.action import Dismissal
-from holdfast.model.fleet_node_states import FleetNode, FleetState
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.simulated_machine import MachineAgent, RankListener, SimMachine

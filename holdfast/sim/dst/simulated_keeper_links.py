@@ -10,6 +10,7 @@ from holdfast.model.observation import Reach
 from holdfast.model.state_copy import Address
 from holdfast.sim.dst.real_program_protocols import AgentCrashed
 from holdfast.sim.dst.simulated_machine import SimMachine
+from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.rank_keeper_messages import AnswerRank, FromKeeper
 
 _PORT = 1
@@ -20,7 +21,6 @@ class SimKeeperLinks:
     """The links of one keeper. Bytes arrive at once, in the sending thread, if both machines are connected."""
 
     def __init__(self, machine: SimMachine, machines: dict[str, SimMachine], check_alive: Callable[[], None]) -> None:
-        self.revoked: frozenset[str] = frozenset()
         self.address: Address = ("", 0)
         self.shelf: PeerShelf | None = None
         self._machine, self._machines = machine, machines
@@ -31,6 +31,9 @@ class SimKeeperLinks:
     async def serve(self, answer_rank: AnswerRank, shelf: PeerShelf) -> None:
         self._answer, self.shelf, self.address = answer_rank, shelf, (self._machine.name, _PORT)
         await asyncio.Event().wait()
+
+    def admit_peers(self, peers: AdmittedPeers) -> None:
+        raise AssertionError("no simulated node has a certificate")
 
     def break_all(self) -> None:
         """Cancel all open requests of ranks, because their keeper has died."""

@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
-from holdfast.checkpoint.disk_state_record import DiskNote, DiskState
 from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.rank_state_on_disk import DiskNote, DiskState
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
-from holdfast.model.state_copy import Aim, Copy
+from holdfast.model.copy_aim import Aim
+from holdfast.model.state_copy import Copy
 from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.simulated_machine import KeptState
 from holdfast.sim.dst.simulated_state_image import make_layout

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
-from holdfast.model.node_errands import LaunchHere
+from holdfast.model.node_errands import LaunchHere, Parking
 from holdfast.model.observation import Mark, StepValues
 from holdfast.sim.dst.failpoints import FaultChances
 from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
@@ -125,10 +125,10 @@ class SimHolder:
             if held.is_healthy and self._scene.rng.random() < _UNWINDS:
                 self._machine.park_rank(held)
 
-    async def stop_ranks(self, up_to: int, grace_s: float, park_s: float = 0.0, standing: tuple[int, ...] = ()) -> str:
+    async def stop_ranks(self, up_to: int, grace_s: float, parking: Parking | None = None) -> str:
         self._stopped, self.kept = max(self._stopped, up_to), 0
-        if park_s > 0:
-            await asyncio.sleep(self._scene.rng.uniform(0.0, park_s))
+        if parking is not None:
+            await asyncio.sleep(self._scene.rng.uniform(0.0, parking.park_s))
             self._check_alive()
             self._park_ranks(up_to)
         else:

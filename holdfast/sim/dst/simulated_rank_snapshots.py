@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.keeper_client import make_want
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 from holdfast.sim.dst.simulated_machine import SimRank
 from holdfast.sim.dst.simulated_state_image import StateTruth, make_layout, read_truths, write_truth
 from holdfast.wire import rank_keeper_messages

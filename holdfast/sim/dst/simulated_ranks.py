@@ -2,7 +2,7 @@
 
 import asyncio
 
-from holdfast.model.state_copy import Doubt
+from holdfast.model.state_doubt import Doubt
 from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
 from holdfast.sim.dst.simulated_rank_snapshots import RankState, SimStateError

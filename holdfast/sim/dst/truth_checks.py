@@ -7,8 +7,9 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Finish, Say
+from holdfast.model.decider_events import Ended, Progress, Tick
 from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
-from holdfast.model.event import Ended, Entry, Progress, Tick
+from holdfast.model.journal_entry import Entry
 from holdfast.sim.dst.controller_disk import SimDisk
 from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_machine import KeptState, SimMachine, SimRank

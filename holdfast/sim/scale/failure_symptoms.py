@@ -4,11 +4,14 @@ from random import Random
 
 import msgspec
 
-from holdfast.core.detect.crash import FailureCatalog, alarm_of
+from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.slow import EARLY, HABIT, SlowLimits
-from holdfast.model.detector_alarm import UNNAMED, Alarm, Kind, Stance
+from holdfast.core.diagnose.suspectless_hang_timeout import SETTLED_S, affordable_wait_s
+from holdfast.core.incident.incident_case import CODE
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.model.detector_alarm import GPU_HANG, UNNAMED, Alarm, Kind, Stance
 from holdfast.model.observation import Exit
 from holdfast.sim.scale.failure_mixes import FailureMode
 from holdfast.sim.scale.node_defects import NodeDefect, draw_wide_lot
@@ -20,7 +23,9 @@ _TIMED_OUT = (
     " milliseconds before timing out."
 )
 
-_KINDS = ("hang_spinning", "hang_stopped")  # shares of the hangs that are seen
+# Kinds of the hangs in which a process is named; the rest may wait for something outside the job.
+_NAMED_KINDS = ("hang_spinning", "hang_stopped", "hang_asleep", "hang_endless")
+_UNNAMED, _GPU, _SPINNING, _OUTSIDE = "hang_unnamed", "hang_gpu", "hang_spinning", "outside"
 
 
 class AlarmSign(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +69,8 @@ class AlarmModel:
                 return AlarmSign(after_s=read_s + prices("tell"), alarm=_health_alarm(fault, node))
             case "hang":
                 lot = defect.hang_lot if defect else rng.random()
-                return self._hang_sign(places, lot, defect.wide_lot if defect else draw_wide_lot(lot))
+                wide_lot = defect.wide_lot if defect else draw_wide_lot(lot)
+                return self._hang_sign(places, lot, wide_lot, machine=defect is not None)
             case "loss":
                 compared = defect is not None and "replica" not in self._off
                 if compared and defect is not None and defect.hash_lot < prices.share_value("hash_finds"):
@@ -102,36 +108,50 @@ class AlarmModel:
     def _timeout_sign(self, node: str) -> AlarmSign:
         return AlarmSign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash_alarm(_TIMED_OUT, node))
 
-    def _hang_sign(self, places: FailurePlace, lot: float, wide_lot: float) -> AlarmSign:
-        """Draw the alarm for a hang. It names a process that is stopped or spins, or it is a timeout, or it names no
-        node. An alarm that names none comes later, by `act_s` of the hang detector's settings."""
-        node, other = places.node, places.other
-        limits, unnamed = self._hang, self._prices.share_value("hang_unnamed")
-        spinning, stopped = (unnamed + (1 - unnamed) * self._prices.share_value(name) for name in _KINDS)
+    def _hang_sign(self, places: FailurePlace, lot: float, wide_lot: float, *, machine: bool) -> AlarmSign:
+        """Draw the alarm for a hang. It names a rank, or it is a timeout, or it names no node. `machine`: a machine is
+        the cause, and not the code."""
         if "hang" in self._off:
-            return self._timeout_sign(other)
-        named_s = max(limits.least_s, limits.steps * self._step_s) + self._prices("look")
-        if lot < unnamed:
-            return AlarmSign(after_s=named_s + limits.act_s, alarm=_unnamed_alarm())
-        is_stopped = spinning <= lot < spinning + stopped - unnamed
+            return self._timeout_sign(places.other)
+        kind = _UNNAMED if "naming" in self._off else self._hang_kind(lot, machine=machine)
+        named_s = max(self._hang.least_s, self._hang.steps * self._step_s) + self._prices("look")
+        if kind == _UNNAMED:
+            return AlarmSign(after_s=named_s + self._hang.act_s, alarm=_unnamed_alarm())
         # Where ranks of several nodes keep the others waiting, all of their pipeline is under suspicion.
         several = wide_lot < self._prices.share_value("hang_group") and len(places.ranks) > 1
-        if "naming" in self._off:
-            return AlarmSign(after_s=named_s + limits.act_s, alarm=_unnamed_alarm())
-        suspects = places.group if several else (node,)
-        alarm = Alarm(
-            kind=Kind.HANG,
-            at=0.0,
-            suspects=suspects,
-            ranks=places.ranks if several else (),
-            reason="the others wait for it",
-            signature=f"hang {suspects}",
-            hard=is_stopped,
-        )
-        if lot < spinning:  # it shows life until its collective times out
+        alarm = _named_alarm(kind, places, several=several)
+        if kind == _SPINNING:  # it shows life until its collective times out
             told = msgspec.structs.replace(alarm, stance=Stance.NOTIFY)
-            return msgspec.structs.replace(self._timeout_sign(other), named=(named_s, told))
-        return AlarmSign(after_s=named_s + (0.0 if is_stopped else limits.act_s), alarm=alarm)
+            return msgspec.structs.replace(self._timeout_sign(places.other), named=(named_s, told))
+        return AlarmSign(after_s=named_s + self._patience_s(kind, named_s), alarm=alarm)
+
+    def _hang_kind(self, lot: float, *, machine: bool) -> str:
+        """Return which kind of hang this lot draws. No machine makes a deadlock."""
+        unnamed = self._prices.share_value(_UNNAMED)
+        if lot < unnamed:
+            return _GPU if lot < unnamed * self._prices.share_value(_GPU) else _UNNAMED
+        kinds = _NAMED_KINDS[:-1] if machine else _NAMED_KINDS
+        all_s = 1.0 - (self._prices.share_value(_NAMED_KINDS[-1]) if machine else 0.0)
+        left = (lot - unnamed) / (1 - unnamed) * all_s
+        for kind in kinds:
+            left -= self._prices.share_value(kind)
+            if left < 0:
+                return kind
+        return _OUTSIDE
+
+    def _patience_s(self, kind: str, named_s: float) -> float:
+        """Return how long the detector waits after it has named a rank, by its own rules: until waiting has cost a
+        restart, if the rank may wake or its GPU stands; for `act_s`, if it may wait for something outside."""
+        limits = self._hang
+        if kind == "hang_stopped":
+            return 0.0
+        if kind == "hang_endless":
+            return limits.again_s
+        if kind == _OUTSIDE or "snapshots" in self._off:  # then a restart costs all steps since a checkpoint
+            return limits.act_s
+        restart_s = self._prices.mean_price("fork", "own_state", "first_step")
+        wait_s = affordable_wait_s(restart_s, 0.0, min(SETTLED_S, limits.act_s), limits.act_s)
+        return max(limits.again_s, wait_s - named_s) if kind == _GPU else wait_s  # a GPU stands since the last step
 
     def _hash_sign(self, node: str, rng: Random) -> AlarmSign:
         """Return the alarm that the next comparison of state hashes raises. The job loses the steps made since the
@@ -155,6 +175,20 @@ def silence_alarm(*nodes: str) -> Alarm:
 
 def _unnamed_alarm() -> Alarm:
     return Alarm(kind=Kind.HANG, at=0.0, suspects=(), reason="the job stands, no rank is named", signature=UNNAMED)
+
+
+def _named_alarm(kind: str, places: FailurePlace, *, several: bool) -> Alarm:
+    suspects = places.group if several else (places.node,)
+    alarm = Alarm(
+        kind=Kind.HANG,
+        at=0.0,
+        suspects=suspects,
+        ranks=places.ranks if several else (),
+        reason="the others wait for it",
+        signature=f"{GPU_HANG if kind == _GPU else 'hang'} {suspects}",
+        hard=kind in ("hang_stopped", _GPU),
+    )
+    return msgspec.structs.replace(alarm, action=CODE, confidence=1.0) if kind == "hang_endless" else alarm
 
 
 def _oom_alarm(node: str) -> Alarm:

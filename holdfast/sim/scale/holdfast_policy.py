@@ -8,9 +8,12 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.action import Finish, Launch, Stage
 from holdfast.model.code_release import Release
+from holdfast.model.decider_events import Begin, Event, Order, OrderVerb, Ready, Tick
+from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, OrderVerb, Phase, Ready, Tick
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.sim.scale import node_defects, node_neighbours
 from holdfast.sim.scale.elastic_recovery import ElasticRecovery
 from holdfast.sim.scale.failure_mixes import BlastFailure, FailureMix, FailureMode

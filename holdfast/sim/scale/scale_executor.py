@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
-from holdfast.model.event import Decision, Event, Outcome
+from holdfast.model.decider_events import Event, Outcome
+from holdfast.model.journal_entry import Decision
 from holdfast.sim.scale.scale_state import ScaleState
 
 

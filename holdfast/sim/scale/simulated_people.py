@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from holdfast.model.event import OrderVerb, Phase
+from holdfast.model.decider_events import OrderVerb
+from holdfast.model.job_phase import Phase
 from holdfast.sim.scale.failure_mixes import FailureMode
 from holdfast.sim.scale.node_defects import NodeDefect
 from holdfast.sim.scale.scale_state import ScaleState

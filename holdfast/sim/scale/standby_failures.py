@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from holdfast.model.decider_events import Event
 from holdfast.model.detector_alarm import Alarm
-from holdfast.model.event import Decision, Event
+from holdfast.model.journal_entry import Decision
 from holdfast.sim.scale import node_defects
 from holdfast.sim.scale.failure_schedule import ScheduledFailure
 from holdfast.sim.scale.node_neighbours import FailurePlace

@@ -5,7 +5,7 @@ from random import Random
 
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 from holdfast.model.action import Launch
-from holdfast.model.event import Progress
+from holdfast.model.decider_events import Progress
 from holdfast.sim.scale.failure_schedule import ScaleSetup
 from holdfast.sim.scale.price_sheet import PriceDraws
 from holdfast.sim.scale.scale_result import ScaleTally

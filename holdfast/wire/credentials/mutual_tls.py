@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 CONTROLLER = "controller.holdfast"  # the name that the controller's certificate is for, wherever it listens
 NODE = "holdfast:node:"  # goes before a node's name, as an alternative name of its certificate
-LEAVING = "holdfast:leaving:"  # goes before the name of a node that has left and may still be asked for copies
 SIGNING = "authority.key"  # the file of a job that has made its own authority
 RUN = "holdfast:run:"  # the same before the id of the one run that a certificate of the user's is for
 NO_CHECK_TIME = 0x200000  # X509_V_FLAGNO_CHECK_TIME, which the ssl module has no name for

@@ -2,6 +2,7 @@
 
 import subprocess
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -17,15 +18,20 @@ class SigningError(Exception):
 
 
 def signed_message(release: Release) -> bytes:
-    """Return the bytes that are signed: the tree's digest, the command and the environment."""
+    """Return the bytes that are signed: the tree's digest, its places, the command and the environment."""
     told = {
         "digest": release.digest,
         "root": release.root,
+        "home": release.home,  # files that ranks make are brought there
         "script": release.script,
         "argv": list(release.argv),
         "env": release.env,
     }
     return msgspec.json.encode(told, order="deterministic")
+
+
+def signed_digest(release: Release) -> str:
+    return sha256(signed_message(release)).hexdigest()
 
 
 def sign_release(release: Release, key: Path) -> Release:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_link
 from holdfast.core.diagnose.pair_assessment import assess_pairs
 from holdfast.core.diagnose.pair_test import PairResult, PairTestResult, PairWave, World, next_wave
-from holdfast.model.probe import Finding, PairMeeting
+from holdfast.model.probe_findings import Finding, PairMeeting
 
 PORT = 29500  # every namespace has all ports to itself
 SLOW, LOSSY, CORRUPTING = "slow", "lossy", "corrupting"

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.agent.probes import ProbeRequest, choose_probes
 from holdfast.agent.probes.probe_tools import make_deterministic
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 
 def main() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.probes import ProbeRequest, group_all_to_all, parallel_reference, probe_team
-from holdfast.agent.probes.group_all_to_all import probe_exchange
+from holdfast.agent.probes import ProbeRequest, nccl_all_to_all, parallel_reference, probe_team
+from holdfast.agent.probes.nccl_all_to_all import probe_exchange
 from holdfast.agent.probes.parallel_reference import describe_layout, plan_rounds, probe_seats
 from holdfast.agent.probes.probe_team import TeamSeat
 from tests.agent.probes import faults
@@ -47,7 +47,7 @@ def test_layouts() -> None:
     assert roles[7] == {"inner": (6, 7), "stage": (5, 7), "replica": (3, 7)}
 
 
-@pytest.mark.parametrize("probe", [parallel_reference, group_all_to_all])
+@pytest.mark.parametrize("probe", [parallel_reference, nccl_all_to_all])
 def test_a_short_budget_is_kept(probe: Any, tmp_path: Path) -> None:
     (found,) = probe.run(ProbeRequest(level=3, where=tmp_path, left_s=1.0))
     refusal = probe_team.team_refusal(probe_team.find_seats(cores=probe is parallel_reference), 1.0)

@@ -19,9 +19,9 @@ from holdfast.agent.probes import (
     clock_sanity,
     device_exchange,
     disk,
-    loopback,
     shm,
     sustained_load,
+    tcp_loopback,
 )
 from holdfast.agent.probes.exact_gemm import integer_matrix, wrong_rows
 from holdfast.agent.probes.heat_reader import GpuHeat
@@ -29,7 +29,7 @@ from holdfast.agent.probes.minigpt_model import MiniGptForm, train_step
 from holdfast.agent.probes.probe_tools import CPU, float_tensor, integer_tensor, tensor_digest
 from holdfast.agent.probes.reference_step import forms_of_size
 from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 TEAMS = ("group_all_to_all", "parallel_reference")  # a node that shares its machine has no time for these
 
@@ -60,7 +60,7 @@ def asked(where: Path) -> ProbeRequest:
 
 
 def test_probes_of_the_host(tmp_path: Path) -> None:
-    for probe in (clock_sanity, disk, shm, loopback):
+    for probe in (clock_sanity, disk, shm, tcp_loopback):
         (found,) = probe.run(asked(tmp_path))
         assert found.ok, found
 

@@ -12,8 +12,10 @@ import pytest
 
 from holdfast.chaos.matrix import job_checks
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.event import Begin, Decision, Entry, Limits
+from holdfast.model.decider_events import Begin
+from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
+from holdfast.model.journal_entry import Decision, Entry
 
 
 def leave(folder: Path, rank: int, *lines: dict[str, object] | str) -> None:

@@ -1,9 +1,18 @@
 """What follows from what workers have: the step that counts, who holds it, and today's numbers of workers."""
 
 import msgspec
+import pytest
 
-from holdfast.client.elastic.recovery_settlement import RankReport, choose_costs, describe_situation, settle_step
+from holdfast.client.elastic.pass_times import LayerPassTimes
+from holdfast.client.elastic.recovery_settlement import (
+    RankReport,
+    choose_costs,
+    compare_workers,
+    describe_situation,
+    settle_step,
+)
 from holdfast.core.elastic.first_plan import first_plan
+from holdfast.core.elastic.measured_speeds import MeasuredSpeeds
 from holdfast.core.elastic.proposal import PhaseCosts
 from holdfast.model.pipeline_routes import PipelineJob
 
@@ -56,6 +65,31 @@ def test_who_missed_the_newest_plan_has_no_place_in_it() -> None:
     assert situation.held == ((0,), (1,)), "what it holds counts all the same"
 
 
+def test_what_was_handed_over_is_held_and_no_shadow() -> None:
+    given = msgspec.structs.replace(report(0, 4), layers=((0, 4), (1, 4)), handed=(1,))
+    situation = describe_situation([given, NEW], settle_step([given, NEW]))
+    assert (situation.held, situation.shadows) == (((0, 1), ()), ((), ()))
+    assert situation.lost == ((1,), (0,), (1,))
+
+
 def test_costs_are_those_of_whoever_has_seen_most() -> None:
     seen = RankReport(costs=PhaseCosts(rebuild_s=0.25), incidents=2, step_s=0.5)
-    assert choose_costs([RankReport(step_s=0.75), seen]) == PhaseCosts(rebuild_s=0.25, step_s=0.75)
+    found = choose_costs([RankReport(step_s=0.75), seen], MeasuredSpeeds())
+    assert found == PhaseCosts(rebuild_s=0.25, step_s=0.75)
+
+
+def test_costs_have_layers_sends_and_the_rest_of_a_step_in_one_unit() -> None:
+    passes = [LayerPassTimes(0, 0.01, 0.03), LayerPassTimes(1, 0.01, 0.01)]
+    timed = RankReport(step_s=1.0, rest_s=0.3, send_s=0.002, passes=(passes[0],))
+    other = RankReport(step_s=1.0, rest_s=0.2, send_s=0.002, passes=(passes[1],))
+    measured = compare_workers([timed, other, NEW], 2)
+    found = choose_costs([timed, other, NEW], measured)
+    assert (measured.speeds, found.layer_s) == ((), (1.333, 0.667))
+    assert (found.unit_s, found.rest_s, found.send_s) == pytest.approx((0.03, 0.2 / 0.03, 0.004 / 0.03))
+    later = choose_costs([RankReport(costs=found, incidents=1), NEW], MeasuredSpeeds())
+    assert later == found, "what was measured before holds where nothing has been measured since"
+
+
+def test_a_worker_that_is_slower_than_its_replica_is_told() -> None:
+    reports = [RankReport(passes=(LayerPassTimes(0, s, 2 * s),)) for s in (0.01, 0.02, 0.011)]
+    assert compare_workers(reports, 1).speeds == (1.0, 0.5, 1.0)

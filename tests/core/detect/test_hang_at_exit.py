@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.hang_at_exit import ExitHangDetector
+from holdfast.model.decider_events import Ended
 from holdfast.model.detector_alarm import Alarm, Stance
-from holdfast.model.event import Ended
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.rank_traces import Process, Trace
 from tests.core.diagnose.places import SLEEP, process, trace

@@ -5,7 +5,7 @@ import math
 from msgspec.structs import replace
 
 from holdfast.core.detect.job_progress import LEAD, JobPace, PaceLimits
-from holdfast.model.event import Progress
+from holdfast.model.decider_events import Progress
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.observation import Beat
 

@@ -14,7 +14,8 @@ from holdfast.model.job_and_seats import Seat
 from holdfast.model.loss_response import Ease
 from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import StepValues
-from holdfast.model.state_copy import Doubt, Restore
+from holdfast.model.restore_sources import Restore
+from holdfast.model.state_doubt import Doubt
 
 FIRST = LaunchHere(
     id=1,

@@ -237,6 +237,60 @@ def test_a_pace_that_is_lost() -> None:
     assert 50.0 <= at <= 62.0
 
 
+def worked(*steps: tuple[int, float, float, float]) -> list[Alarm]:
+    """A job of so many steps, each of which takes so long for so many tokens and FLOPs."""
+    made = SlowDetector(SlowLimits())
+    made.on_launch(0.0, 1)
+    now, number, tokens, flops, alarms = 0.0, 0, 0.0, 0.0, []
+    for count, step_s, of_tokens, of_flops in steps:
+        for _ in range(count):
+            now, number, tokens, flops = now + step_s, number + 1, tokens + of_tokens, flops + of_flops
+            beat = Beat(node="n0", generation=1, step=number, at=now, tokens=tokens, flops=flops)
+            alarm = made.on_beat(now, beat, {})
+            alarms += [alarm] if alarm else []
+    return alarms
+
+
+def test_steps_that_grow_on_purpose_are_not_slow() -> None:
+    assert len(worked((100, 0.2, 0, 0), (200, 0.4, 0, 0))) == 1, "nobody tells what a step does"
+    assert worked((100, 0.2, 1000, 0), (200, 0.4, 2000, 0)) == []
+    assert worked((100, 0.2, 1000, 1e9), (200, 0.6, 2000, 3e9)) == [], "longer sequences: more FLOPs for a token"
+
+
+def test_steps_that_do_less_work_in_the_same_time_are_slow() -> None:
+    [alarm] = worked((100, 0.2, 3000, 0), (200, 0.2, 2000, 0))
+    assert " 1.5 times " in alarm.reason and "tokens" in alarm.reason
+    [alarm] = worked((100, 0.2, 3000, 3e9), (200, 0.2, 3000, 2e9))
+    assert " 1.5 times " in alarm.reason and "FLOPs" in alarm.reason
+
+
+def test_work_that_is_told_now_and_then_counts_for_all_steps_since() -> None:
+    told = [(9, 0.2, 0, 0), (1, 0.2, 10_000, 0)]
+    assert worked(*(told * 40)) == []
+    slower = [(9, 0.3, 0, 0), (1, 0.3, 10_000, 0)]
+    [alarm] = worked(*(told * 40), *(slower * 40))
+    assert " 1.5 times " in alarm.reason and "tokens" in alarm.reason
+
+
+def relaunched_with_work(tokens: float) -> list[Alarm]:
+    """Steps of a second launch take twice as long, and tell so many tokens; in the first launch they told 1,000."""
+    made, now, alarms = SlowDetector(SlowLimits()), 0.0, []
+    for generation, of_tokens, takes_s in ((1, 1000.0, 0.2), (2, tokens, 0.4)):
+        made.on_launch(now, generation, (1, 8))
+        for step in range(1, 300):
+            now += takes_s
+            beat = Beat(node="n0", generation=generation, step=step, at=now, tokens=step * of_tokens)
+            alarm = made.on_beat(now, beat, {})
+            alarms += [alarm] if alarm else []
+    return alarms
+
+
+def test_work_is_compared_over_a_restart_only_with_work() -> None:
+    assert relaunched_with_work(2000.0) == []
+    assert len(relaunched_with_work(1000.0)) == 1
+    assert relaunched_with_work(0.0) == [], "it tells no work any more: there is nothing to compare with"
+
+
 def relaunched(crew: tuple[int, int], step_s: float) -> list[Alarm]:
     """A job whose steps took 0.2 s, with release 1 on 8 ranks, and after a launch take another time."""
     made, now, alarms = SlowDetector(SlowLimits()), 0.0, []

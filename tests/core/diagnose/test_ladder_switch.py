@@ -5,8 +5,8 @@ import pytest
 from holdfast.core.decide.decider import Decider
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict
 from holdfast.model.detector_alarm import SWITCH, Alarm, Kind
-from holdfast.model.event import Phase
 from holdfast.model.incident_record import Remedy
+from holdfast.model.job_phase import Phase
 from tests.core.diagnose.test_ladder import SILENCE, case, past
 from tests.core.transcript import parse
 

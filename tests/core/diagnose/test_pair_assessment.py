@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.diagnose.pair_assessment import Measured, assess_pairs
 from holdfast.core.diagnose.pair_test import World
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 
 def end(

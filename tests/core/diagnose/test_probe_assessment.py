@@ -11,7 +11,7 @@ from holdfast.core.diagnose.probe_assessment import (
     assess_probes,
     finding_sentence,
 )
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 
 GPU, TORCH, FORM = "NVIDIA H200", "2.11.0", "bfloat16 4096"
 ROW = GoldenRow(probe="gemm_bits", device=GPU, torch=TORCH, form=FORM, digest="aaa", source="a test")

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from holdfast.core.diagnose.pair_test import PairResult, PairTestResult, PairWave, World, next_wave
 from holdfast.core.diagnose.rail_assessment import assess_rails, shared_rails
-from holdfast.model.probe import Finding
+from holdfast.model.probe_findings import Finding
 from tests.core.diagnose.test_pair_assessment import end
 
 NODES = ("n0", "n1", "n2", "n3")

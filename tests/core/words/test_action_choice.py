@@ -6,7 +6,7 @@ from holdfast.core.log_analysis.action_choice import EVICT
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.logs import catalog_files
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 from tests.core.words.knowing import CATALOG, ROWS, row, said
 
 OURS = catalog_files.load_failures()

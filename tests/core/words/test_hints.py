@@ -6,7 +6,7 @@ from holdfast.core.incident.incident_text import advice_clause
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.logs import catalog_files
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 from tests.core.words.knowing import CATALOG, ROWS, row, said
 
 HINTED = FailureCatalog(

@@ -8,7 +8,7 @@ from holdfast.core.log_analysis.failure_classifier import FailureEvidence, class
 from holdfast.core.log_analysis.line_prefixes import parse_lines
 from holdfast.core.log_analysis.log_sieve import WHOLE, sift_log
 from holdfast.logs import catalog_files
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 from holdfast.model.observation import Exit
 
 CATALOG = catalog_files.load_failures()

@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.logs import catalog_files
-from holdfast.model.diagnosis import Diagnosis
+from holdfast.model.last_words_diagnosis import Diagnosis
 from tests.core.words.knowing import said
 
 CATALOG = catalog_files.load_failures()

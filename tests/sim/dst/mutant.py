@@ -36,6 +36,13 @@ def draw_with_disks(seed: int) -> SeedSetup:
     return msgspec.structs.replace(setup, settings=settings, job=job)
 
 
+def draw_grouped(seed: int) -> SeedSetup:
+    """The script reports pipelines of two ranks, and the job may go on with fewer of its four nodes of one rank."""
+    setup = draw_rough(seed)
+    job = msgspec.structs.replace(setup.job, min_nodes=2 + seed % 2, max_nodes=4, standbys=seed % 3 // 2)
+    return msgspec.structs.replace(setup, job=job, nproc=1, reports_mesh=True)
+
+
 def lines_are_unknown(patch: Patch) -> None:
     """Nobody knows of which line a state is, as if every plan were lost: what else keeps lines apart must do so."""
     patch.setattr(lineage, "find_maker", lambda line, generation, step: 0)

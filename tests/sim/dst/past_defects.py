@@ -16,7 +16,7 @@ from holdfast.core.membership.standbys import Standbys
 from holdfast.core.snapshots import lineage, restore_choice
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
 from holdfast.core.snapshots.lineage import Line
-from holdfast.model.state_copy import Restore
+from holdfast.model.restore_sources import Restore
 from holdfast.sim.dst.seed_parameters import SeedSetup
 from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful, draw_stalled, draw_with_disks, lines_are_unknown
 

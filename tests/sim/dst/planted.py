@@ -8,7 +8,7 @@ import msgspec
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.snapshots.arena_table import ArenaTable
 from holdfast.agent.snapshots.keeper import Keeper
-from holdfast.agent.snapshots.other_size_arenas import ArenasAside
+from holdfast.agent.snapshots.other_size_arenas import OtherSizeArenas
 from holdfast.agent.snapshots.peer_arenas import PeerArena
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
@@ -18,17 +18,20 @@ from holdfast.core.decide import launching, surviving_ranks
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
+from holdfast.core.membership import job_nodes
+from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
-from holdfast.model.event import Outcome
+from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import Leave, StopHere
-from holdfast.model.state_copy import Copy, Restore, Source
+from holdfast.model.restore_sources import Restore, Source
+from holdfast.model.state_copy import Copy
 from holdfast.sim.dst.controller_disk import DiskJournal
 from holdfast.sim.dst.real_program_protocols import AgentCrashed
 from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_agent_notes import SimNotes
 from holdfast.wire import agent_messages
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant
-from tests.sim.dst.mutant import Mutant, Patch, draw_surviving, draw_with_disks, lines_are_unknown
+from tests.sim.dst.mutant import Mutant, Patch, draw_grouped, draw_surviving, draw_with_disks, lines_are_unknown
 
 
 def no_fence(patch: Patch) -> None:
@@ -90,7 +93,7 @@ def restore_without_all(patch: Patch) -> None:
         return Restore(step=best, sources=tuple(_newest(seats, rank, held[rank]) for rank in ranks))
 
     patch.setattr("holdfast.core.snapshots.restore_choice.choose_restore", choose)
-    patch.setattr(ArenasAside, "verify_state", _grant_newest)
+    patch.setattr(OtherSizeArenas, "verify_state", _grant_newest)
 
 
 def _newest(seats: Any, rank: int, held: list[Copy]) -> Source:
@@ -149,11 +152,11 @@ def copies_are_not_dropped(patch: Patch) -> None:
 
 def any_own_snapshot_is_granted(patch: Patch) -> None:
     """A rank gets its newest snapshot, whichever step the job goes on from, and nothing is dropped."""
-    patch.setattr(ArenasAside, "verify_state", _grant_newest)
+    patch.setattr(OtherSizeArenas, "verify_state", _grant_newest)
     patch.setattr(ArenaTable, "drop_left", lambda self, launch: None)
 
 
-async def _grant_newest(self: ArenasAside, own: Any, step: int) -> Any:
+async def _grant_newest(self: OtherSizeArenas, own: Any, step: int) -> Any:
     for newest in own.arena.list_sealed():
         return StateGrant(source="memory", step=newest.step, arena=own.path, slot=newest.slot)
     return KeeperRefusal(why="there is none")
@@ -297,6 +300,13 @@ def parked_ranks_are_untold(patch: Patch) -> None:
     )
 
 
+def shrinks_by_the_users_mesh(patch: Patch) -> None:
+    """A job shrinks by whole replicas if the user gave the parallel groups, not if the script reported them."""
+    seats = job_nodes.next_seats
+    patch.setattr(job_nodes, "next_seats", lambda job, *given, mesh, **more: seats(job, *given, mesh=job.mesh, **more))
+    patch.setattr(JobNodes, "replica_nodes", 1)
+
+
 PLANTED = (
     Mutant(no_fence, 1),
     Mutant(launch_under_way_untold, 109),
@@ -327,4 +337,5 @@ PLANTED = (
     Mutant(disks_are_cleared_by_eviction, 22, draw_with_disks),
     Mutant(parked_ranks_get_new_code, 33, draw_surviving),
     Mutant(parked_ranks_are_untold, 9, draw_surviving),
+    Mutant(shrinks_by_the_users_mesh, None, draw_grouped),
 )

@@ -12,11 +12,11 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from holdfast.cli.commands.sim_dst import REAL_PARTS, repeat_command
-from holdfast.core.detect.crash import FailureCatalog
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.logs import catalog_files
 from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
-from tests.sim.dst.mutant import draw_surviving, draw_with_disks
+from tests.sim.dst.mutant import draw_grouped, draw_surviving, draw_with_disks
 
 ROOT = Path(__file__).parents[3]
 
@@ -100,6 +100,8 @@ def test_a_script_that_reports_its_parallel_groups(forgets: bool, seeds: range) 
     for seed in seeds:
         setup = msgspec.structs.replace(draw_setup(seed), reports_mesh=True, forgets=forgets)
         assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed}"
+        setup = msgspec.structs.replace(draw_grouped(seed), forgets=forgets)
+        assert play_seed(setup, REAL_PARTS, known()).failure == "", f"seed {seed} of four nodes and pipelines of two"
 
 
 @pytest.mark.parametrize("seeds", FORGETFUL)

@@ -5,10 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.checkpoint.arena import Arena, arena_bytes
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.arena_header import arena_bytes
 from holdfast.cli.commands.sim_dst import REAL_PARTS
 from holdfast.logs import catalog_files
-from holdfast.model.event import Decision, Entry, Phase, Progress
+from holdfast.model.decider_events import Progress
+from holdfast.model.job_phase import Phase
+from holdfast.model.journal_entry import Decision, Entry
 from holdfast.sim.dst.dst_world import DstWorld
 from holdfast.sim.dst.seed_parameters import draw_setup
 from holdfast.sim.dst.simulated_machine import SimRank

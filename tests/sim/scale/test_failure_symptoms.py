@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from holdfast.core.incident.incident_case import CODE
 from holdfast.logs import catalog_files
 from holdfast.model.detector_alarm import UNNAMED, Kind
 from holdfast.sim.scale import node_defects, price_sheet
@@ -39,7 +40,14 @@ def test_a_link_has_to_be_down_twice() -> None:
 
 @pytest.mark.parametrize(
     ("lot", "seconds", "named"),
-    [(0.1, 262, ()), (0.4, 600, ("other",)), (0.5, 82, ("bad",)), (0.9, 262, ("bad",))],
+    [
+        (0.1, 83, ("bad",)),  # its GPU stands, as it has for longer than a restart takes when it is named
+        (0.2, 262, ()),
+        (0.33, 600, ("other",)),  # it spins
+        (0.4, 82, ("bad",)),  # it is stopped
+        (0.6, 139, ("bad",)),  # it sleeps, until waiting has cost a restart: 57 s at this size
+        (0.9, 262, ("bad",)),  # it may wait for something outside
+    ],
 )
 def test_hangs_that_are_named_or_not_and_those_that_time_out(
     lot: float, seconds: float, named: tuple[str, ...]
@@ -52,8 +60,24 @@ def test_hangs_that_are_named_or_not_and_those_that_time_out(
     assert all(sign.after_s >= 600 for sign in signs(fault("hang"), lot, off=frozenset({"hang"})))
 
 
+def test_only_code_makes_a_deadlock() -> None:
+    rng = Random(5)
+    seen = AlarmModel(PriceDraws(SHEET, 9600, rng), CATALOG, 10.0, frozenset())
+    of_code = [seen.draw_sign(fault("hang"), PLACES, rng, None) for _ in range(2000)]
+    endless = [sign for sign in of_code if sign.alarm.action == CODE]
+    assert 0.7 * 0.2857 == pytest.approx(len(endless) / 2000, abs=0.02)
+    assert all(82 < sign.after_s < 84 for sign in endless), "at the second look"
+    lots = [number / 200 for number in range(200)]
+    assert not [lot for lot in lots if signs(fault("hang"), lot, count=1)[0].alarm.action == CODE]
+
+
+def test_without_snapshots_a_restart_costs_more_than_the_longest_wait() -> None:
+    for lot, off in ((0.1, "snapshots"), (0.6, "snapshots")):
+        assert all(260 < sign.after_s < 263 for sign in signs(fault("hang"), lot, off=frozenset({off})))
+
+
 def test_hangs_of_several_nodes_name_their_pipeline() -> None:
-    for lot in (0.5, 0.9):
+    for lot in (0.1, 0.4, 0.6, 0.9):
         alarms = [sign.alarm for sign in signs(fault("hang"), lot, wide=0.4)]
         assert {(alarm.suspects, alarm.ranks) for alarm in alarms} == {(PLACES.group, PLACES.ranks)}
         alone = [sign.alarm for sign in signs(fault("hang"), lot, wide=0.6)]

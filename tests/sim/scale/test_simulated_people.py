@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from holdfast.model.event import Phase
+from holdfast.model.job_phase import Phase
 from holdfast.sim.scale import price_sheet
 from holdfast.sim.scale.failure_mixes import FailureMix, FailureMode, Shows
 from holdfast.sim.scale.failure_schedule import DAY_S, ScaleSetup

@@ -1,0 +1,143 @@
+"""`holdfast sbatch` and the command line of `--fleet slurm`, where no Slurm is needed."""
+
+import signal
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.cli.launch import slurm_launch
+from holdfast.cli.launch.supervisor import StopSignals
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.run_arguments import parse_run_args
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('here')\n")
+    return "train.py"
+
+
+def test_the_script_is_what_a_person_would_have_written(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (
+        "--nnodes",
+        "4",
+        "--standbys",
+        "1",
+        "--run-dir",
+        "my run",
+        "--slurm",
+        "partition=gpu time=60 'comment=a b'",
+    )
+    assert main(["sbatch", "--dry-run", *flags, script, "--lr", "1 2"]) == 0
+    text = capsys.readouterr().out
+    head = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert {"--nodes=5", "--no-kill", "--requeue", "--partition=gpu", "--time=60", '"--comment=a b"'} <= set(head)
+    assert f"run --resume '{tmp_path}/my run' &" in text
+    assert "--fleet slurm" in text and text.count("train.py --lr '1 2' &") == 1
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (0, "", []),
+        (95, "", ["sbatch"]),
+        (0, "USR1", ["sbatch", "scancel 77"]),
+        (95, "USR1", ["sbatch"]),
+        (95, "TERM", []),
+    ],
+)
+def test_the_script_queues_its_successor_if_the_run_goes_on(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: tuple[int, str, list[str]]
+) -> None:
+    code, signals, said = case
+    assert main(["sbatch", "--dry-run", "--run-dir", "run", script]) == 0
+    text = capsys.readouterr().out
+    for name, does in (("sbatch", "echo 77"), ("scancel", ":")):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/said\n{does}\n')
+        (tmp_path / name).chmod(0o755)
+    # What stands for the run tells the script of the signals that Slurm would send it.
+    begin = next(line.strip() for line in text.splitlines() if "-m holdfast run --fleet slurm" in line)
+    sends = f"kill -{signals} $$; sleep 0.5; " if signals else ""
+    stands = f"( trap '' TERM; {sends}exit {code} ) &"
+    path = tmp_path / "run.sbatch"
+    path.write_text(text.replace(begin, stands))
+    done = subprocess.run(["bash", str(path)], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False, timeout=60)
+    assert done.returncode == code
+    heard = (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
+    assert [line if line.startswith("scancel") else line.split()[0] for line in heard] == said
+    assert all("--dependency=singleton" in line for line in heard if line.startswith("sbatch"))
+
+
+def test_what_is_written_beside_the_run_is_for_its_owner_alone(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words of a command line may have a hook's address among them; and ranks may print what they like."""
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "state" / "home"))
+    words = ["sbatch", "--rdzv-id", "r", "--set", "hook.url=https://hooks.test/5ec2e7", script]
+    runs = tmp_path / "state" / "home" / "runs"
+    for old in (False, True):
+        assert main(words) == 0
+        paths = (tmp_path / "state", runs, runs / "r.sbatch", runs / "r.out")
+        assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o700, 0o700, 0o600, 0o600], old
+        assert "5ec2e7" in (runs / "r.sbatch").read_text() and (runs / "r.out").read_text() == ("kept" if old else "")
+        (runs / "r.out").write_text("kept")
+        (runs / "r.out").chmod(0o644)
+    (tmp_path / "precious").write_text("")
+    for lead in (Path.symlink_to, Path.hardlink_to):
+        (runs / "r.out").unlink()
+        lead(runs / "r.out", tmp_path / "precious")
+        capsys.readouterr()
+        assert main(words) == 2
+        assert capsys.readouterr().err.startswith(f"holdfast sbatch: cannot write {runs}/r.out: ")
+
+
+@pytest.mark.parametrize("flags", [("--detach",), ("--standbys", "auto"), ("--slurm", "'")])
+def test_what_does_not_go_with_it(script: str, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sbatch", *flags, script]) == 2
+    assert capsys.readouterr().err.startswith("holdfast sbatch: --")
+
+
+def test_a_login_node_is_told_what_it_lacks(
+    script: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["run", "--fleet", "slurm", script]) == 2
+    assert " sbatch " in capsys.readouterr().err
+    for name in ("sbatch", "srun", "squeue", "scancel"):
+        (tmp_path / name).touch(mode=0o755)
+    assert main(["run", "--fleet", "slurm", "--nproc-per-node", "gpu", script]) == 2
+    assert "give a number" in capsys.readouterr().err
+    assert main(["run", "--fleet", "slurm", "--local-addr", "localhost", script]) == 2
+    assert "localhost " in (said := capsys.readouterr().err) and " 127.0.0.1, " in said
+
+
+def test_flags_for_sbatch_come_with_and_without_dashes(script: str) -> None:
+    args = parse_run_args(["--fleet", "slurm", "--slurm=-p gpu --exclusive", "--slurm", "time=5 requeue", script], {})
+    assert args.journal is None
+    assert parse_run_args(["--fleet", "slurm", "--journal", "postgres://db/x", script], {}).journal == "postgres://db/x"
+    assert args.slurm == ("-p", "gpu", "--exclusive", "--time=5", "--requeue")
+
+
+def test_an_address_is_one_that_others_reach() -> None:
+    assert slurm_launch.find_own_address("192.0.2.7") == "192.0.2.7"
+    with pytest.raises(UsageError, match="cannot resolve"):
+        slurm_launch.find_own_address("no-such-host.invalid")
+
+
+def test_slurms_sigterm_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda number, deed: None)
+    asked = StopSignals(once=(15,))
+    for number in (15, 15, 2, 2):
+        asked._note_signal(number, (15,))
+    assert asked.numbers == [15, 2, 2]
