@@ -127,6 +127,7 @@ def test_trackers_are_left_alone_where_that_is_set(start: Start, told: Path) -> 
 # The rank logs until it has seen the figures of its second generation, and what it logged is on the disk.
 def run_real(start: Start, setup: str, close: str, *, is_logged: Callable[[], object]) -> None:
     job = start(script=SCRIPT.format(setup=setup, close=close))
+    job.patience_s = 200.0  # a tracker takes long to import
     kill_and_wait(job)
     job.until(is_logged, "figures of the second generation")
     job.finish()

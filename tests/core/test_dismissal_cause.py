@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from holdfast.core.membership.standbys import Standbys
-from holdfast.model.action import Action, Dismiss, Dismissal
+from holdfast.model.action import Action, Dismiss, Dismissal, Probe
 from holdfast.model.decider_events import Order, Outcome, Ready
 from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
@@ -58,6 +58,7 @@ def test_an_examination_blames_the_machine_if_something_is_wrong_with_it(
 def test_a_failed_check_blames_the_machine() -> None:
     unseated = standbys(checks=True)
     [probe] = unseated.on_ready(Ready(node="n0", nproc=1, host="h0"), 1)
+    assert isinstance(probe, Probe)
     _, actions = unseated.on_checked(1.0, Outcome(action=probe.id, ok=True, failed={"n0": "gemm"}))
     assert only_cause(actions) is Dismissal.EVICTED
 

@@ -3,7 +3,7 @@
 from itertools import count
 
 from holdfast.core.membership.standbys import RETRY_S, Standbys
-from holdfast.model.action import Acquire, Dismiss, Dismissal, Say
+from holdfast.model.action import Acquire, Dismiss, Dismissal, Probe, Say
 from holdfast.model.decider_events import Outcome, Ready
 from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
@@ -107,6 +107,7 @@ def test_a_node_that_was_silent_is_told_when_it_is_back_and_when_it_has_passed_i
         beside.on_ready(ready("a"), 0)
         beside.dismiss_node("a", Kind.SILENCE, "evicted", Dismissal.EVICTED)
         said, probe = beside.on_ready(ready("a"), 2)
+        assert isinstance(probe, Probe)
         assert said == Say(text="a is back, and is checked before it may have ranks again")
         _, actions = beside.on_checked(9.0, Outcome(action=probe.id, ok=True, failed=failed))
         assert actions[-1] == Say(text=f"after its return: {told}")
@@ -117,6 +118,7 @@ def test_checks_of_standbys_that_were_never_away_are_not_told() -> None:
     job = Job(run_id="r", min_nodes=1, max_nodes=1, standbys=1, checks=True)
     beside = Standbys(job, Limits(recheck_s=10.0), count(1))
     [probe] = beside.on_ready(ready("a"), 2)
+    assert isinstance(probe, Probe)
     assert beside.on_checked(1.0, Outcome(action=probe.id, ok=True))[1] == ()
     [again] = beside.recheck_due(11.0)
     assert beside.on_checked(12.0, Outcome(action=again.id, ok=True))[1] == ()
@@ -146,6 +148,7 @@ def test_one_that_is_checked_before_its_outcome_is_heard_is_not_expected_again()
     beside = Standbys(job, Limits(ready_s=100.0), count(1))
     assert beside.request_missing(1) == (Acquire(id=1, count=1),)
     [probe] = beside.on_ready(ready("a"), 2)
+    assert isinstance(probe, Probe)
     assert beside.checking == {probe.id: "a"}
     beside.on_acquired(5.0, Outcome(action=1, ok=True, nodes=("a",)), set())
     assert beside.coming == {}, "it is here, and must not be given back for never having come"

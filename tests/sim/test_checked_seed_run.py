@@ -13,7 +13,7 @@ from holdfast.cli.commands.sim_command import repeat_command
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import START_AND_END, TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.action import Dismiss, Launch
+from holdfast.model.action import Dismiss, Launch, Say
 from holdfast.model.decider_events import Ready
 from holdfast.model.incident_record import Remedy
 from holdfast.model.job_phase import Phase
@@ -163,7 +163,7 @@ def test_a_node_that_was_out_of_reach_is_not_taken_back() -> None:
     (record,) = result.account.incidents
     assert (record.evicted, record.admitted) == ((lost,), (standby(quiet()),))
     back = [e for e in entries if isinstance(e.event, Ready) and e.event.node == lost and e.at > 2000]
-    assert [type(action) for action in back[0].decision.actions] == [Dismiss]
+    assert [type(action) for action in back[0].decision.actions] == [Dismiss, Say]
 
 
 def test_unless_nobody_else_comes() -> None:
