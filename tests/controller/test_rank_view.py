@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 from holdfast.controller.access.caller_admission import PortAccess, Right, make_user_token
 from holdfast.model.observation import Beat
@@ -13,7 +14,7 @@ from tests.controller.test_stack_tracing import looked_at
 from tests.core.diagnose.places import REDUCE, process
 
 
-async def view(desk: Desk, rank: int) -> tuple[int, dict[str, object]]:
+async def view(desk: Desk, rank: int) -> tuple[int, dict[str, Any]]:
     answer = await desk.client.get(f"/api/v1/ranks/{rank}", headers=HEADERS)
     return answer.status, await answer.json()
 
@@ -48,9 +49,9 @@ async def test_a_rank_is_told_by_the_beat_of_its_node(desk_of: Open) -> None:
             "evaluation",
             False,
         )
-        assert [(one["group"], one["number"]) for one in told["collectives"]] == [("dp", 7), ("tp", 40)]  # type: ignore[attr-defined]
+        assert [(one["group"], one["number"]) for one in told["collectives"]] == [("dp", 7), ("tp", 40)]
         ages = [told["heard_s"], told["beat_s"], told["step_s"]]
-        assert all(isinstance(age, float) for age in ages) and 0.25 <= told["beat_s"] < told["step_s"]  # type: ignore[operator]
+        assert all(isinstance(age, float) for age in ages) and 0.25 <= told["beat_s"] < told["step_s"]
         assert (await view(desk, 0))[1]["mute"] is True and (await view(desk, 0))[1]["collectives"] == []
         assert (await view(desk, 2))[0] == 404
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.core.diagnose.stack_outline import LEFT_OUT, OUTLINE_BYTES, keep_stacks, outline_stacks
-from holdfast.core.diagnose.stack_tree import grow_tree, sort_branches
+from holdfast.core.diagnose.stack_tree import StackBranch, grow_tree, sort_branches
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.rank_traces import StackRow
@@ -73,7 +73,7 @@ def test_rows_are_the_tree_that_a_trace_shows() -> None:
     root = grow_tree(one for told in traces for one in told.processes)
     shown: list[tuple[int, str, int]] = []
 
-    def walk(depth: int, branches: list) -> None:  # type: ignore[type-arg]
+    def walk(depth: int, branches: list[StackBranch]) -> None:
         for branch in branches:
             shown.append((depth, branch.frame, len(branch.ranks)))
             walk(depth + 1, sort_branches(branch))
