@@ -20,6 +20,7 @@ from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
 from holdfast.core.membership import job_nodes
 from holdfast.core.membership.job_nodes import JobNodes
+from holdfast.core.membership.standbys import Standbys
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
 from holdfast.model.event import Outcome
 from holdfast.model.node_errands import Leave, StopHere
@@ -306,6 +307,11 @@ def shrinks_by_the_users_mesh(patch: Patch) -> None:
     patch.setattr(JobNodes, "replica_nodes", 1)
 
 
+def left_over_nodes_are_forgotten(patch: Patch) -> None:
+    """A node that is one too many for whole replicas loses its seat and is no standby either."""
+    patch.setattr(Standbys, "unseat_node", lambda self, node: None)
+
+
 PLANTED = (
     Mutant(no_fence, 1),
     Mutant(launch_under_way_untold, 109),
@@ -336,5 +342,6 @@ PLANTED = (
     Mutant(disks_are_cleared_by_eviction, 22, draw_with_disks),
     Mutant(parked_ranks_get_new_code, 33, draw_surviving),
     Mutant(parked_ranks_are_untold, 9, draw_surviving),
-    Mutant(shrinks_by_the_users_mesh, None, draw_grouped),
+    Mutant(shrinks_by_the_users_mesh, 0, draw_grouped),
+    Mutant(left_over_nodes_are_forgotten, None, draw_grouped),
 )
