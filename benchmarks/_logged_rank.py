@@ -77,13 +77,13 @@ class Told(torch.nn.Module):
 def run_lightning(folder: str) -> None:
     import lightning
 
-    class Module(lightning.LightningModule):
+    class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.told = Told()
 
         def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
-            loss = self.told(batch)["loss"]
+            loss: torch.Tensor = self.told(batch)["loss"]
             self.log("train_loss", loss)
             return loss
 
@@ -102,7 +102,7 @@ def run_lightning(folder: str) -> None:
         enable_checkpointing=False,
         enable_model_summary=False,
     )
-    trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(LAST, 2), batch_size=1))
+    trainer.fit(Module(), torch.utils.data.DataLoader([torch.ones(2)] * LAST, batch_size=1)  # type: ignore[arg-type])
 
 
 def run_transformers(folder: str) -> None:
