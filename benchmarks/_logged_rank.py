@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -102,7 +103,8 @@ def run_lightning(folder: str) -> None:
         enable_checkpointing=False,
         enable_model_summary=False,
     )
-    trainer.fit(Module(), torch.utils.data.DataLoader([torch.ones(2)] * LAST, batch_size=1)  # type: ignore[arg-type])
+    loader: Any = torch.utils.data.DataLoader([torch.ones(2)] * LAST, batch_size=1)  # type: ignore[arg-type]
+    trainer.fit(Module(), loader)
 
 
 def run_transformers(folder: str) -> None:
