@@ -18,7 +18,7 @@ LEAP, BAD, LAST, LAST_AGAIN = 40, 80, 2000, 60
 def loss_of(step: int) -> float:
     """What a package gets as the loss of a step."""
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    return float("nan") if first and step >= BAD else 200.0 if first and step == LEAP else 2.0 + step % 7 / 100
+    return float("nan") if first and step >= BAD else 200.0 if step == LEAP else 2.0 + step % 7 / 100
 
 
 def last_step() -> int:
