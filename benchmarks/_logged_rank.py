@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ LEAP, BAD, LAST, LAST_AGAIN = 40, 80, 2000, 60
 def loss_of(step: int) -> float:
     """What a package gets as the loss of a step."""
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    return float("nan") if first and step >= BAD else 200.0 if first and step == LEAP else 2.0 + step % 7 / 100
+    return float("nan") if first and step >= BAD else 200.0 if step == LEAP else 2.0 + step % 7 / 100
 
 
 def last_step() -> int:
@@ -77,13 +78,13 @@ class Told(torch.nn.Module):
 def run_lightning(folder: str) -> None:
     import lightning
 
-    class Module(lightning.LightningModule):
+    class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.told = Told()
 
         def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
-            loss = self.told(batch)["loss"]
+            loss: torch.Tensor = self.told(batch)["loss"]
             self.log("train_loss", loss)
             return loss
 
@@ -102,7 +103,8 @@ def run_lightning(folder: str) -> None:
         enable_checkpointing=False,
         enable_model_summary=False,
     )
-    trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(LAST, 2), batch_size=1))
+    loader: Any = torch.utils.data.DataLoader([torch.ones(2)] * LAST, batch_size=1)  # type: ignore[arg-type]
+    trainer.fit(Module(), loader)
 
 
 def run_transformers(folder: str) -> None:

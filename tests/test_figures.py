@@ -69,8 +69,8 @@ NOT_IN_RECORD: dict[str, dict[str, str]] = {
     ),
     "LIMITS.md: Not shown": dict.fromkeys(("24.11", "26.05"), "versions"),
     "SIMULATOR.md: What came out": {
-        **dict.fromkeys(("0.55", "1.2"), "prices"),
-        **dict.fromkeys(("0.17", "81.8", "88.0"), "of the model as it was before"),
+        "0.55": "a price",
+        **dict.fromkeys(("0.17", "88.0"), "of the model as it was before"),
     },
     "SIMULATOR.md: In kept processes": dict.fromkeys(("0.09", "4.0"), "differences of recorded figures"),
     "SIMULATOR.md: Assumptions": dict.fromkeys(("22.70", "9.20", "0.12", "0.01", "0.1"), "published, or assumed"),

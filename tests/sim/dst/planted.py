@@ -18,8 +18,9 @@ from holdfast.core.decide import launching, surviving_ranks
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
-from holdfast.core.membership import job_nodes
+from holdfast.core.membership import job_nodes, seating
 from holdfast.core.membership.job_nodes import JobNodes
+from holdfast.core.membership.standbys import Standbys
 from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
 from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import Leave, StopHere
@@ -302,9 +303,14 @@ def parked_ranks_are_untold(patch: Patch) -> None:
 
 def shrinks_by_the_users_mesh(patch: Patch) -> None:
     """A job shrinks by whole replicas if the user gave the parallel groups, not if the script reported them."""
-    seats = job_nodes.next_seats
+    seats = seating.next_seats
     patch.setattr(job_nodes, "next_seats", lambda job, *given, mesh, **more: seats(job, *given, mesh=job.mesh, **more))
     patch.setattr(JobNodes, "replica_nodes", 1)
+
+
+def left_over_nodes_are_forgotten(patch: Patch) -> None:
+    """A node that is one too many for whole replicas loses its seat and is no standby either."""
+    patch.setattr(Standbys, "unseat_node", lambda self, node: None)
 
 
 PLANTED = (
@@ -337,5 +343,6 @@ PLANTED = (
     Mutant(disks_are_cleared_by_eviction, 22, draw_with_disks),
     Mutant(parked_ranks_get_new_code, 33, draw_surviving),
     Mutant(parked_ranks_are_untold, 9, draw_surviving),
-    Mutant(shrinks_by_the_users_mesh, None, draw_grouped),
+    Mutant(shrinks_by_the_users_mesh, 0, draw_grouped),
+    Mutant(left_over_nodes_are_forgotten, 80, draw_grouped),
 )
