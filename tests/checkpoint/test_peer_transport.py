@@ -100,9 +100,8 @@ def callee(
     else:
         listener, keys = socket.create_server(("127.0.0.1", 0)), enrol_local_node(authority, "a", tmp_path / "a")
         address = listener.getsockname()
-    PeerServer(
-        listener, keys and PeerAdmission(keys, lambda node, serial: serial in keeper.peers), keeper.take, keeper.give
-    ).start()  # type: ignore[arg-type]
+    guard = keys and PeerAdmission(keys, lambda node, serial: serial in keeper.peers)
+    PeerServer(listener, guard, keeper.take, keeper.give).start()  # type: ignore[arg-type]
     ours = keys and enrol_local_node(authority, "b", tmp_path / "b")
     if keys and ours:
         keeper.peers.update((serial(ours), serial(keys)))

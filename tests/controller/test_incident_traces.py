@@ -86,7 +86,7 @@ def test_a_collector_gets_no_secret_and_nothing_that_a_terminal_obeys(
     traces.on_entry(msgspec.structs.replace(entry, decision=decision))
     traces.finish_up(wait_s=120)
     [(_, _, body)] = collector.bodies
-    assert not [harm for harm in (SECRET, TOKEN, "\x1b", "owned", "\u202e") if harm.encode() in body]
+    assert not [harm for harm in (SECRET, TOKEN, "\x1b]", "\x1b[", "owned", "\u202e") if harm.encode() in body]
     root = decoded(body).scope_spans[0].spans[0]
     clean = "no login with <token> and <secret>"
     found = words(root.attributes)

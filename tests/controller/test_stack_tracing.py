@@ -37,8 +37,9 @@ async def test_everybody_answers() -> None:
     tracing = StackTracing(links, time.monotonic)
     taking = asyncio.create_task(tracing.take_traces(30.0, native=True))
     await asyncio.sleep(0)
-    asked = [(node, agent_messages.decode_from_controller(outboxes[node].get_nowait()).message) for node in ("a", "b")]
-    assert asked[0][1].native and asked[0][1].deadline_s == 30.0
+    heard = {node: agent_messages.decode_from_controller(outboxes[node].get_nowait()).message for node in ("a", "b")}
+    asked = [(node, message) for node, message in heard.items() if isinstance(message, TraceRequest)]
+    assert len(asked) == 2 and asked[0][1].native and asked[0][1].deadline_s == 30.0
     for node, look in asked:
         tracing.on_trace("c", TraceAnswer(id=look.id, trace=Trace(node=node, at=9.0)))  # speaks for another
         tracing.on_trace(node, TraceAnswer(id=look.id + 7, trace=Trace(node=node, at=8.0)))

@@ -75,7 +75,7 @@ def damaged(folder: Path) -> None:
 
 def check(files: dict[str, bytes], folder: Path, heard: list[str]) -> str:
     """What a controller finds that is started after the power cut."""
-    told = collections.defaultdict(int)
+    told = collections.defaultdict[str, int](int)
     for one in heard:
         what, number = one.split(":")
         told[what] = max(told[what], int(number))
