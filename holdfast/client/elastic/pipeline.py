@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.held_layers import HeldLayers
-from holdfast.client.elastic.layer_state import MakeLayer, MakeOptimizer
+from holdfast.client.elastic.layer_state import MakeLayer, MakeOptimizer, keep_chance
+from holdfast.client.elastic.pass_messages import PassMessages
 from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery
-from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.routed_passes import (
     BatchOf,
     LossOf,
@@ -25,9 +25,11 @@ from holdfast.client.elastic.step_totals import (
     clip_scale,
     exchange_totals,
     first_holder,
+    list_totals,
     mean_loss,
 )
-from holdfast.client.elastic.task_order import order_tasks
+from holdfast.client.elastic.task_order import order_messages, order_tasks
+from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.model.pipeline_routes import PipelineJob, Semantics
@@ -129,9 +131,9 @@ class ElasticPipeline:
                 raise RuntimeError(f"step {step} was not made: call step() once for each number that steps() yields")
 
     def _prepare(self) -> None:
-        """Prepare what all steps of a plan share: the order of the tasks and the gradient sums."""
+        """Prepare what all steps of a plan share: the order of the passes and messages, and the gradient sums."""
         plan = self._held.plan
-        self._tasks = order_tasks(plan.routes)
+        self._tasks, self._messages = order_tasks(plan.routes), order_messages(plan.routes)
         self._sums = GradientSums(plan, dist.get_rank(), self._settings.reduction, self.job.layers)
 
     def step(self, batch: BatchOf) -> float:
@@ -142,7 +144,7 @@ class ElasticPipeline:
         """
         step, self._held.finished = self._held.committed + 1, 0
         try:
-            with torch.random.fork_rng(devices=()):
+            with keep_chance(self._held.device):
                 totals = self._make_step(step, batch)
         finally:
             self._held.broke_at = 0.0 if self._held.finished == step else time.time()
@@ -156,10 +158,11 @@ class ElasticPipeline:
         held, phases, settings = self._held, self._phases, self._settings
         phases.begin()
         phases.enter("passes")
-        traffic = RankTraffic(held.device)
-        passes = RoutedPasses(settings.passes, held.units, traffic)
+        traffic, rank, seal = held.traffic, dist.get_rank(), SEAL_FENCE.make_pass()
+        messages = PassMessages(self._messages, rank, traffic)
+        passes = RoutedPasses(settings.passes, held.units, messages, held.device)
         buffers = held.buffer_versions()
-        passes.run(held.plan, self._tasks, dist.get_rank(), step, batch)
+        passes.run(held.plan, self._tasks, rank, step, batch)
         if held.buffer_versions() != buffers:
             raise RuntimeError("a layer changed a buffer in its forward pass, which replicas would not do alike")
         phases.enter("sums")
@@ -167,12 +170,13 @@ class ElasticPipeline:
         held.ready = step
         phases.enter("vote")
         norms = settings.clip_norm is not None
-        totals = exchange_totals(self.job, held.plan, held.units, passes.losses, norms=norms)
+        mine = list_totals(self.job, held.plan, held.units, passes.losses, norms=norms)
+        totals = exchange_totals(mine, held.device, seal)
         held.vote = (step, totals)
         phases.enter("apply")
         self._apply(step, totals)
         phases.enter("keep")
-        self._keep_state(step, traffic)
+        self._keep_state(step)
         phases.end_step()
         held.finished = step
         return totals
@@ -185,10 +189,10 @@ class ElasticPipeline:
             unit.apply(step, scale, rate)
         self._held.committed = step
 
-    def _keep_state(self, step: int, traffic: RankTraffic) -> None:
+    def _keep_state(self, step: int) -> None:
         held, settings = self._held, self._settings
         if settings.snapshot_every and step % settings.snapshot_every == 0:
-            held.snapshots.take(step, held.units, traffic, held.reach)
+            held.snapshots.take(step, held.units, held.traffic, reach=held.reach, layers=self.job.layers)
         if settings.store_every and step % settings.store_every == 0:
             for layer, unit in sorted(held.units.items()):
                 if first_holder(held.plan, layer) == dist.get_rank():

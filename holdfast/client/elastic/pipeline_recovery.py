@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.held_layers import HeldLayers
-from holdfast.client.elastic.layer_state import find_shared
-from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.layer_state import HOST, find_shared
 from holdfast.client.elastic.recovery_settlement import (
     RankReport,
     choose_costs,
@@ -64,9 +64,8 @@ class PipelineRecovery:
 
     def meet(self) -> None:
         """Agree with all other workers on a plan, and follow it. Raises NoPlanError."""
-        if not dist.is_initialized() or str(dist.get_backend()) != "gloo":
-            raise RuntimeError('an ElasticPipeline needs init_process_group("gloo"); other backends were not tried')
         held, phases = self._held, self._phases
+        held.renew_traffic(find_device())
         began_at = time.time()
         phases.begin()
         phases.enter("agree")
@@ -118,7 +117,7 @@ class PipelineRecovery:
     def _follow(self, bare: RoutePlan, have: Held) -> None:
         held, rank = self._held, dist.get_rank()
         plan = held.complete(bare, have)
-        moves = StateMoves(held.make_unit, held.snapshots, held.files, RankTraffic(held.device))
+        moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic)
         moves.follow(plan, held.units, rank)
         if shared := find_shared(held.units.values()):
             raise ValueError(shared)
@@ -144,6 +143,17 @@ class PipelineRecovery:
         held.incidents, held.broke_at = held.incidents + 1, 0.0
         if dist.get_rank() == 0:
             _say(describe_recovery(recovery))
+
+
+def find_device() -> torch.device:
+    """Return the device whose tensors the default group sends: the current GPU over NCCL, the host over gloo."""
+    named = dist.get_backend_config() if dist.is_initialized() else ""
+    backends = {part.rpartition(":")[2] for part in named.split(",")}
+    if "nccl" in backends and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if "gloo" in backends:
+        return HOST
+    raise RuntimeError('an ElasticPipeline needs init_process_group("gloo") or init_process_group("nccl")')
 
 
 def _exchange_reports(mine: RankReport) -> list[RankReport]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.client.elastic.layer_state import LayerUnit, draw_seed
-from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.pass_messages import PassMessages
 from holdfast.client.elastic.task_order import Task
 from holdfast.model.pipeline_routes import RoutePlan, RouteSegment
 
@@ -43,13 +43,13 @@ class RoutedPasses:
         self,
         settings: PassSettings,
         units: Mapping[int, LayerUnit],
-        traffic: RankTraffic,
+        messages: PassMessages,
+        device: torch.device,
     ) -> None:
-        self._settings, self._units, self._traffic = settings, units, traffic
+        self._settings, self._units, self._messages, self._device = settings, units, messages, device
         self._open: dict[tuple[int, int], list[Island]] = {}  # by microbatch and depth
         self._inputs: dict[tuple[int, int], torch.Tensor] = {}  # with recomputation
-        self._values: dict[tuple[int, int], torch.Tensor] = {}  # between this worker's own segments
-        self.losses: dict[int, float] = {}  # by microbatch
+        self.losses: dict[int, torch.Tensor] = {}  # by microbatch
         self.gradients: dict[tuple[int, int], torch.Tensor] = {}  # by layer and microbatch
 
     def run(self, plan: RoutePlan, tasks: list[Task], worker: int, step: int, batch: BatchOf) -> None:
@@ -61,21 +61,14 @@ class RoutedPasses:
                 self._go_backward(route, task, step, batch)
             else:
                 self._go_forward(route, task, step, batch)
-        self._traffic.settle()
 
     def _go_forward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
         m, depth = task.microbatch, task.depth
         segment = route[depth]
         if depth:
-            given = self._fetch(
-                route[depth - 1].worker,
-                segment.worker,
-                m,
-                segment.first,
-                backward=False,
-            )
+            given = self._messages.fetch(route[depth - 1].worker, (m, segment.first, False))
         else:
-            given = batch(step, m)[0].to(self._traffic.device)
+            given = batch(step, m)[0].to(self._device)
         if self._settings.recompute and depth + 1 < len(route):  # the last segment goes backward at once
             self._inputs[m, depth] = given
             with torch.no_grad():
@@ -87,14 +80,7 @@ class RoutedPasses:
             self._open[m, depth] = islands
             made = islands[-1].made.detach()
         if depth + 1 < len(route):
-            self._hand_over(
-                made,
-                segment.worker,
-                route[depth + 1].worker,
-                m,
-                segment.end,
-                backward=False,
-            )
+            self._messages.hand_over(made, route[depth + 1].worker, (m, segment.end, False))
 
     def _go_backward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
         m, depth = task.microbatch, task.depth
@@ -104,7 +90,7 @@ class RoutedPasses:
         else:
             islands = self._open.pop((m, depth))
         if depth + 1 < len(route):
-            gradient = self._fetch(route[depth + 1].worker, segment.worker, m, segment.end, backward=True)
+            gradient = self._messages.fetch(route[depth + 1].worker, (m, segment.end, True))
         else:
             gradient = self._start_backward(islands[-1].made, step, m, batch)
         while islands:
@@ -117,21 +103,15 @@ class RoutedPasses:
             came = island.given.grad
             gradient = torch.zeros_like(island.given) if came is None else came.contiguous()
         if depth:
-            self._hand_over(
-                gradient,
-                segment.worker,
-                route[depth - 1].worker,
-                m,
-                segment.first,
-                backward=True,
-            )
+            self._messages.hand_over(gradient, route[depth - 1].worker, (m, segment.first, True))
 
     def _start_backward(self, output: torch.Tensor, step: int, m: int, batch: BatchOf) -> torch.Tensor:
         """Compute and keep the loss of a microbatch; return the gradient of the last layer's output."""
         leaf = output.detach().requires_grad_()
         torch.manual_seed(draw_seed(self._settings.seed, step, m, self._settings.layers))
-        loss = self._settings.loss(leaf, batch(step, m)[1])
-        self.losses[m] = float(loss.detach().double())
+        target = batch(step, m)[1]
+        loss = self._settings.loss(leaf, target.to(self._device) if isinstance(target, torch.Tensor) else target)
+        self.losses[m] = loss.detach().double()
         (loss / self._settings.microbatches).backward()
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
 
@@ -152,28 +132,3 @@ class RoutedPasses:
         if not isinstance(made, torch.Tensor):
             raise TypeError(f"layer {layer} returned {type(made).__name__}, and must return one tensor")
         return made.contiguous()
-
-    # --- between segments --------------------------------------------------------------------------------------
-
-    def _tag(self, m: int, border: int, *, backward: bool) -> int:
-        return ((m * (self._settings.layers + 1) + border) * 2 + backward) * 2
-
-    def _hand_over(
-        self,
-        tensor: torch.Tensor,
-        own: int,
-        to: int,
-        m: int,
-        border: int,
-        *,
-        backward: bool,
-    ) -> None:
-        tag = self._tag(m, border, backward=backward)
-        if to == own:
-            self._values[tag, 0] = tensor
-        else:
-            self._traffic.send_shaped(tensor, to, tag)
-
-    def _fetch(self, source: int, own: int, m: int, border: int, *, backward: bool) -> torch.Tensor:
-        tag = self._tag(m, border, backward=backward)
-        return self._values.pop((tag, 0)) if source == own else self._traffic.receive_shaped(source, tag)

@@ -1,38 +1,56 @@
 """The last exchange of a step: it gives every worker each microbatch's loss and each layer's squared gradient norm.
 
-This exchange is also the step's vote: a worker takes part only when it has all of its summed gradients.
+This exchange is also the step's vote: a worker takes part only when it has all of its summed gradients. Over NCCL an
+abort ends the exchange early, and nothing says so. So every worker also gives a one, whose sum shows who took part, and
+what came counts only if no abort had begun when it was there.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.layer_state import LayerUnit
+from holdfast.client.elastic.rank_traffic import GroupsBrokenError
+from holdfast.client.snapshot.seal_revocation import SealPass
 from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
 
 
-def exchange_totals(
+def list_totals(
     job: PipelineJob,
     plan: RoutePlan,
     units: Mapping[int, LayerUnit],
-    losses: Mapping[int, float],
+    losses: Mapping[int, torch.Tensor],
     *,
     norms: bool,
-) -> tuple[float, ...]:
-    """Return the losses by microbatch, followed by the squared norm of each layer's summed gradient (zeros without
-    `norms`). For each number, one worker gives its value and the others give 0, so their sum is exact."""
-    told = torch.zeros(job.microbatches + job.layers, dtype=torch.float64)
-    for m, loss in losses.items():
-        told[m] = loss
-    if norms:
-        rank = dist.get_rank()
-        for layer, unit in units.items():
-            if first_holder(plan, layer) == rank:
-                told[job.microbatches + layer] = unit.sum_squares()
+) -> list[torch.Tensor | float]:
+    """Return this worker's part in the totals: the losses by microbatch, followed by the squared norm of each layer's
+    summed gradient (zeros without `norms`). For each number, one worker gives its value and the others give 0, so their
+    sum is exact."""
+    told: list[torch.Tensor | float] = [losses.get(m, 0.0) for m in range(job.microbatches)]
+    rank = dist.get_rank()
+    for layer in range(job.layers):
+        gives = norms and layer in units and first_holder(plan, layer) == rank
+        told.append(units[layer].sum_squares() if gives else 0.0)
+    return told
+
+
+def exchange_totals(mine: Sequence[torch.Tensor | float], device: torch.device, seal: SealPass) -> tuple[float, ...]:
+    """Return the sums of these numbers over all workers. Raise GroupsBrokenError if a worker did not take part, or if
+    the groups may have been aborted before the sums were there."""
+    world = dist.get_world_size()
+    told = torch.zeros(len(mine) + 1, dtype=torch.float64, device=device)
+    for place, number in enumerate(mine):
+        if isinstance(number, torch.Tensor) or number:
+            told[place] = number
+    told[-1] = 1.0
     dist.all_reduce(told)
-    return tuple(told.tolist())
+    *totals, took_part = told.tolist()  # waits for the GPU
+    with seal.lock:
+        if took_part != world or not seal.is_valid:
+            raise GroupsBrokenError(f"the step's last exchange ended early, with {took_part:g} of {world} workers")
+    return tuple(totals)
 
 
 def first_holder(plan: RoutePlan, layer: int) -> int:
