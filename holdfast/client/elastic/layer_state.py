@@ -52,7 +52,7 @@ class LayerUnit:
         self, number: int, make: MakeLayer, make_optimizer: MakeOptimizer, seed: int, device: torch.device = HOST
     ) -> None:
         """Create the layer. Its random initial values depend only on seed and number, so all workers get the same."""
-        self.number, self.step, self.whole = number, 0, True
+        self.number, self.step, self.whole, self.device = number, 0, True, device
         with keep_chance(device):
             torch.manual_seed(draw_seed(seed, number))
             made = make()

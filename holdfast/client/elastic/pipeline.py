@@ -12,7 +12,8 @@ from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import MakeLayer, MakeOptimizer, keep_chance
 from holdfast.client.elastic.pass_messages import PassMessages
-from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery
+from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery, find_device
+from holdfast.client.elastic.rehearsed_step import rehearse_step
 from holdfast.client.elastic.routed_passes import (
     BatchOf,
     LossOf,
@@ -149,6 +150,12 @@ class ElasticPipeline:
         finally:
             self._held.broke_at = 0.0 if self._held.finished == step else time.time()
         return mean_loss(self.job, totals)
+
+    def rehearse(self, batch: BatchOf) -> None:
+        """Make a step of all layers in this process alone, and discard it. Name it as the rehearsal of a spare rank:
+        survive(pipeline=pipeline, rehearsal=functools.partial(pipeline.rehearse, batch))."""
+        self._held.renew_traffic(find_device())
+        rehearse_step(self.job, self._held.make_unit, self._settings.passes.loss, batch)
 
     def digest(self) -> str:
         """Return a hash of all layers with their optimizers' states, the same on all ranks. All ranks call it."""
