@@ -9,6 +9,7 @@ import json
 import os
 import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -87,7 +88,7 @@ def list_rehearsed(job: Job) -> list[int] | None:
 def median_step(events: list[Event]) -> float:
     """The median time between two steps of a rank in its first generation."""
     times = [event.at for event in events if event.rank == 0 and event.kind == "step in 1"]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
     return round(statistics.median(gaps), 4) if gaps else 0.0
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import holdfast
@@ -40,4 +41,23 @@ def test_policies_that_are_not_carried_out_are_refused() -> None:
 def test_it_needs_a_group() -> None:
     with pytest.raises(RuntimeError) as caught:
         next(holdfast.ElasticPipeline(**GOOD).steps(1))
-    assert str(caught.value) == 'an ElasticPipeline needs init_process_group("gloo"); other backends were not tried'
+    wanted = 'an ElasticPipeline needs init_process_group("gloo") or init_process_group("nccl")'
+    assert str(caught.value) == wanted
+
+
+def test_a_rehearsed_step_leaves_nothing() -> None:
+    made: list[int] = []
+
+    def make() -> nn.Module:
+        made.append(1)
+        return nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+
+    pipeline = holdfast.ElasticPipeline(**GOOD | {"layers": [make] * 4})
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        before = torch.get_rng_state()
+        pipeline.rehearse(lambda step, m: (torch.ones(3, 2), torch.zeros(3, 2)))
+        assert torch.equal(torch.get_rng_state(), before)
+        assert len(made) >= 4 and pipeline.layers == {} and pipeline.recoveries == []
+    finally:
+        dist.destroy_process_group()
