@@ -7,7 +7,9 @@ rehearsed a step before the strike.
 
 import json
 import os
+import shutil
 import statistics
+import subprocess
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -51,12 +53,12 @@ def trial(named: str, calm: str) -> Trial:
         launcher = job.start(holdfast(job.folder / "run", *NODES, *spares), paths(), flags)
         before = job.wait(lambda: job.steps_in(1, GATE - 1), START_LIMIT_S)
         if before is None or (spares and not job.wait(lambda: list_rehearsed(job), START_LIMIT_S)):
-            return found | {"failed": job.last_words(40)}
+            return found | {"failed": last_words(job)}
         (job.folder / "events" / "go").touch()
         if named:
             after = job.wait(lambda: job.steps_in(2, 1), LIMIT_S)
             if after is None:
-                return found | {"failed": job.last_words(60)}
+                return found | {"failed": last_words(job)}
             found |= describe_return(job, before, after)
         job.wait(lambda: launcher.poll(), LIMIT_S)
         told = {path.read_text() for path in (job.folder / "events").glob("weights-*")}
@@ -67,6 +69,16 @@ def trial(named: str, calm: str) -> Trial:
         found["said"] = [line for line in job.last_words(400).splitlines() if line.startswith("holdfast: ")]
         found["step_s"] = median_step(job.events())
     return found | {"trial_s": round(time.monotonic() - began_at, 1)}
+
+
+def last_words(job: Job) -> str:
+    """What the launcher and the ranks said last, and where the processes are now, if py-spy is there."""
+    logs = sorted((job.folder / "run").rglob("stderr.log"))
+    told = [f"{path.parent}:\n{chr(10).join(path.read_text(errors='replace').splitlines()[-15:])}" for path in logs]
+    if spy := shutil.which("py-spy"):
+        for pid in {event.pid for event in job.events()} & set(job.pids()):
+            told.append(subprocess.run([spy, "dump", "--pid", str(pid)], capture_output=True, text=True).stdout)
+    return "\n".join([job.last_words(60), *told])
 
 
 def describe_return(job: Job, before: list[Event], after: list[Event]) -> Trial:
