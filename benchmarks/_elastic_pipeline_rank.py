@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 os.environ["NCCL_HOSTID"] = f"host{os.environ['RANK']}"
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 import holdfast
+from holdfast.client.elastic import pipeline as elastic_pipeline
 from holdfast.client.elastic.step_phase_times import StepPhases
 
 ON_GPU = torch.cuda.is_available()
@@ -33,9 +35,9 @@ class Strike:
 
     def __init__(self, folder: Path, named: str) -> None:
         self._note = folder / "struck"
-        rank, step, self._point, self._how = named.split(":") if named else ("-1", "0", "", "")
+        rank, step, self._point, self._how = named.split(":") if named else ("-1", "-1", "", "")
         self._rank, self._step = int(rank), int(step)
-        self.now = (-1, 0)  # rank and step
+        self.now = (0, 0)  # rank and step
 
     def at(self, point: str) -> None:
         if self.now != (self._rank, self._step) or point != self._point or self._note.exists():
@@ -85,6 +87,13 @@ def strike_phases(strike: Strike) -> None:
     StepPhases.enter = enter  # type: ignore[method-assign]
 
 
+def trust_totals(mine: Sequence[torch.Tensor | float], device: torch.device, seal: object) -> tuple[float, ...]:
+    """The last exchange of a step as it was before anybody looked whether it was aborted."""
+    told = torch.stack([torch.as_tensor(one, dtype=torch.float64, device=device) for one in mine])
+    dist.all_reduce(told)
+    return tuple(told.tolist())
+
+
 def batch(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
     chance = torch.Generator().manual_seed(step * MICROBATCHES + microbatch)
     x = torch.randn(ROWS, WIDTH, generator=chance)
@@ -106,10 +115,13 @@ def main() -> None:
     parser.add_argument("--strike", default="")  # rank:step:point:how
     parser.add_argument("--gate", type=int, default=0)  # before this step ranks wait for a file `go`
     parser.add_argument("--policy", default="")
+    parser.add_argument("--unchecked", action="store_true")  # believe whatever an aborted exchange leaves behind
     args = parser.parse_args()
     args.events.mkdir(exist_ok=True)
     strike = Strike(args.events, args.strike)
     strike_phases(strike)
+    if args.unchecked:
+        elastic_pipeline.exchange_totals = trust_totals
     if ON_GPU:
         torch.cuda.set_device(0)
     dist.init_process_group("nccl" if ON_GPU else "gloo")
@@ -124,14 +136,22 @@ def main() -> None:
         **({"policies": [args.policy]} if args.policy else {}),
     )
 
+    phases: dict[int, dict[str, float]] = {}  # of the meeting at the begin of each generation
+
     @holdfast.survive(pipeline=pipeline, rehearsal=functools.partial(rehearse, pipeline, args.events))
     def train(here: holdfast.Here) -> None:
         with (args.events / f"{os.getpid()}.jsonl").open("a", buffering=1) as events:
             for step in pipeline.steps(args.steps):
+                phases.setdefault(here.generation, pipeline._phases.took_s)
                 while step == args.gate and not (args.events / "go").exists():
                     time.sleep(0.01)
                 strike.now = here.rank, step
-                loss = pipeline.step(batch)
+                try:
+                    loss = pipeline.step(batch)
+                except BaseException as e:
+                    broke = args.events / f"broke-{here.rank}-{here.generation}"
+                    broke.write_text(f"{type(e).__name__}: {str(e).partition(chr(10))[0][:150]}")
+                    raise
                 strike.now = here.rank, 0
                 holdfast.step(step, loss=loss)
                 told = {"at": time.time(), "kind": f"step in {here.generation}", "pid": os.getpid(), "rank": here.rank}
@@ -139,7 +159,10 @@ def main() -> None:
                 time.sleep(0.005)
 
     train()
-    recoveries = [one._asdict() | {"semantics": one.semantics.name} for one in pipeline.recoveries]
+    recoveries: list[dict[str, object]] = [
+        one._asdict() | {"semantics": one.semantics.name, "phases_s": phases.get(generation)}
+        for generation, one in enumerate(pipeline.recoveries, 2)
+    ]
     (args.events / f"recoveries-{dist.get_rank()}").write_text(json.dumps(recoveries))
     (args.events / f"weights-{dist.get_rank()}").write_text(pipeline.digest())
     dist.barrier()

@@ -1,16 +1,19 @@
-"""An elastic pipeline over NCCL: from a strike at a point of a step to all four ranks stepping again, and the bits.
+"""An elastic pipeline over NCCL: from a strike at a point of a step to all ranks stepping again, and the bits.
 
 Two stages of two replicas. One GPU is enough: ranks share it. Without one the same job runs over gloo.
-BENCH_TRIALS=POLICY:POINT:HOW,... chooses trials. With BENCH_SPARES=1 each rank has a standing spare rank, which has
-rehearsed a step before the strike.
+BENCH_TRIALS=POLICY:POINT:HOW,... chooses trials. In `lost` the rank's node is gone, and three ranks go on. With
+BENCH_SPARES=1 each rank has a standing spare rank, which has rehearsed a step before the strike. With BENCH_UNCHECKED=1
+nobody looks whether the last exchange of a step was aborted, so its bits are wrong.
 """
 
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,11 +23,13 @@ from rich.table import Table
 from benchmarks._harness import START_LIMIT_S, Event, Job, holdfast
 from benchmarks._report import Findings, brief, median, report
 from benchmarks.nccl import paths
+from holdfast.fleet.local_process_fleet import node_processes
 
 RANKS, VICTIM, STRUCK = 4, 1, 22
 NODES = ["--nnodes=4", "--nproc-per-node=1", "--set=hang.act_s=10", "--set=hang.least_s=1"]
-SPARES = os.environ.get("BENCH_SPARES") == "1"
+SPARES, UNCHECKED = (os.environ.get(name) == "1" for name in ("BENCH_SPARES", "BENCH_UNCHECKED"))
 STEPS, GATE, GOAL_S, LIMIT_S = 40, 12, 1.0, 60.0
+LOST = "lost"
 SCRIPT = Path(__file__).with_name("_elastic_pipeline_rank.py")
 ALL_POINTS = ("forward", "backward", "sums", "vote", "apply", "keep")
 TRIALS = (
@@ -36,6 +41,8 @@ TRIALS = (
     "stochastic wiring:forward:killed",
     "memory rollback:backward:killed",
     "memory rollback:sums:stopped",
+    "reroute::lost",
+    "retemplate::lost",
 )
 
 Trial = dict[str, object]
@@ -47,14 +54,19 @@ def trial(named: str, calm: str) -> Trial:
     policy, point, how = named.split(":") if named else ("", "", "")
     found: Trial = {"policy": policy, "point": point, "how": how}
     with Job(RANKS, SCRIPT) as job:
-        flags = [f"--steps={STEPS}", f"--gate={GATE}", f"--policy={policy}"]
-        flags += [f"--strike={VICTIM}:{STRUCK}:{point}:{how}"] if named else []
-        spares = ["--set=recovery.spares=true"] if SPARES and named else []
-        launcher = job.start(holdfast(job.folder / "run", *NODES, *spares), paths(), flags)
+        flags = [f"--steps={STEPS}", f"--gate={GATE}", f"--policy={policy}", *(["--unchecked"] if UNCHECKED else [])]
+        flags += [f"--strike={VICTIM}:{STRUCK}:{point}:{how}"] if point else []
+        more = ["--set=recovery.spares=true"] if SPARES and named else []
+        more += ["--min-nodes=3"] if how == LOST else []
+        launcher = job.start(holdfast(job.folder / "run", *NODES, *more), paths(), flags)
         before = job.wait(lambda: job.steps_in(1, GATE - 1), START_LIMIT_S)
-        if before is None or (spares and not job.wait(lambda: list_rehearsed(job), START_LIMIT_S)):
+        if before is None or (SPARES and named and not job.wait(lambda: list_rehearsed(job), START_LIMIT_S)):
             return found | {"failed": last_words(job)}
         (job.folder / "events" / "go").touch()
+        if how == LOST:
+            job.wait(lambda: job.steps_in(1, STRUCK), LIMIT_S)
+            lose_node(job, job.pid_of(VICTIM))
+            job.ranks = RANKS - 1
         if named:
             after = job.wait(lambda: job.steps_in(2, 1), LIMIT_S)
             if after is None:
@@ -66,9 +78,21 @@ def trial(named: str, calm: str) -> Trial:
         found["equal"] = found["weights"] == calm
         recoveries = [json.loads(path.read_text()) for path in (job.folder / "events").glob("recoveries-*")]
         found["recoveries"] = max(recoveries, key=len, default=[])
+        found["broke"] = {path.name: path.read_text() for path in (job.folder / "events").glob("broke-*")}
         found["said"] = [line for line in job.last_words(400).splitlines() if line.startswith("holdfast: ")]
         found["step_s"] = median_step(job.events())
     return found | {"trial_s": round(time.monotonic() - began_at, 1)}
+
+
+def lose_node(job: Job, rank_pid: int) -> None:
+    """Kill all of the node on which this process is, and note when."""
+    nodes = [node_processes(folder) for folder in (job.folder / "run" / "nodes").iterdir()]
+    pids = next(pids for pids in nodes if rank_pid in pids)
+    struck = job.folder / "events" / "struck"
+    struck.write_text(str(time.time()))
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def last_words(job: Job) -> str:
@@ -77,7 +101,8 @@ def last_words(job: Job) -> str:
     told = [f"{path.parent}:\n{chr(10).join(path.read_text(errors='replace').splitlines()[-15:])}" for path in logs]
     if spy := shutil.which("py-spy"):
         for pid in {event.pid for event in job.events()} & set(job.pids()):
-            told.append(subprocess.run([spy, "dump", "--pid", str(pid)], capture_output=True, text=True).stdout)
+            seen = subprocess.run([spy, "dump", "--pid", str(pid)], capture_output=True, text=True, check=False)
+            told.append(seen.stdout)
     return "\n".join([job.last_words(60), *told])
 
 
