@@ -90,7 +90,7 @@ def lose_node(job: Job, rank_pid: int) -> None:
     pids = next(pids for pids in nodes if rank_pid in pids)
     struck = job.folder / "events" / "struck"
     struck.write_text(str(time.time()))
-    for pid in pids:
+    for pid in sorted(pids):  # its holder first
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
