@@ -13,6 +13,7 @@ from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import MakeLayer, MakeOptimizer, keep_chance
 from holdfast.client.elastic.pass_messages import PassMessages
 from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, Recovery, find_device
+from holdfast.client.elastic.rank_traffic import require_open
 from holdfast.client.elastic.rehearsed_step import rehearse_step
 from holdfast.client.elastic.routed_passes import (
     BatchOf,
@@ -174,6 +175,8 @@ class ElasticPipeline:
             raise RuntimeError("a layer changed a buffer in its forward pass, which replicas would not do alike")
         phases.enter("sums")
         self._sums.sum_gradients(held.units, passes.gradients, traffic)
+        traffic.await_device()
+        require_open(seal)
         held.ready = step
         phases.enter("vote")
         norms = settings.clip_norm is not None

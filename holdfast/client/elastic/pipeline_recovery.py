@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import HOST, find_shared
+from holdfast.client.elastic.rank_traffic import require_open
 from holdfast.client.elastic.recovery_settlement import (
     RankReport,
     choose_costs,
@@ -23,6 +24,7 @@ from holdfast.client.elastic.recovery_settlement import (
 )
 from holdfast.client.elastic.state_moves import STORAGE, StateMoves
 from holdfast.client.elastic.step_phase_times import StepPhases
+from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 from holdfast.client.training.progress import here as progress
 from holdfast.core.decoding import from_msgpack
 from holdfast.core.elastic.layer_owners import Held
@@ -69,7 +71,9 @@ class PipelineRecovery:
         began_at = time.time()
         phases.begin()
         phases.enter("agree")
+        seal = SEAL_FENCE.make_pass()
         reports = _exchange_reports(held.make_report(phases.step_s))
+        require_open(seal)
         held.line = reports[0].line
         fresh = not any(report.meeting or report.snapshots for report in reports)
         proposal = None if fresh else self._choose(reports)
@@ -117,7 +121,8 @@ class PipelineRecovery:
     def _follow(self, bare: RoutePlan, have: Held) -> None:
         held, rank = self._held, dist.get_rank()
         plan = held.complete(bare, have)
-        moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic)
+        seal = SEAL_FENCE.make_pass()
+        moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic, seal)
         moves.follow(plan, held.units, rank)
         if shared := find_shared(held.units.values()):
             raise ValueError(shared)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.call_thread import CallThread
+from holdfast.client.snapshot.seal_revocation import SealPass
 
 _MOST_DIMENSIONS = 8
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -85,6 +86,11 @@ class RankTraffic:
                 work.wait()
         self._sends.clear()
 
+    def await_device(self) -> None:
+        """Wait until the device has ended all that was queued, messages included."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def send_shaped(self, tensor: torch.Tensor, to: int) -> None:
         """Send a tensor to a worker that does not know its shape, by two messages."""
         if tensor.dim() > _MOST_DIMENSIONS or tensor.dtype not in _DTYPES:
@@ -114,6 +120,14 @@ class RankTraffic:
         """On a GPU, use another stream in this block, which does not wait for passes that are queued."""
         with torch.cuda.stream(self._aside) if self._aside is not None else nullcontext():
             yield
+
+
+def require_open(seal: SealPass) -> None:
+    """Raise GroupsBrokenError if groups were or are being aborted, so that what has just ended may have been cut off.
+    `seal` is from before it began."""
+    with seal.lock:
+        if not seal.is_valid:
+            raise GroupsBrokenError("the groups of this generation were aborted")
 
 
 def post_batch(sends: Sequence[Outgoing], receives: Sequence[Incoming]) -> list[Any]:

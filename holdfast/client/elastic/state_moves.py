@@ -10,7 +10,8 @@ from holdfast.client.elastic.kept_snapshots import KeptSnapshots
 from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_state import LayerUnit, digest_packed
 from holdfast.client.elastic.packed_messages import receive_packed, send_packed
-from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.rank_traffic import RankTraffic, require_open
+from holdfast.client.snapshot.seal_revocation import SealPass
 from holdfast.model.pipeline_routes import RoutePlan
 
 STORAGE = -1
@@ -30,13 +31,10 @@ class StateMoves:
         snapshots: KeptSnapshots,
         files: LayerFiles,
         traffic: RankTraffic,
+        seal: SealPass,
     ) -> None:
-        self._make_unit, self._snapshots, self._files, self._traffic = (
-            make_unit,
-            snapshots,
-            files,
-            traffic,
-        )
+        self._make_unit, self._snapshots, self._files = make_unit, snapshots, files
+        self._traffic, self._seal = traffic, seal
 
     def follow(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
         """Give `units` the layers of the plan. A worker that sends a layer keeps it until all workers have theirs."""
@@ -48,6 +46,7 @@ class StateMoves:
             moves = [(one.layer, one.source, one.target) for one in plan.transfers]
             self._move(moves, rank, lambda layer: units[layer].pack(), units)
         check_states(units, plan.held[rank], step)
+        require_open(self._seal)
         for layer in set(units).difference(plan.held[rank]):
             del units[layer]
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.layer_state import LayerUnit
-from holdfast.client.elastic.rank_traffic import GroupsBrokenError
+from holdfast.client.elastic.rank_traffic import GroupsBrokenError, require_open
 from holdfast.client.snapshot.seal_revocation import SealPass
 from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
 
@@ -47,9 +47,9 @@ def exchange_totals(mine: Sequence[torch.Tensor | float], device: torch.device, 
     told[-1] = 1.0
     dist.all_reduce(told)
     *totals, took_part = told.tolist()  # waits for the GPU
-    with seal.lock:
-        if took_part != world or not seal.is_valid:
-            raise GroupsBrokenError(f"the step's last exchange ended early, with {took_part:g} of {world} workers")
+    if took_part != world:
+        raise GroupsBrokenError(f"the step's last exchange ended early, with {took_part:g} of {world} workers")
+    require_open(seal)
     return tuple(totals)
 
 
