@@ -3,7 +3,8 @@
 Two stages of two replicas. One GPU is enough: ranks share it. Without one the same job runs over gloo.
 BENCH_TRIALS=POLICY:POINT:HOW,... chooses trials. In `lost` the rank's node is gone, and three ranks go on. With
 BENCH_SPARES=1 each rank has a standing spare rank, which has rehearsed a step before the strike. With BENCH_UNCHECKED=1
-nobody looks whether the last exchange of a step was aborted, so its bits are wrong.
+nobody looks whether the last exchange of a step was aborted, so its bits are wrong. BENCH_CALM=DIGEST names the bits of
+an earlier calm run on the same machine.
 """
 
 import json
@@ -28,7 +29,8 @@ from holdfast.fleet.local_process_fleet import node_processes
 RANKS, VICTIM, STRUCK = 4, 1, 22
 NODES = ["--nnodes=4", "--nproc-per-node=1", "--set=hang.act_s=10", "--set=hang.least_s=1"]
 SPARES, UNCHECKED = (os.environ.get(name) == "1" for name in ("BENCH_SPARES", "BENCH_UNCHECKED"))
-STEPS, GATE, GOAL_S, LIMIT_S = 40, 12, 1.0, 60.0
+STEPS, GATE, GOAL_S = 40, 12, 1.0
+LIMIT_S = float(os.environ.get("BENCH_LIMIT_S", "60"))
 LOST = "lost"
 SCRIPT = Path(__file__).with_name("_elastic_pipeline_rank.py")
 ALL_POINTS = ("forward", "backward", "sums", "vote", "apply", "keep")
@@ -132,7 +134,8 @@ def median_step(events: list[Event]) -> float:
 def main() -> None:
     chosen = [one for one in os.environ.get("BENCH_TRIALS", ",".join(TRIALS)).split(",") if one]
     table = Table("policy", "point", "how", "stepping s", "processes kept", "bits of a calm run", title=_title())
-    calm = trial("", "")
+    known = os.environ.get("BENCH_CALM", "")
+    calm: Trial = {"weights": known} if known else trial("", "")
     print(calm, flush=True)
     found: list[Trial] = []
     for named in chosen:
