@@ -80,8 +80,8 @@ def strike_phases(strike: Strike) -> None:
     """Strike also as phases of a step begin."""
     plain = StepPhases.enter
 
-    def enter(phases: StepPhases, name: str) -> None:
-        plain(phases, name)
+    def enter(self: StepPhases, name: str) -> None:
+        plain(self, name)
         strike.at(name)
 
     StepPhases.enter = enter  # type: ignore[method-assign]
@@ -121,7 +121,7 @@ def main() -> None:
     strike = Strike(args.events, args.strike)
     strike_phases(strike)
     if args.unchecked:
-        elastic_pipeline.exchange_totals = trust_totals
+        elastic_pipeline.exchange_totals = trust_totals  # type: ignore[attr-defined]
     if ON_GPU:
         torch.cuda.set_device(0)
     dist.init_process_group("nccl" if ON_GPU else "gloo")
@@ -133,7 +133,7 @@ def main() -> None:
         stages=2,
         clip_norm=1.0,
         snapshot_every=5,
-        **({"policies": [args.policy]} if args.policy else {}),
+        policies=[args.policy or "replace"],
     )
 
     phases: dict[int, dict[str, float]] = {}  # of the meeting at the begin of each generation

@@ -8,7 +8,7 @@ import _thread
 import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
@@ -40,13 +40,13 @@ class _Call(Generic[Result]):
 
 class CallThread:
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="holdfast messages", daemon=True).start()
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Call the function in the thread, wait for it, and return its result or raise its exception."""
         call = _Call(function)
-        self._calls.put(call)  # type: ignore[arg-type]  of whatever result
+        self._calls.put(call)
         return call.wait()
 
     def close(self) -> None:
