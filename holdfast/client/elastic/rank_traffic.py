@@ -3,10 +3,15 @@
 Messages have no tags, because NCCL knows none: the messages from one worker to another come in the order in which both
 post them. Over NCCL the messages of a worker also end in this order, and a send may end only when its receive has been
 posted. So all workers post their messages in one common order (see task_order.py), or as one group.
+
+NCCL and torch count the open groups of messages separately for each thread. If a message fails because its receiver has
+died, torch leaves the group open, and every communicator that the same thread makes later waits for ever. So messages
+over NCCL are posted by a thread that ends with its generation.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from holdfast.client.elastic.call_thread import CallThread
 from holdfast.client.snapshot.seal_revocation import SealPass
 
 _MOST_DIMENSIONS = 8
@@ -52,7 +56,7 @@ class RankTraffic:
         self.device = device
         self._post_group = post_group or post_batch
         on_gpu = device.type == "cuda"
-        self._thread = CallThread() if on_gpu else None
+        self._thread = ThreadPoolExecutor(1, "holdfast messages") if on_gpu else None
         self._aside = torch.cuda.Stream(device) if on_gpu else None
         self._sends: deque[tuple[list[Any], Sequence[Outgoing]]] = deque()
 
@@ -60,7 +64,7 @@ class RankTraffic:
         """End this traffic, which belongs to a generation that is over."""
         self._sends.clear()
         if self._thread is not None:
-            self._thread.close()
+            self._thread.shutdown(wait=False)
 
     def post(self, sends: Sequence[Outgoing], receives: Sequence[Incoming]) -> list[Any]:
         """Post these messages as one group, in which none waits for another. Return what to wait for before the
@@ -113,7 +117,7 @@ class RankTraffic:
     def _call(self, function: Callable[[], list[Any]]) -> list[Any]:
         if self._thread is None:
             return function()
-        return self._thread.call(partial(_call_on, torch.cuda.current_stream(self.device), function))
+        return self._thread.submit(_call_on, torch.cuda.current_stream(self.device), function).result()
 
     @contextmanager
     def _beside(self) -> Iterator[None]:

@@ -1,6 +1,5 @@
 """Messages and votes that end without their content, as an abort leaves them over NCCL, are never taken for whole."""
 
-import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from holdfast.client.elastic.call_thread import CallThread
 from holdfast.client.elastic.layer_state import HOST
 from holdfast.client.elastic.packed_messages import receive_packed, send_packed, swap_packed
 from holdfast.client.elastic.rank_traffic import GroupsBrokenError, Incoming, Outgoing, RankTraffic
@@ -93,18 +91,3 @@ def test_a_vote_that_ends_after_the_abort_has_begun_is_none() -> None:
     with pytest.raises(GroupsBrokenError):
         exchange_totals([1.0], HOST, seal)
     assert exchange_totals([1.0], HOST, fence.make_pass()) == (1.0,)
-
-
-def test_calls_are_made_in_one_other_thread() -> None:
-    thread, other = CallThread(), CallThread()
-    made_in = {thread.call(threading.get_ident) for _ in range(3)}
-    assert len(made_in) == 1
-    assert len({*made_in, other.call(threading.get_ident), threading.get_ident()}) == 3
-    with pytest.raises(ZeroDivisionError):
-        thread.call(lambda: 1 // 0)
-    assert thread.call(lambda: 7) == 7, "it goes on after an exception"
-    before = threading.active_count()
-    for one in (thread, other):
-        one.close()
-    while threading.active_count() > before - 2:
-        threading.Event().wait(0.01)
