@@ -107,7 +107,7 @@ def rehearse(pipeline: holdfast.ElasticPipeline, folder: Path) -> None:
     (folder / f"rehearsed-{os.environ['RANK']}-{os.getpid()}").touch()
 
 
-def main() -> None:
+def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--ckpt", type=Path)  # states are in memory alone
@@ -116,7 +116,34 @@ def main() -> None:
     parser.add_argument("--gate", type=int, default=0)  # before this step ranks wait for a file `go`
     parser.add_argument("--policy", default="")
     parser.add_argument("--unchecked", action="store_true")  # believe whatever an aborted exchange leaves behind
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def make_pipeline(strike: Strike, policy: str) -> holdfast.ElasticPipeline:
+    return holdfast.ElasticPipeline(
+        [functools.partial(Residual, strike)] * LAYERS,
+        functools.partial(torch.optim.AdamW, lr=1e-3),
+        nn.functional.mse_loss,
+        microbatches=MICROBATCHES,
+        stages=2,
+        clip_norm=1.0,
+        snapshot_every=5,
+        policies=[policy or "replace"],
+    )
+
+
+def make_step(pipeline: holdfast.ElasticPipeline, here: holdfast.Here, folder: Path) -> float:
+    """Make the next step, or note by what it broke off."""
+    try:
+        return pipeline.step(batch)
+    except BaseException as e:
+        broke = folder / f"broke-{here.rank}-{here.generation}"
+        broke.write_text(f"{type(e).__name__}: {str(e).partition(chr(10))[0][:150]}")
+        raise
+
+
+def main() -> None:
+    args = read_arguments()
     args.events.mkdir(exist_ok=True)
     strike = Strike(args.events, args.strike)
     strike_phases(strike)
@@ -125,17 +152,7 @@ def main() -> None:
     if ON_GPU:
         torch.cuda.set_device(0)
     dist.init_process_group("nccl" if ON_GPU else "gloo")
-    pipeline = holdfast.ElasticPipeline(
-        [functools.partial(Residual, strike)] * LAYERS,
-        functools.partial(torch.optim.AdamW, lr=1e-3),
-        nn.functional.mse_loss,
-        microbatches=MICROBATCHES,
-        stages=2,
-        clip_norm=1.0,
-        snapshot_every=5,
-        policies=[args.policy or "replace"],
-    )
-
+    pipeline = make_pipeline(strike, args.policy)
     phases: dict[int, dict[str, float]] = {}  # of the meeting at the begin of each generation
 
     @holdfast.survive(pipeline=pipeline, rehearsal=functools.partial(rehearse, pipeline, args.events))
@@ -146,12 +163,7 @@ def main() -> None:
                 while step == args.gate and not (args.events / "go").exists():
                     time.sleep(0.01)
                 strike.now = here.rank, step
-                try:
-                    loss = pipeline.step(batch)
-                except BaseException as e:
-                    broke = args.events / f"broke-{here.rank}-{here.generation}"
-                    broke.write_text(f"{type(e).__name__}: {str(e).partition(chr(10))[0][:150]}")
-                    raise
+                loss = make_step(pipeline, here, args.events)
                 strike.now = here.rank, 0
                 holdfast.step(step, loss=loss)
                 told = {"at": time.time(), "kind": f"step in {here.generation}", "pid": os.getpid(), "rank": here.rank}

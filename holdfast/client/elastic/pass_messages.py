@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from holdfast.client.elastic.rank_traffic import Arrival, RankTraffic
+from holdfast.client.elastic.rank_traffic import ComingTensor, RankTraffic
 from holdfast.client.elastic.task_order import Message
 
 BorderKey = tuple[int, int, bool]  # microbatch, border between layers, backward
@@ -19,7 +19,7 @@ class PassMessages:
         self._worker, self._traffic = worker, traffic
         self._due = deque(message for message in messages if worker in (message.source, message.target))
         self._ready: dict[BorderKey, torch.Tensor] = {}  # made here, and not sent yet, or for this worker itself
-        self._coming: dict[BorderKey, Arrival] = {}
+        self._coming: dict[BorderKey, ComingTensor] = {}
 
     def hand_over(self, tensor: torch.Tensor, to: int, key: BorderKey) -> None:
         """Give a tensor to the pass that needs it. If it goes to another worker, first post the messages before it."""

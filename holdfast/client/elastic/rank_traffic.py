@@ -34,7 +34,7 @@ class GroupsBrokenError(dist.DistError):
     """Raised if a message or an exchange ended without its content, as happens when its group is aborted."""
 
 
-class Arrival(NamedTuple):
+class ComingTensor(NamedTuple):
     """A tensor that is being received."""
 
     into: torch.Tensor
@@ -81,7 +81,7 @@ class RankTraffic:
 
     def receive(self, into: torch.Tensor, source: int, sends: Sequence[Outgoing] = ()) -> torch.Tensor:
         """Receive a tensor, and post these sends in the same group."""
-        return Arrival(into, self.post(sends, [(into, source)])).take()
+        return ComingTensor(into, self.post(sends, [(into, source)])).take()
 
     def settle(self) -> None:
         """Wait until all sends are complete."""
@@ -104,7 +104,7 @@ class RankTraffic:
         self.post([(told, to)], [])
         self.post([(tensor, to)], [])
 
-    def start_shaped(self, source: int) -> Arrival:
+    def start_shaped(self, source: int) -> ComingTensor:
         """Wait for the shape of a tensor, and start to receive it. On a GPU, what is queued goes on meanwhile."""
         with self._beside():
             told = torch.zeros(_MOST_DIMENSIONS + 3, dtype=torch.int64, device=self.device)
@@ -112,7 +112,7 @@ class RankTraffic:
             if mark != MARK:
                 raise GroupsBrokenError(f"a message of rank {source} ended without its content")
             into = torch.empty(shape[:dimensions], dtype=_DTYPES[dtype], device=self.device)
-            return Arrival(into, self.post([], [(into, source)]))
+            return ComingTensor(into, self.post([], [(into, source)]))
 
     def _call(self, function: Callable[[], list[Any]]) -> list[Any]:
         if self._thread is None:
