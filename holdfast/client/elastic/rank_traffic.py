@@ -5,8 +5,8 @@ post them. Over NCCL the messages of a worker also end in this order, and a send
 posted. So all workers post their messages in one common order (see task_order.py), or as one group.
 
 NCCL and torch count the open groups of messages separately for each thread. If a message fails because its receiver has
-died, torch leaves the group open, and every communicator that the same thread makes later waits for ever. So messages
-over NCCL are posted by a thread that ends with its generation.
+died, torch leaves the group open, and the same thread can make no communicator any more that works. So messages over
+NCCL are posted by a thread that ends with its generation.
 """
 
 from collections import deque
