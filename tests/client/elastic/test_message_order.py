@@ -76,7 +76,7 @@ def alone(plan: RoutePlan) -> RoutePlan:
     return RoutePlan(held=(tuple(range(layers)),), routes=((RouteSegment(0, 0, layers),),) * len(plan.routes))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(any_plan())
 def test_no_routes_make_workers_wait_for_ever_or_change_a_bit(plan: RoutePlan) -> None:
     wanted = make_step(alone(plan))
