@@ -4,6 +4,7 @@ holdfast run --nnodes 2 --nproc-per-node 2 examples/elastic_pipeline.py
 
 Kill a rank while it trains: a line of rank 0 says what was done, the other ranks keep their pids, and the last line is
 the same as without the kill. With --nnodes 4 --nproc-per-node 1 --min-nodes 3 it goes on without a lost node, too.
+BACKEND=nccl takes a GPU for each rank.
 """
 
 import functools
@@ -16,7 +17,7 @@ from torch import nn
 
 import holdfast
 
-STEPS = int(os.environ.get("STEPS", "200"))
+STEPS, BACKEND = int(os.environ.get("STEPS", "200")), os.environ.get("BACKEND", "gloo")
 WIDTH, MICROBATCHES = 64, 8
 
 
@@ -36,7 +37,9 @@ def batch(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, x.flip(1)
 
 
-dist.init_process_group("gloo")
+if BACKEND == "nccl":
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group(BACKEND)
 pipeline = holdfast.ElasticPipeline(
     layers=[functools.partial(Residual, WIDTH)] * 8,
     optimizer=functools.partial(torch.optim.AdamW, lr=1e-3),

@@ -8,16 +8,18 @@ worker first adds up its own microbatches; the holder sums these in the order of
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from holdfast.client.elastic.layer_state import LayerUnit
-from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.rank_traffic import Outgoing, RankTraffic
 from holdfast.model.pipeline_routes import RoutePlan
 
 Reduction = Literal["ordered", "float"]
 Rows = dict[int, list[int]]  # by worker: the microbatches of which it has a layer's gradient
+Sends = list[Outgoing]
+Receives = dict[tuple[int, int], torch.Tensor]  # by layer and source
 
 
 def find_rows(plan: RoutePlan, layer: int) -> Rows:
@@ -47,15 +49,19 @@ class GradientSums:
         mine = [layer for layer in sorted(units) if units[layer].parameters]
         own = {layer: self._stack(gradients, layer) for layer in mine}
         gradients.clear()
-        waits: dict[int, list[tuple[int, torch.Tensor, Any]]] = {layer: [] for layer in mine}
+        sends: Sends = []
+        came: Receives = {}
         for layer in mine:
-            self._exchange(units[layer], own[layer], waits[layer], traffic)
+            self._exchange_rows(units[layer], own[layer], sends, came, traffic.device)
+        _swap(sends, came, traffic)
         for layer in mine:
-            for _, _, work in waits[layer]:
-                work.wait()
-            units[layer].gradient = self._sum_piece(layer, own[layer], waits[layer])
+            units[layer].gradient = self._sum_piece(layer, own[layer], came)
+        sends, came = [], {}
         for layer in mine:
-            units[layer].gradient = self._gather_pieces(units[layer], traffic)
+            self._exchange_pieces(units[layer], sends, came, traffic.device)
+        _swap(sends, came, traffic)
+        for layer in mine:
+            units[layer].gradient = self._join_pieces(units[layer], came)
         traffic.settle()
 
     def _stack(self, gradients: dict[tuple[int, int], torch.Tensor], layer: int) -> torch.Tensor | None:
@@ -79,32 +85,29 @@ class GradientSums:
         edges = [size * one // count for one in range(count + 1)]
         return list(pairwise(edges))
 
-    def _exchange(
+    def _exchange_rows(
         self,
         unit: LayerUnit,
         own: torch.Tensor | None,
-        waits: list[tuple[int, torch.Tensor, Any]],
-        traffic: RankTraffic,
+        sends: Sends,
+        receives: Receives,
+        device: torch.device,
     ) -> None:
+        """Note what this worker sends of its microbatches' gradients, and what it gets of the piece that it sums."""
         layer, size = unit.number, unit.gradient_size
         holders, cuts = self._holders[layer], self._cut(layer, size)
         for holder, (first, end) in zip(holders, cuts, strict=True):
             if holder != self._worker and own is not None and end > first:
-                traffic.send(own[:, first:end].contiguous(), holder, 2 * layer)
+                sends.append((own[:, first:end].contiguous(), holder))
         first, end = cuts[holders.index(self._worker)]
         for source in sorted(self._rows[layer]) if end > first else ():
             if source != self._worker:
                 rows = self._count_rows(layer, source)
-                into = torch.empty(rows, end - first, dtype=unit.gradient_dtype, device=traffic.device)
-                waits.append((source, into, traffic.start_receive(into, source, 2 * layer)))
+                into = torch.empty(rows, end - first, dtype=unit.gradient_dtype, device=device)
+                receives[layer, source] = into
 
-    def _sum_piece(
-        self,
-        layer: int,
-        own: torch.Tensor | None,
-        came: list[tuple[int, torch.Tensor, Any]],
-    ) -> torch.Tensor:
-        parts = {source: rows for source, rows, _ in came}
+    def _sum_piece(self, layer: int, own: torch.Tensor | None, came: Receives) -> torch.Tensor:
+        parts = {source: rows for (of, source), rows in came.items() if of == layer}
         if own is not None:
             first, end = self._cut(layer, own.shape[1])[self._holders[layer].index(self._worker)]
             parts[self._worker] = own[:, first:end]
@@ -117,33 +120,27 @@ class GradientSums:
             total = by_number[number].clone() if total is None else total.add_(by_number[number])
         return total if total is not None else torch.empty(0)
 
-    def _gather_pieces(self, unit: LayerUnit, traffic: RankTraffic) -> torch.Tensor:
-        """Send the piece that this worker has summed to the other holders, and return the whole gradient."""
-        layer, size = unit.number, unit.gradient_size
-        piece = unit.gradient
+    def _exchange_pieces(self, unit: LayerUnit, sends: Sends, receives: Receives, device: torch.device) -> None:
+        """Note that this worker sends the piece that it has summed to the other holders, and gets theirs."""
+        layer, piece = unit.number, unit.gradient
         assert piece is not None
-        holders, cuts = self._holders[layer], self._cut(layer, size)
-        if len(holders) == 1:
-            return piece
-        whole = torch.empty(size, dtype=unit.gradient_dtype, device=traffic.device)
-        works = []
+        holders, cuts = self._holders[layer], self._cut(layer, unit.gradient_size)
         for holder, (first, end) in zip(holders, cuts, strict=True):
-            if holder == self._worker:
-                whole[first:end] = piece
-            elif end > first:
-                into = torch.empty(end - first, dtype=unit.gradient_dtype, device=traffic.device)
-                works.append(
-                    (
-                        first,
-                        end,
-                        into,
-                        traffic.start_receive(into, holder, 2 * layer + 1),
-                    )
-                )
-        for other in holders if piece.numel() else ():
-            if other != self._worker:
-                traffic.send(piece, other, 2 * layer + 1)
-        for first, end, into, work in works:
-            work.wait()
-            whole[first:end] = into
-        return whole
+            if holder != self._worker and end > first:
+                receives[layer, holder] = torch.empty(end - first, dtype=unit.gradient_dtype, device=device)
+        sends += [(piece, other) for other in holders if other != self._worker and piece.numel()]
+
+    def _join_pieces(self, unit: LayerUnit, came: Receives) -> torch.Tensor:
+        """Return the whole gradient."""
+        layer, piece = unit.number, unit.gradient
+        assert piece is not None
+        holders, cuts = self._holders[layer], self._cut(layer, unit.gradient_size)
+        pieces = [piece if holder == self._worker else came.get((layer, holder)) for holder in holders]
+        found = [one for one, (first, end) in zip(pieces, cuts, strict=True) if one is not None and end > first]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _swap(sends: Sends, receives: Receives, traffic: RankTraffic) -> None:
+    """Send and receive all as one group. Between two workers, both ends list the layers in the same order."""
+    for work in traffic.post(sends, [(into, source) for (_, source), into in receives.items()]):
+        work.wait()

@@ -9,8 +9,9 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
-from holdfast.client.elastic.layer_state import LayerUnit, MakeLayer, MakeOptimizer
+from holdfast.client.elastic.layer_state import HOST, LayerUnit, MakeLayer, MakeOptimizer
 from holdfast.client.elastic.pass_times import PassTimes
+from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.recovery_settlement import RankReport
 from holdfast.client.elastic.shadow_layers import add_shadows
 from holdfast.client.elastic.step_totals import first_holder
@@ -33,7 +34,7 @@ class HeldLayers:
         self.units: dict[int, LayerUnit] = {}
         self.snapshots = KeptSnapshots()
         self.files = LayerFiles(path, job.layers)
-        self.device = torch.device("cpu")
+        self.traffic = RankTraffic(HOST)  # with the others of this generation
         self.plan = RoutePlan(held=(), routes=())  # with shadows
         self.bare = self.plan  # as it was chosen, without them
         self.keeps_shadows = False
@@ -53,6 +54,16 @@ class HeldLayers:
         self.handed: dict[int, LayerUnit] = {}  # copies that a leaving worker gave this one, as of `committed`
         self.line = ""  # names what this generation writes to storage
         self.incidents = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the layers, of which the groups of this generation send tensors."""
+        return self.traffic.device
+
+    def renew_traffic(self, device: torch.device) -> None:
+        """Send by the groups of a new generation, and drop what belongs to the earlier one."""
+        self.traffic.close()
+        self.traffic = RankTraffic(device)
 
     def complete(self, plan: RoutePlan, have: Held) -> RoutePlan:
         """Return the plan; if this job keeps shadow layers, add them. `have` says which layers each worker holds."""
@@ -78,7 +89,7 @@ class HeldLayers:
             self.files.drop_old()
 
     def make_unit(self, number: int) -> LayerUnit:
-        return LayerUnit(number, self._make[number], self._make_optimizer, self.job.seed)
+        return LayerUnit(number, self._make[number], self._make_optimizer, self.job.seed, self.device)
 
     def buffer_versions(self) -> list[int]:
         return [buffer._version for unit in self.units.values() for buffer in unit.module.buffers()]

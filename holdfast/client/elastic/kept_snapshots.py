@@ -3,7 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from holdfast.client.elastic.layer_state import LayerUnit
+from holdfast.client.elastic.layer_state import LayerUnit, read_header
+from holdfast.client.elastic.packed_messages import swap_packed
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.model.pipeline_routes import RoutePlan
 
@@ -22,14 +23,16 @@ class KeptSnapshots:
     def find(self, layer: int, step: int) -> torch.Tensor:
         return self._packed[layer, step]
 
-    def take(self, step: int, units: dict[int, LayerUnit], traffic: RankTraffic, reach: int) -> None:
+    def take(self, step: int, units: dict[int, LayerUnit], traffic: RankTraffic, *, reach: int, layers: int) -> None:
         """Keep this worker's packed layers and send them to the worker whose rank is higher by `reach`. Keep those of
-        the worker whose rank is lower by `reach`; ranks form a ring. All workers call this at the same step."""
+        the worker whose rank is lower by `reach`; ranks form a ring. All workers call this at the same step. `layers`
+        is the number of all layers."""
         mine = {layer: units[layer].pack() for layer in sorted(units)}
         world, rank = dist.get_world_size(), dist.get_rank()
         came: dict[int, torch.Tensor] = {}
         if reach % world:
-            came = _exchange_packed(mine, (rank + reach) % world, (rank - reach) % world, traffic)
+            swapped = swap_packed(list(mine.values()), (rank + reach) % world, (rank - reach) % world, layers, traffic)
+            came = {read_header(packed)[0].layer: packed for packed in swapped}
         fresh = {(layer, step): packed for layer, packed in (came | mine).items()}
         kept = sorted({old for _, old in self._packed if old != step})[-(_STEPS - 1) :]
         self._packed = {key: one for key, one in self._packed.items() if key[1] in kept} | fresh
@@ -52,22 +55,3 @@ def choose_reach(plan: RoutePlan, node_ranks: int) -> int:
         return alike, near, reach
 
     return min(tried, key=weigh, default=0)
-
-
-def _exchange_packed(
-    mine: dict[int, torch.Tensor], to: int, source: int, traffic: RankTraffic
-) -> dict[int, torch.Tensor]:
-    sizes = torch.tensor([[layer, packed.numel()] for layer, packed in mine.items()], dtype=torch.int64).reshape(-1, 2)
-    traffic.send(torch.tensor([len(mine)]), to, 0)
-    if len(mine):
-        traffic.send(sizes, to, 1)
-    for layer, packed in mine.items():
-        traffic.send(packed, to, 2 + layer)
-    count = int(traffic.receive(torch.zeros(1, dtype=torch.int64), source, 0))
-    came: dict[int, torch.Tensor] = {}
-    if count:
-        told = traffic.receive(torch.zeros(count, 2, dtype=torch.int64), source, 1).tolist()
-        for layer, size in told:
-            came[layer] = traffic.receive(torch.empty(size, dtype=torch.uint8), source, 2 + layer)
-    traffic.settle()
-    return came

@@ -6,6 +6,7 @@ contains no code, so the worst that a bad unit from a peer or a disk can cause i
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -18,6 +19,7 @@ MakeLayer = Callable[[], torch.nn.Module]
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 _ALIGNED = 8  # bytes at which tensors begin
 _LENGTH = 8  # bytes of the header's length
+HOST = torch.device("cpu")
 
 
 class UnitError(Exception):
@@ -46,14 +48,17 @@ class UnitHeader(msgspec.Struct, frozen=True):
 class LayerUnit:
     """A layer that this worker holds."""
 
-    def __init__(self, number: int, make: MakeLayer, make_optimizer: MakeOptimizer, seed: int) -> None:
+    def __init__(
+        self, number: int, make: MakeLayer, make_optimizer: MakeOptimizer, seed: int, device: torch.device = HOST
+    ) -> None:
         """Create the layer. Its random initial values depend only on seed and number, so all workers get the same."""
-        self.number, self.step, self.whole = number, 0, True
-        with torch.random.fork_rng():
+        self.number, self.step, self.whole, self.device = number, 0, True, device
+        with keep_chance(device):
             torch.manual_seed(draw_seed(seed, number))
-            self.module = make()
-        if not isinstance(self.module, torch.nn.Module):
-            raise TypeError(f"layer {number} is made as {type(self.module).__name__}, and must be an nn.Module")
+            made = make()
+        if not isinstance(made, torch.nn.Module):
+            raise TypeError(f"layer {number} is made as {type(made).__name__}, and must be an nn.Module")
+        self.module = made.to(device)
         self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(self.parameters) if self.parameters else None
         kinds = [parameter.dtype for parameter in self.parameters]
@@ -94,9 +99,9 @@ class LayerUnit:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def sum_squares(self) -> float:
+    def sum_squares(self) -> torch.Tensor | float:
         """Return the sum of squares of the summed gradient. Workers with the same gradient get the same bits."""
-        return float(self.gradient.double().square().sum()) if self.gradient is not None else 0.0
+        return self.gradient.double().square().sum() if self.gradient is not None else 0.0
 
     def pack(self) -> torch.Tensor:
         """Return the unit as bytes, in new memory."""
@@ -154,11 +159,17 @@ class LayerUnit:
                 continue
             index, _, key = rest.partition(" ")
             parameter = self.parameters[int(index)]
-            if isinstance(value, torch.Tensor) and key != "step":  # which torch's optimizers keep on the host
+            if isinstance(value, torch.Tensor) and (key != "step" or self._steps_on_device(parameter)):
                 value = value.to(parameter.device)
             self.optimizer.state[parameter][key] = value
         for group, came in zip(self.optimizer.param_groups, header.groups, strict=True):
             group.update({key: tuple(v) if isinstance(v, list) else v for key, v in came.items()})
+
+    def _steps_on_device(self, parameter: torch.nn.Parameter) -> bool:
+        """Return whether the optimizer keeps a parameter's number of steps on its device, not on the host."""
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        of = next(group for group in groups if any(one is parameter for one in group["params"]))
+        return bool(of.get("capturable") or of.get("fused"))
 
     def _list_state(self) -> Iterator[tuple[str, Any]]:
         for name, tensor in self.module.state_dict(keep_vars=True).items():
@@ -214,6 +225,13 @@ def digest_packed(packed: torch.Tensor) -> str:
 def draw_seed(*of: int) -> int:
     """Return a random seed that depends on these numbers alone."""
     return int.from_bytes(blake2b(repr(of).encode(), digest_size=8).digest(), "big") >> 1
+
+
+@contextmanager
+def keep_chance(device: torch.device) -> Iterator[None]:
+    """Restore the random generators of the host and of this device at the end of this block."""
+    with torch.random.fork_rng(devices=() if device.type == "cpu" else [device.index]):
+        yield
 
 
 def find_shared(units: Iterable[LayerUnit]) -> str:

@@ -11,10 +11,12 @@ import torch.distributed as dist
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.hand_over_request import HAND_OVER
 from holdfast.client.elastic.held_layers import HeldLayers
-from holdfast.client.elastic.layer_state import MakeLayer, MakeOptimizer
-from holdfast.client.elastic.pipeline_recovery import PipelineRecovery
-from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.layer_state import HOST, MakeLayer, MakeOptimizer, keep_chance
+from holdfast.client.elastic.pass_messages import PassMessages
+from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, find_device
+from holdfast.client.elastic.rank_traffic import require_open
 from holdfast.client.elastic.recovery_account import Recovery
+from holdfast.client.elastic.rehearsed_step import rehearse_step
 from holdfast.client.elastic.routed_passes import (
     BatchOf,
     LossOf,
@@ -26,9 +28,11 @@ from holdfast.client.elastic.step_phase_times import PASSES, StepPhases
 from holdfast.client.elastic.step_totals import (
     clip_scale,
     exchange_totals,
+    list_totals,
     mean_loss,
 )
-from holdfast.client.elastic.task_order import order_tasks
+from holdfast.client.elastic.task_order import order_messages, order_tasks
+from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.model.pipeline_routes import PipelineJob, Semantics
@@ -147,9 +151,9 @@ class ElasticPipeline:
             time.sleep(_LOOK_S)
 
     def _prepare(self) -> None:
-        """Prepare what all steps of a plan share: the order of the tasks and the gradient sums."""
+        """Prepare what all steps of a plan share: the order of the passes and messages, and the gradient sums."""
         plan = self._held.plan
-        self._tasks = order_tasks(plan.routes)
+        self._tasks, self._messages = order_tasks(plan.routes), order_messages(plan.routes)
         self._sums = GradientSums(plan, dist.get_rank(), self._settings.reduction, self.job.layers)
 
     def step(self, batch: BatchOf) -> float:
@@ -160,11 +164,17 @@ class ElasticPipeline:
         """
         step, self._held.finished = self._held.committed + 1, 0
         try:
-            with torch.random.fork_rng(devices=()):
+            with keep_chance(self._held.device):
                 totals = self._make_step(step, batch)
         finally:
             self._held.broke_at = 0.0 if self._held.finished == step else time.time()
         return mean_loss(self.job, totals)
+
+    def rehearse(self, batch: BatchOf) -> None:
+        """Make a step of all layers in this process alone, and discard it. Name it as the rehearsal of a spare rank:
+        survive(pipeline=pipeline, rehearsal=functools.partial(pipeline.rehearse, batch))."""
+        self._held.renew_traffic(find_device())
+        rehearse_step(self.job, self._held.make_unit, self._settings.passes.loss, batch)
 
     def digest(self) -> str:
         """Return a hash of all layers with their optimizers' states, the same on all ranks. All ranks call it."""
@@ -175,27 +185,31 @@ class ElasticPipeline:
         held.handed = {}  # if others were handed over to and nobody left, they grow old now
         phases.begin()
         phases.enter(PASSES)
-        traffic = RankTraffic(held.device)
-        passes = RoutedPasses(settings.passes, held.units, traffic, held.times)
+        traffic, rank, seal = held.traffic, dist.get_rank(), SEAL_FENCE.make_pass()
+        messages = PassMessages(self._messages, rank, traffic)
+        passes = RoutedPasses(settings.passes, held.units, messages, held.device, held.times)
         buffers = held.buffer_versions()
-        passes.run(held.plan, self._tasks, dist.get_rank(), step, batch)
+        passes.run(held.plan, self._tasks, rank, step, batch)
         if held.buffer_versions() != buffers:
             raise RuntimeError("a layer changed a buffer in its forward pass, which replicas would not do alike")
         phases.enter("sums")
         self._sums.sum_gradients(held.units, passes.gradients, traffic)
+        traffic.await_device()
+        require_open(seal)
         held.ready = step
         phases.enter("vote")
         norms = settings.clip_norm is not None
-        totals, self._asked = exchange_totals(
-            self.job, held.plan, held.units, passes.losses, norms=norms, asked=HAND_OVER.leaving is not None
-        )
+        mine = list_totals(self.job, held.plan, held.units, passes.losses, norms=norms)
+        asked = HAND_OVER.leaving is not None
+        totals, self._asked = exchange_totals(mine, held.device, seal, asked=asked)
         held.vote = (step, totals)
         phases.enter("apply")
         self._apply(step, totals)
         phases.enter("keep")
-        self._keep_state(step, traffic)
+        self._keep_state(step)
         phases.end_step()
-        held.times.end_step()
+        if held.device == HOST:  # on a GPU the clock would tell when work was queued
+            held.times.end_step()
         held.finished = step
         self._recovery.watch_step(sum(phases.took_s.values()))
         return totals
@@ -208,10 +222,10 @@ class ElasticPipeline:
             unit.apply(step, scale, rate)
         self._held.committed = step
 
-    def _keep_state(self, step: int, traffic: RankTraffic) -> None:
+    def _keep_state(self, step: int) -> None:
         held, settings = self._held, self._settings
         if settings.snapshot_every and step % settings.snapshot_every == 0:
-            held.snapshots.take(step, held.units, traffic, held.reach)
+            held.snapshots.take(step, held.units, held.traffic, reach=held.reach, layers=self.job.layers)
         if settings.store_every and step % settings.store_every == 0:
             held.store_layers()
 

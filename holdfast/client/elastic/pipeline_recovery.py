@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.held_layers import HeldLayers
-from holdfast.client.elastic.layer_state import find_shared
-from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.layer_state import HOST, find_shared
+from holdfast.client.elastic.rank_traffic import require_open
 from holdfast.client.elastic.recovery_account import (
     Recovery,
     StepWatch,
@@ -34,6 +35,7 @@ from holdfast.client.elastic.recovery_settlement import (
 )
 from holdfast.client.elastic.state_moves import STORAGE, StateMoves
 from holdfast.client.elastic.step_phase_times import StepPhases
+from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 from holdfast.client.training.progress import here as progress
 from holdfast.core.decoding import from_msgpack
 from holdfast.core.elastic.first_plan import first_plan
@@ -67,14 +69,15 @@ class PipelineRecovery:
 
     def meet(self) -> None:
         """Agree with all other workers on a plan, and follow it. Raises NoPlanError."""
-        if not dist.is_initialized() or str(dist.get_backend()) != "gloo":
-            raise RuntimeError('an ElasticPipeline needs init_process_group("gloo"); other backends were not tried')
         held, phases = self._held, self._phases
         held.take_over()
+        held.renew_traffic(find_device())
         began_at = time.time()
         phases.begin()
         phases.enter("agree")
+        seal = SEAL_FENCE.make_pass()
         reports = _exchange_reports(held.make_report(phases.step_s, phases.rest_s))
+        require_open(seal)
         held.line = reports[0].line
         fresh = not any(report.meeting or report.snapshots for report in reports)
         proposal = None if fresh else self._choose(reports)
@@ -134,7 +137,7 @@ class PipelineRecovery:
             return
         gone = sorted({rank for mine in told if mine for rank in mine})
         transfers = plan_hand_over(held.bare.held, gone)
-        moves = StateMoves(held.make_unit, held.snapshots, held.files, RankTraffic(held.device))
+        moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic, SEAL_FENCE.make_pass())
         held.handed = moves.copy(transfers, held.units, dist.get_rank())
         if dist.get_rank() == 0:
             _say(describe_hand_over(held.committed, gone, transfers))
@@ -151,7 +154,7 @@ class PipelineRecovery:
     def _follow(self, bare: RoutePlan, have: Held) -> None:
         held, rank = self._held, dist.get_rank()
         plan = held.complete(bare, have)
-        moves = StateMoves(held.make_unit, held.snapshots, held.files, RankTraffic(held.device))
+        moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic, SEAL_FENCE.make_pass())
         self._phases.enter("restore" if plan.rollback else "move")
         moves.fetch(plan, held.units, rank)
         self._phases.enter("verify")
@@ -193,6 +196,17 @@ class PipelineRecovery:
             self.recoveries[-1] = self.recoveries[-1]._replace(took_step_s=mean_s)
             if dist.get_rank() == 0:
                 _say(describe_steps(self.recoveries[-1]))
+
+
+def find_device() -> torch.device:
+    """Return the device whose tensors the default group sends: the current GPU over NCCL, the host over gloo."""
+    named = dist.get_backend_config() if dist.is_initialized() else ""
+    backends = {part.rpartition(":")[2] for part in named.split(",")}
+    if "nccl" in backends and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if "gloo" in backends:
+        return HOST
+    raise RuntimeError('an ElasticPipeline needs init_process_group("gloo") or init_process_group("nccl")')
 
 
 def _exchange_reports(mine: RankReport) -> list[RankReport]:

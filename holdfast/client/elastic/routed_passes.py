@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.client.elastic.layer_state import LayerUnit, draw_seed
+from holdfast.client.elastic.pass_messages import BorderKey, PassMessages
 from holdfast.client.elastic.pass_times import PassTimes
-from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.task_order import Task
 from holdfast.model.pipeline_routes import RoutePlan, RouteSegment
 
@@ -44,17 +44,20 @@ class RoutedPasses:
         self,
         settings: PassSettings,
         units: Mapping[int, LayerUnit],
-        traffic: RankTraffic,
+        messages: PassMessages,
+        device: torch.device,
         times: PassTimes,
     ) -> None:
-        self._settings, self._units, self._traffic, self._times = settings, units, traffic, times
+        self._settings, self._units, self._messages, self._device = settings, units, messages, device
+        self._times = times
+        self._worker = -1
         self._open: dict[tuple[int, int], list[Island]] = {}  # by microbatch and depth
         self._inputs: dict[tuple[int, int], torch.Tensor] = {}  # with recomputation
-        self._values: dict[tuple[int, int], torch.Tensor] = {}  # between this worker's own segments
-        self.losses: dict[int, float] = {}  # by microbatch
+        self.losses: dict[int, torch.Tensor] = {}  # by microbatch
         self.gradients: dict[tuple[int, int], torch.Tensor] = {}  # by layer and microbatch
 
     def run(self, plan: RoutePlan, tasks: list[Task], worker: int, step: int, batch: BatchOf) -> None:
+        self._worker = worker
         self._times.begin_step()
         for task in tasks:
             route = plan.routes[task.microbatch]
@@ -65,22 +68,16 @@ class RoutedPasses:
             else:
                 self._go_forward(route, task, step, batch)
         since = self._times.clock()
-        self._traffic.settle()
+        self._messages.settle()
         self._times.add_send(since)
 
     def _go_forward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
         m, depth = task.microbatch, task.depth
         segment = route[depth]
         if depth:
-            given = self._fetch(
-                route[depth - 1].worker,
-                segment.worker,
-                m,
-                segment.first,
-                backward=False,
-            )
+            given = self._messages.fetch(route[depth - 1].worker, (m, segment.first, False))
         else:
-            given = batch(step, m)[0].to(self._traffic.device)
+            given = batch(step, m)[0].to(self._device)
         if self._settings.recompute and depth + 1 < len(route):  # the last segment goes backward at once
             self._inputs[m, depth] = given
             with torch.no_grad():
@@ -92,14 +89,7 @@ class RoutedPasses:
             self._open[m, depth] = islands
             made = islands[-1].made.detach()
         if depth + 1 < len(route):
-            self._hand_over(
-                made,
-                segment.worker,
-                route[depth + 1].worker,
-                m,
-                segment.end,
-                backward=False,
-            )
+            self._hand_over(made, route[depth + 1].worker, (m, segment.end, False))
 
     def _go_backward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
         m, depth = task.microbatch, task.depth
@@ -109,7 +99,7 @@ class RoutedPasses:
         else:
             islands = self._open.pop((m, depth))
         if depth + 1 < len(route):
-            gradient = self._fetch(route[depth + 1].worker, segment.worker, m, segment.end, backward=True)
+            gradient = self._messages.fetch(route[depth + 1].worker, (m, segment.end, True))
         else:
             gradient = self._start_backward(islands[-1].made, step, m, batch)
         while islands:
@@ -123,21 +113,15 @@ class RoutedPasses:
             gradient = torch.zeros_like(island.given) if came is None else came.contiguous()
             self._times.add_backward(island.layer, since)
         if depth:
-            self._hand_over(
-                gradient,
-                segment.worker,
-                route[depth - 1].worker,
-                m,
-                segment.first,
-                backward=True,
-            )
+            self._hand_over(gradient, route[depth - 1].worker, (m, segment.first, True))
 
     def _start_backward(self, output: torch.Tensor, step: int, m: int, batch: BatchOf) -> torch.Tensor:
         """Compute and keep the loss of a microbatch; return the gradient of the last layer's output."""
         leaf = output.detach().requires_grad_()
         torch.manual_seed(draw_seed(self._settings.seed, step, m, self._settings.layers))
-        loss = self._settings.loss(leaf, batch(step, m)[1])
-        self.losses[m] = float(loss.detach().double())
+        target = batch(step, m)[1]
+        loss = self._settings.loss(leaf, target.to(self._device) if isinstance(target, torch.Tensor) else target)
+        self.losses[m] = loss.detach().double()
         (loss / self._settings.microbatches).backward()
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
 
@@ -162,29 +146,8 @@ class RoutedPasses:
         self._times.add_forward(layer, since)
         return made
 
-    # --- between segments --------------------------------------------------------------------------------------
-
-    def _tag(self, m: int, border: int, *, backward: bool) -> int:
-        return ((m * (self._settings.layers + 1) + border) * 2 + backward) * 2
-
-    def _hand_over(
-        self,
-        tensor: torch.Tensor,
-        own: int,
-        to: int,
-        m: int,
-        border: int,
-        *,
-        backward: bool,
-    ) -> None:
-        tag = self._tag(m, border, backward=backward)
-        if to == own:
-            self._values[tag, 0] = tensor
-        else:
-            since = self._times.clock()
-            self._traffic.send_shaped(tensor, to, tag)
+    def _hand_over(self, tensor: torch.Tensor, to: int, key: BorderKey) -> None:
+        since = self._times.clock()
+        self._messages.hand_over(tensor, to, key)
+        if to != self._worker:
             self._times.add_send(since, sent=1)
-
-    def _fetch(self, source: int, own: int, m: int, border: int, *, backward: bool) -> torch.Tensor:
-        tag = self._tag(m, border, backward=backward)
-        return self._values.pop((tag, 0)) if source == own else self._traffic.receive_shaped(source, tag)

@@ -9,7 +9,9 @@ import torch.distributed as dist
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots
 from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_state import LayerUnit, digest_packed
-from holdfast.client.elastic.rank_traffic import RankTraffic
+from holdfast.client.elastic.packed_messages import receive_packed, send_packed
+from holdfast.client.elastic.rank_traffic import RankTraffic, require_open
+from holdfast.client.snapshot.seal_revocation import SealPass
 from holdfast.model.pipeline_routes import LayerTransfer, RoutePlan
 
 STORAGE = -1
@@ -29,13 +31,10 @@ class StateMoves:
         snapshots: KeptSnapshots,
         files: LayerFiles,
         traffic: RankTraffic,
+        seal: SealPass,
     ) -> None:
-        self._make_unit, self._snapshots, self._files, self._traffic = (
-            make_unit,
-            snapshots,
-            files,
-            traffic,
-        )
+        self._make_unit, self._snapshots, self._files = make_unit, snapshots, files
+        self._traffic, self._seal = traffic, seal
 
     def fetch(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
         """Give `units` the layers of the plan. A worker that sends a layer keeps it until `settle`."""
@@ -58,6 +57,7 @@ class StateMoves:
     def settle(self, plan: RoutePlan, units: dict[int, LayerUnit], rank: int) -> None:
         """Compare all copies of each layer; then drop the layers that the plan gives to others."""
         check_states(units, plan.held[rank], plan.resume_step - 1)
+        require_open(self._seal)
         for layer in set(units).difference(plan.held[rank]):
             del units[layer]
 
@@ -84,18 +84,14 @@ class StateMoves:
         find: Callable[[int], torch.Tensor],
         units: dict[int, LayerUnit],
     ) -> None:
+        """Make these moves, in their order, which is the same on all workers."""
         found: dict[int, torch.Tensor] = {}
-        moves = list(moves)
         for layer, source, target in moves:
             if source == rank:
                 packed = found.setdefault(layer, find(layer) if layer not in found else found[layer])
-                self._traffic.send(torch.tensor([packed.numel()]), target, 2 * layer)
-                self._traffic.send(packed, target, 2 * layer + 1)
-        for layer, source, target in moves:
-            if target == rank:
-                size = int(self._traffic.receive(torch.zeros(1, dtype=torch.int64), source, 2 * layer))
-                packed = self._traffic.receive(torch.empty(size, dtype=torch.uint8), source, 2 * layer + 1)
-                self._unpack(units, layer, packed)
+                send_packed(packed, target, self._traffic)
+            elif target == rank:
+                self._unpack(units, layer, receive_packed(source, self._traffic))
         self._traffic.settle()
 
     def _unpack(self, units: dict[int, LayerUnit], layer: int, packed: torch.Tensor) -> None:

@@ -1,13 +1,17 @@
 """What a pipeline refuses when it is made."""
 
 import functools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import holdfast
+from holdfast.client.elastic.rank_traffic import GroupsBrokenError
+from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 
 GOOD: dict[str, Any] = {
     "layers": [functools.partial(nn.Linear, 2, 2)] * 4,
@@ -40,4 +44,46 @@ def test_policies_that_are_not_carried_out_are_refused() -> None:
 def test_it_needs_a_group() -> None:
     with pytest.raises(RuntimeError) as caught:
         next(holdfast.ElasticPipeline(**GOOD).steps(1))
-    assert str(caught.value) == 'an ElasticPipeline needs init_process_group("gloo"); other backends were not tried'
+    wanted = 'an ElasticPipeline needs init_process_group("gloo") or init_process_group("nccl")'
+    assert str(caught.value) == wanted
+
+
+def test_a_rehearsed_step_leaves_nothing() -> None:
+    made: list[int] = []
+
+    def make() -> nn.Module:
+        made.append(1)
+        return nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+
+    pipeline = holdfast.ElasticPipeline(**GOOD | {"layers": [make] * 4})
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        before = torch.get_rng_state()
+        pipeline.rehearse(lambda step, m: (torch.ones(3, 2), torch.zeros(3, 2)))
+        assert torch.equal(torch.get_rng_state(), before)
+        assert len(made) >= 4 and pipeline.layers == {} and pipeline.recoveries == []
+    finally:
+        dist.destroy_process_group()
+
+
+def test_gradients_count_only_if_no_abort_had_begun() -> None:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if aborts:
+            SEAL_FENCE.raise_fence()
+        return nn.functional.mse_loss(output, target)
+
+    aborts: list[int] = []
+    pipeline = holdfast.ElasticPipeline(**GOOD | {"loss": loss}, snapshot_every=0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for step in pipeline.steps(2):
+            aborts += [step] if step == 2 else []
+            with nullcontext() if step == 1 else pytest.raises(GroupsBrokenError):
+                pipeline.step(lambda step, m: (torch.ones(3, 2), torch.zeros(3, 2)))
+            if step == 2:
+                break
+        report = pipeline._held.make_report(0.0, 0.0)
+        assert (report.voted, report.ready, report.layers) == (1, 1, ((0, 1), (1, 1), (2, 1), (3, 1)))
+    finally:
+        SEAL_FENCE.lower()
+        dist.destroy_process_group()
