@@ -1,5 +1,6 @@
 """A job whose front is at the login host of a lab, and whose nodes are steps there."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from holdfast.fleet.slurm_step_liveness import NodeRecord
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import TRAIN, Job
 from tests.conftest import job_environment, kill_marked
-from tests.slurm.lab import LOGIN, SlurmLab
+from tests.slurm.lab import LOGIN, SlurmLab, lacking, run_lab
 
 
 class SlurmJob(Job):
@@ -102,3 +103,21 @@ def start_slurm(
             kill_marked(no_orphans)
     slurm_lab.call("scancel", "-u", "root", "-f", check=False)
     slurm_lab.recover()
+
+
+@contextlib.contextmanager
+def jobs_in_own_lab(
+    folder: Path, patch: pytest.MonkeyPatch, nodes: int, switches: tuple[str, ...] = (), gpus: int = 0
+) -> Iterator[StartSlurm]:
+    """Jobs in a Slurm that only one test has; skips where none can run."""
+    if why := lacking():
+        pytest.skip(why)
+    patch.setenv("HOLDFAST_HOME", str(folder / "home"))
+    with run_lab(nodes, switches=switches, gpus=gpus) as lab:
+        start = StartSlurm(lab, folder)
+        yield start
+        for job in start.jobs:
+            if job.process.poll() is None:
+                job.process.send_signal(signal.SIGKILL)
+                job.process.wait()
+        lab.call("scancel", "-u", "root", "-f", check=False)
