@@ -55,6 +55,7 @@ from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
     Ack,
     AimMessage,
+    EndWarning,
     ErrandMessage,
     HashReport,
     Hello,
@@ -94,6 +95,7 @@ class Agent:
                 on_traffic=lambda links: self._send(TrafficReport(node=self.node, links=links)),
                 on_logged=lambda told, source: self.losses.on_logged(told, source),
                 on_leave_request=self._on_leave_request,
+                on_end_warning=lambda: self._send(EndWarning(node=self.node)),
             )
         )
         self.clock, self.controller_clock = parts.clock, parts.controller_clock
