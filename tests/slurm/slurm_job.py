@@ -4,7 +4,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -107,13 +107,18 @@ def start_slurm(
 
 @contextlib.contextmanager
 def jobs_in_own_lab(
-    folder: Path, patch: pytest.MonkeyPatch, nodes: int, switches: tuple[str, ...] = (), gpus: int = 0
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    nodes: int,
+    conf: Mapping[str, str] | None = None,
+    switches: tuple[str, ...] = (),
+    gpus: int = 0,
 ) -> Iterator[StartSlurm]:
     """Jobs in a Slurm that only one test has; skips where none can run."""
     if why := lacking():
         pytest.skip(why)
     patch.setenv("HOLDFAST_HOME", str(folder / "home"))
-    with run_lab(nodes, switches=switches, gpus=gpus) as lab:
+    with run_lab(nodes, conf, switches, gpus) as lab:
         start = StartSlurm(lab, folder)
         yield start
         for job in start.jobs:

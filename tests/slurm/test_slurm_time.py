@@ -1,11 +1,14 @@
 """On a real Slurm: time limits, allocations that are there already, and hosts that nobody hears of any more."""
 
+import time
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli.commands.report_command import load_report
+from holdfast.fleet import slurm_fleet
 from holdfast.model.action import Dismissal
+from holdfast.model.fleet_node_reports import FleetReport
 from tests.cli.driver import TRAIN, until
 from tests.cli.test_run_state import TRAIN as MODEL
 from tests.slurm.slurm_job import SlurmJob, StartSlurm, start_slurm
@@ -158,6 +161,28 @@ def test_a_job_all_of_whose_nodes_are_preempted_waits_for_others(
         job.check_replay()
     finally:
         lab.call("scontrol", "update", "PartitionName=main", "GraceTime=180")
+
+
+def test_a_signal_of_slurm_at_a_node_is_looked_into_before_the_next_survey_is_due(start_slurm: StartSlurm) -> None:
+    lab = start_slurm.lab
+    job = start_slurm("--nnodes", "1", "--slurm", "time=30")
+    job.trains()
+    [gang] = job.queue()
+
+    def wait_for_news(limit: str, *signal: str) -> float:
+        """Change the job's time limit, and send a signal; return how long it takes until the journal has the new end."""
+        known = len(job.events(FleetReport))
+        lab.call("scontrol", "update", f"JobId={gang}", f"TimeLimit={limit}")
+        if signal:
+            lab.call("scancel", *signal, f"{gang}.0")
+        began_at = time.monotonic()
+        job.until(lambda: len(job.events(FleetReport)) > known, "the new end")
+        return time.monotonic() - began_at
+
+    wait_for_news("60")  # the next survey is as far away as can be
+    assert wait_for_news("90", "--signal=USR1") < 0.6 * slurm_fleet._STEADY_S
+    job.finish()
+    job.ends(0)
 
 
 def test_an_allocation_that_is_there_is_used_first(start_slurm: StartSlurm, tmp_path: Path) -> None:
