@@ -170,7 +170,7 @@ def test_a_signal_of_slurm_at_a_node_is_looked_into_before_the_next_survey_is_du
     [gang] = job.queue()
 
     def wait_for_news(limit: str, *signal: str) -> float:
-        """Change the job's time limit, and send a signal; return how long it takes until the journal has the new end."""
+        """Change the time limit, and send a signal; return how long it takes until the journal has the new end."""
         known = len(job.events(FleetReport))
         lab.call("scontrol", "update", f"JobId={gang}", f"TimeLimit={limit}")
         if signal:
