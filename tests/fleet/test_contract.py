@@ -28,12 +28,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     lose: Callable[[Path, str], None]  # ends the machine of a node that is up
     hold: Callable[[Path, pytest.MonkeyPatch], Callable[[], None]]  # keeps new nodes from coming up, until called
     held: FleetState  # as which they are told
-    cut: Callable[
-        [Path, pytest.MonkeyPatch], None
-    ]  # the next acquisition ends with Cut once the cluster has heard of it
-    doubt: Callable[
-        [Path, str, str], Callable[[], None]
-    ]  # nobody can tell whether a node on a host lives, until called
+    cut: Callable[[Path, pytest.MonkeyPatch], None]  # the controller ends once the cluster has heard of a request
+    doubt: Callable[[Path, str, str], Callable[[], None]]  # hides whether a node on a host lives, until called
     refuse: Callable[[Path, pytest.MonkeyPatch], str] | None = None  # forbids all nodes; returns the cluster's sentence
     close: Callable[[Path], Awaitable[None]] | None = None
 
@@ -254,7 +250,7 @@ async def test_a_release_without_proof_is_an_error_and_the_node_is_unknown_until
     lift = site.kind.doubt(site.place, lost, (await site.look_until(lost, FleetState.UP)).host)
     try:
         assert (await site.look_until(lost, FleetState.UNKNOWN)).reason
-        with pytest.raises(OSError) as told:
+        with pytest.raises(OSError, match=r"\w") as told:
             await site.fleet.give_back(lost, "evicted", Dismissal.EVICTED)
         assert not isinstance(told.value, FleetRefusal)
         site.reopen()
