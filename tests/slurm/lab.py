@@ -255,6 +255,17 @@ class SlurmLab:
         found = self.call("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D|%t", check=False).split()
         return sum(int(row.split("|")[0]) for row in found if row.endswith("|idle"))
 
+    def name_hosts(self, name: str, *nodes: str) -> None:
+        """What DNS does: have a name stand for these machines, and for no others any more."""
+        hosts = self.dir / "hosts"  # written in its place: all machines have it mounted
+        lines = [line for line in hosts.read_text().splitlines() if line.split()[1] != name]
+        own = [f"{NET}.{node.rpartition('-')[2]} {name}" for node in nodes]
+        hosts.write_text("\n".join([*lines, *own, ""]))
+
+    def first_process(self, machine: str) -> int:
+        """The pid of a machine's first process, seen from here."""
+        return self._inits[machine]
+
     def call(self, *words: str, on: str = LOGIN, cwd: str = "/", check: bool = True, **env: str) -> str:
         """Run a command on a machine of the lab, and return what it prints."""
         return self._call(self.words(*words, on=on, cwd=cwd), check=check, **env)

@@ -18,8 +18,10 @@ from tests.slurm.lab import LOGIN, SlurmLab, lacking, run_lab
 
 
 class SlurmJob(Job):
-    def __init__(self, lab: SlurmLab, folder: Path, *words: str, env: dict[str, str], name: str = "job") -> None:
-        self.lab, self.at = lab, LOGIN  # where people type
+    def __init__(
+        self, lab: SlurmLab, folder: Path, *words: str, env: dict[str, str], name: str = "job", at: str = LOGIN
+    ) -> None:
+        self.lab, self.at = lab, at  # where people type
         super().__init__(folder, *words, env=env, name=name)
         self.patience_s = 90.0  # nodes start as fresh interpreters
 
