@@ -16,12 +16,21 @@ from tests.cli.driver import TRAIN, Job
 from tests.conftest import job_environment, kill_marked
 from tests.slurm.lab import LOGIN, SlurmLab, lacking, run_lab
 
+HOLDFAST = (sys.executable, "-m", "holdfast.cli")
+
 
 class SlurmJob(Job):
     def __init__(
-        self, lab: SlurmLab, folder: Path, *words: str, env: dict[str, str], name: str = "job", at: str = LOGIN
+        self,
+        lab: SlurmLab,
+        folder: Path,
+        *words: str,
+        env: dict[str, str],
+        name: str = "job",
+        at: str = LOGIN,
+        inside: tuple[str, ...] = (),
     ) -> None:
-        self.lab, self.at = lab, at  # where people type
+        self.lab, self.at, self.inside = lab, at, inside  # where people type, and what runs our command
         super().__init__(folder, *words, env=env, name=name)
         self.patience_s = 90.0  # nodes start as fresh interpreters
 
@@ -31,7 +40,7 @@ class SlurmJob(Job):
         self._started = True
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                self.lab.words(sys.executable, "-m", "holdfast.cli", "run", *words, on=self.at, cwd=str(self.folder)),
+                self.lab.words(*self.inside, *HOLDFAST, "run", *words, on=self.at, cwd=str(self.folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -77,18 +86,19 @@ class StartSlurm:
         self.env = make_rank_environment(job_environment()) | lab.env
         self.jobs: list[SlurmJob] = []
 
-    def __call__(self, *flags: str, script: str = TRAIN, name: str = "job", **env: str) -> SlurmJob:
+    def __call__(
+        self, *flags: str, script: str = TRAIN, name: str = "job", inside: tuple[str, ...] = (), **env: str
+    ) -> SlurmJob:
         (self.folder / f"{name}.py").write_text(script)
         fresh = () if "import torch" in script else ("--no-zygote",)
         words = ("--fleet", "slurm", "--run-dir", str(self.folder / "run"), *fresh, "--set", "probe.allow=false")
         words = (*words, *flags, f"{name}.py", str(self.folder))
-        self.jobs.append(SlurmJob(self.lab, self.folder, *words, env=self.env | env, name=name))
+        self.jobs.append(SlurmJob(self.lab, self.folder, *words, env=self.env | env, name=name, inside=inside))
         return self.jobs[-1]
 
     def call_holdfast(self, *words: str, **env: str) -> str:
         """Run one of our commands at the login host, and return what it prints."""
-        words = (sys.executable, "-m", "holdfast.cli", *words)
-        return self.lab.call(*words, on=LOGIN, cwd=str(self.folder), check=True, **self.env, **env)
+        return self.lab.call(*HOLDFAST, *words, on=LOGIN, cwd=str(self.folder), check=True, **self.env, **env)
 
 
 @pytest.fixture

@@ -202,6 +202,28 @@ def test_an_allocation_that_is_there_is_used_first(start_slurm: StartSlurm, tmp_
     assert job.queue() == [held], "it is the user's"
 
 
+def test_in_an_allocation_of_salloc_an_evicted_host_is_drained_and_what_was_asked_for_is_given_back(
+    start_slurm: StartSlurm,
+) -> None:
+    lab = start_slurm.lab
+    inside = ("salloc", "-N2", "--exclusive", "--no-kill", "--time=30")
+    job = start_slurm("--nnodes", "2", "--standbys", "1", "--set", "slurm.drain=true", inside=inside)
+    job.trains()
+    job.standby_waits()
+    records = job.records()
+    lent = [record.job for record in records.values() if record.lent]
+    assert len(lent) == 2 and len({*lent}) == 1 and len({record.job for record in records.values()}) == 2
+    bad = job.node_of_rank(1)
+    start_slurm.call_holdfast("evict", bad, "--run-dir", str(job.run_dir))
+    job.trains(generation=2)
+    shown = lambda: lab.call("sinfo", "-h", "-p", "main", "-n", records[bad].host, "-o", "%T|%E").strip()  # noqa: E731
+    job.until(lambda: shown().startswith("drain"), "its drain")
+    assert job.run_dir.name in shown() or bad in shown() or "holdfast" in shown()
+    job.finish()
+    job.ends(0)
+    job.until(lambda: not job.queue(), "an empty queue: salloc gives up what it had")
+
+
 def test_the_fence_holds_while_a_rank_may_run_behind_a_cut_cable(start_slurm: StartSlurm, tmp_path: Path) -> None:
     job = start_slurm("--nnodes", "1", "--standbys", "1", "--set", "node.lost_s=20", script=DATED)
     job.trains()
