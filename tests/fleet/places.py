@@ -78,7 +78,7 @@ def doubt_local(place: Path, node: str, host: str) -> Callable[[], None]:
         pytest.skip("processes cannot be frozen here")
     group = _FREEZER / f"hf-{os.urandom(4).hex()}"
     group.mkdir()
-    own = holder(place, node)
+    own = until(lambda: len(node_processes(place / "nodes" / node)) > 1 and holder(place, node), "its agent")
     for pid in set(node_processes(place / "nodes" / node)) - {own}:
         (group / "cgroup.procs").write_text(str(pid))
     (group / "freezer.state").write_text("FROZEN")

@@ -214,7 +214,7 @@ def test_in_an_allocation_of_salloc_an_evicted_host_is_drained_and_what_was_aske
     lent = [record.job for record in records.values() if record.lent]
     assert len(lent) == 2 and len({*lent}) == 1 and len({record.job for record in records.values()}) == 2
     bad = job.node_of_rank(1)
-    start_slurm.call_holdfast("evict", bad, "--run-dir", str(job.run_dir))
+    start_slurm.call_holdfast("evict", bad, str(job.run_dir))
     job.trains(generation=2)
     shown = lambda: lab.call("sinfo", "-h", "-p", "main", "-n", records[bad].host, "-o", "%T|%E").strip()  # noqa: E731
     job.until(lambda: shown().startswith("drain"), "its drain")
