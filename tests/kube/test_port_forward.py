@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -130,7 +130,7 @@ class Page:
     def __init__(self, address: str) -> None:
         place = urlsplit(address)
         self._host, self._key = place.netloc, ""
-        self._key = json.load(self.ask("/enter", {"code": place.fragment}))["key"]
+        self._key = json.load(self.ask("/enter", {"code": parse_qs(place.query)["code"][0]}))["key"]
 
     def ask(self, path: str, body: dict[str, str] | None = None) -> http.client.HTTPResponse:
         """Send a GET, or a POST if there is a body."""
