@@ -324,12 +324,15 @@ class SlurmLab:
 
 
 @contextlib.contextmanager
-def run_lab(
-    nodes: int, conf: Mapping[str, str] | None = None, switches: tuple[str, ...] = (), gpus: int = 0
-) -> Iterator[SlurmLab]:
-    lab = SlurmLab(nodes, conf, switches, gpus)
+def running(lab: SlurmLab) -> Iterator[SlurmLab]:
     try:
         lab.start()
         yield lab
     finally:
         lab.stop()
+
+
+def run_lab(
+    nodes: int, conf: Mapping[str, str] | None = None, switches: tuple[str, ...] = (), gpus: int = 0
+) -> contextlib.AbstractContextManager[SlurmLab]:
+    return running(SlurmLab(nodes, conf, switches, gpus))

@@ -4,7 +4,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from holdfast.fleet.slurm_step_liveness import NodeRecord
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import TRAIN, Job
 from tests.conftest import job_environment, kill_marked
-from tests.slurm.lab import LOGIN, SlurmLab, lacking, run_lab
+from tests.slurm.lab import LOGIN, SlurmLab, lacking, running
 
 HOLDFAST = (sys.executable, "-m", "holdfast.cli")
 
@@ -118,19 +118,12 @@ def start_slurm(
 
 
 @contextlib.contextmanager
-def jobs_in_own_lab(
-    folder: Path,
-    patch: pytest.MonkeyPatch,
-    nodes: int,
-    conf: Mapping[str, str] | None = None,
-    switches: tuple[str, ...] = (),
-    gpus: int = 0,
-) -> Iterator[StartSlurm]:
+def jobs_in_own_lab(folder: Path, patch: pytest.MonkeyPatch, lab: SlurmLab) -> Iterator[StartSlurm]:
     """Jobs in a Slurm that only one test has; skips where none can run."""
     if why := lacking():
         pytest.skip(why)
     patch.setenv("HOLDFAST_HOME", str(folder / "home"))
-    with run_lab(nodes, conf, switches, gpus) as lab:
+    with running(lab):
         start = StartSlurm(lab, folder)
         yield start
         for job in start.jobs:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.driver import TRAIN, until
+from tests.slurm.lab import SlurmLab
 from tests.slurm.slurm_job import StartSlurm, jobs_in_own_lab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -23,7 +24,7 @@ step = int""",
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: str) -> Iterator[StartSlurm]:
-    with jobs_in_own_lab(tmp_path, monkeypatch, 2, gpus=4) as start:
+    with jobs_in_own_lab(tmp_path, monkeypatch, SlurmLab(2, gpus=4)) as start:
         yield start
 
 

@@ -25,7 +25,7 @@ def start(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: str
 ) -> Iterator[StartSlurm]:
     conf = {"PreemptMode": request.param, "KillWait": "40"}
-    with jobs_in_own_lab(tmp_path, monkeypatch, 2, conf=conf) as start:
+    with jobs_in_own_lab(tmp_path, monkeypatch, SlurmLab(1, conf)) as start:
         start.lab.call("scontrol", "update", "PartitionName=main", "GraceTime=0")
         yield start
 
@@ -48,26 +48,26 @@ class Output:
         def grows() -> object:
             return len(self.text()), self._lab.call("squeue", "-h", "-o", "%i %T")
 
-        until(lambda: self.text().count(found) >= count, f"{found}: {self.text()[-3000:]}", 150, grows)
+        until(lambda: self.text().count(found) >= count, f"{found}: {self.text()[-3000:]}", 300, grows)
 
 
 def test_a_preempted_batch_job_goes_on_from_its_last_step(start: StartSlurm, tmp_path: Path) -> None:
     lab = start.lab
     (tmp_path / "job.py").write_text(SAVING)
-    words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "2", "--slurm", "time=30 exclusive"]
+    words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "1", "--slurm", "time=30 exclusive"]
     words += ["--set", "probe.allow=false", "job.py", str(tmp_path)]
     start.call_holdfast(*words, HOLDFAST_STORE=str(tmp_path / "store"))
     output = Output(tmp_path / "run.out", lab)
     output.until("saved 20")
     [first] = lab.call("squeue", "-h", "-o", "%i").split()
-    words = ["--parsable", "-p", "urgent", "-N2", "--exclusive", "--time=9", "-o", "/dev/null"]
+    words = ["--parsable", "-p", "urgent", "-N1", "--exclusive", "--time=9", "-o", "/dev/null"]
     urgent = lab.call("sbatch", *words, "--wrap", "sleep 900").strip()
     output.until("ended with code 95")
     until(lambda: lab.call("squeue", "-h", "-j", urgent, "-o", "%T").strip() == "RUNNING", "the urgent job", 120)
     last = output.numbers("saved")[-1]
     waiting = lab.call("squeue", "-h", "-t", "PD", "-o", "%i").split()
     lab.call("scancel", urgent)
-    output.until("] from ", 4)
+    output.until("] from ", 2)
     assert output.numbers("from")[1:] == [last], output.text()
     (tmp_path / "finish").touch()
     output.until("done: ")

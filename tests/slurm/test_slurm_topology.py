@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.driver import until
+from tests.slurm.lab import SlurmLab
 from tests.slurm.slurm_job import StartSlurm, jobs_in_own_lab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -13,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: str) -> Iterator[StartSlurm]:
-    with jobs_in_own_lab(tmp_path, monkeypatch, 4, switches=("leaf-a", "leaf-b")) as start:
+    with jobs_in_own_lab(tmp_path, monkeypatch, SlurmLab(4, switches=("leaf-a", "leaf-b"))) as start:
         yield start
 
 
