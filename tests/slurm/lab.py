@@ -332,7 +332,5 @@ def running(lab: SlurmLab) -> Iterator[SlurmLab]:
         lab.stop()
 
 
-def run_lab(
-    nodes: int, conf: Mapping[str, str] | None = None, switches: tuple[str, ...] = (), gpus: int = 0
-) -> contextlib.AbstractContextManager[SlurmLab]:
-    return running(SlurmLab(nodes, conf, switches, gpus))
+def run_lab(nodes: int, conf: Mapping[str, str] | None = None) -> contextlib.AbstractContextManager[SlurmLab]:
+    return running(SlurmLab(nodes, conf))
