@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.fleet import pod_table
 from holdfast.fleet.kubernetes_client import GONE as TOO_OLD
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError
 from holdfast.fleet.kubernetes_fleet import KubernetesFleet
@@ -117,8 +118,9 @@ class Recorder:
 
 
 async def test_a_watch_from_before_a_compaction_is_refused_and_a_table_of_pods_lists_them_again(
-    fleet: KubernetesFleet, cluster: RealCluster, plane: ControlPlane
+    fleet: KubernetesFleet, cluster: RealCluster, plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pod_table, "_CATCH_UP_S", PATIENCE_S)  # for a refusal to arrive on a busy machine
     kept, lost = await fleet.acquire(2)
     await until_seen(fleet, are(UP, kept, lost))
     client = KubernetesClient(cluster.config, cluster.namespace)
