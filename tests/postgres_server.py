@@ -1,5 +1,6 @@
 """A real Postgres for tests: a server of its own in a folder of its own, at a unix socket that only we can open."""
 
+import ctypes
 import os
 import pwd
 import shutil
@@ -16,9 +17,9 @@ from holdfast.linux import process_attributes
 
 _NAMED = "HOLDFAST_TEST_POSTGRES"  # for programs that a test starts
 _UP_S = 60.0
+_CLONE_NEWNET = 0x40000000
 # As small as it goes; data outlives a kill of the server, but not one of the machine.
 _SMALL = (
-    "listen_addresses=",
     "fsync=off",
     "shared_buffers=8MB",
     "max_connections=60",
@@ -35,7 +36,9 @@ def find_binaries() -> Path | None:
 
 
 class PostgresServer:
-    def __init__(self) -> None:
+    def __init__(self, network: int = 0, address: str = "") -> None:
+        """`network` is a process whose network the server is in, where it listens at `address` for everybody."""
+        self._network, self._address = network, address
         found = find_binaries()
         if found is None:
             pytest.skip("there is no Postgres here (initdb)")
@@ -47,12 +50,20 @@ class PostgresServer:
         self.url = f"postgres:///postgres?host={self.folder}&user=postgres"
         command = ["initdb", "-D", "data", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"]
         self._start(command).wait(_UP_S)
+        if address:
+            self.url = f"postgres://postgres@{address}/postgres"
+            with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
+                rules.write("host all all all trust\n")
         self.up()
 
     def _start(self, command: list[str]) -> "subprocess.Popen[bytes]":
         front, user = os.getpid(), self._user
+        namespace = os.open(f"/proc/{self._network}/ns/net", os.O_RDONLY) if self._network else -1
+        libc = ctypes.CDLL(None)  # loaded here, as little may be done between fork and exec
 
         def become() -> None:
+            if namespace >= 0:
+                libc.setns(namespace, _CLONE_NEWNET)
             if user:
                 os.setgroups([])
                 os.setgid(user.pw_gid)
@@ -63,11 +74,16 @@ class PostgresServer:
         with open(self.folder / "log", "ab") as log:
             (self.folder / "log").chmod(0o666)
             env = {"PATH": os.environ["PATH"]}
-            return subprocess.Popen(argv, cwd=self.folder, stdout=log, stderr=log, preexec_fn=become, env=env)  # noqa: PLW1509
+            try:
+                return subprocess.Popen(argv, cwd=self.folder, stdout=log, stderr=log, preexec_fn=become, env=env)  # noqa: PLW1509
+            finally:
+                if namespace >= 0:
+                    os.close(namespace)
 
     def up(self) -> None:
         """Start it, and wait until it answers."""
-        options = [word for option in _SMALL for word in ("-c", option)]
+        small = (*_SMALL, f"listen_addresses={self._address}")
+        options = [word for option in small for word in ("-c", option)]
         self.process = self._start(["postgres", "-D", "data", "-k", str(self.folder), *options])
         until = time.monotonic() + _UP_S
         while not self._answers():
@@ -78,7 +94,7 @@ class PostgresServer:
         import psycopg
 
         try:
-            psycopg.connect(self.url).close()
+            psycopg.connect(f"postgres:///postgres?host={self.folder}&user=postgres").close()
         except psycopg.OperationalError:
             return False
         return True

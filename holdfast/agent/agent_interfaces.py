@@ -238,6 +238,7 @@ class AgentEvents(msgspec.Struct, frozen=True, kw_only=True):
     on_traffic: Callable[[tuple[LinkTraffic, ...]], None]
     on_logged: Callable[[StepValues, str], None]  # what a rank's line says about a step, and what kind of line it is
     on_leave_request: Callable[[], None]  # somebody on this host wants the node to leave
+    on_end_warning: Callable[[], None]  # the cluster has said that it will end this node
 
 
 class AgentParts(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,6 +57,7 @@ from holdfast.wire.agent_messages import (
     Ack,
     AimMessage,
     ControllerPacket,
+    EndWarning,
     ErrandMessage,
     HashReport,
     JobFigures,
@@ -96,6 +97,7 @@ class Agent:
                 on_traffic=lambda links: self._send(TrafficReport(node=self.node, links=links)),
                 on_logged=lambda told, source: self.losses.on_logged(told, source),
                 on_leave_request=self._on_leave_request,
+                on_end_warning=lambda: self._send(EndWarning(node=self.node)),
             )
         )
         self.clock, self.controller_clock = parts.clock, parts.controller_clock

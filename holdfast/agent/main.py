@@ -32,7 +32,7 @@ from holdfast.agent.snapshots.keeper_identity import make_keeper_identity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import preimported_fork
-from holdfast.linux.process_attributes import write_no_core
+from holdfast.linux.process_attributes import END_WARNING, write_no_core
 from holdfast.logs.secret_masking import Masker, MaskingFormatter, make_secret_masker
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
@@ -101,14 +101,17 @@ def _assemble_parts(
             staging.watch,
             TorchCompileCache(spec, dialer, lambda: bool(ranks.held), events.say).run,
             partial(LogRotation(spec).run, ranks.running_ranks),
-            partial(_heed_interrupt, events.on_leave_request),
+            partial(_heed_signals, events),
         ),
     )
 
 
-async def _heed_interrupt(on_leave_request: Callable[[], None]) -> None:
-    """From now on, let SIGINT make the node leave. An agent that is not ready yet is ended by SIGINT."""
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, on_leave_request)
+async def _heed_signals(events: AgentEvents) -> None:
+    """From now on, let SIGINT make the node leave, and pass a warning on to the controller. An agent that is not ready
+    yet is ended by SIGINT, and does not hear a warning."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, events.on_leave_request)
+    loop.add_signal_handler(END_WARNING, events.on_end_warning)
 
 
 def main() -> None:

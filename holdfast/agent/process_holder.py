@@ -88,6 +88,7 @@ class Holder:
         signal.signal(signal.SIGTERM, lambda *_: self._request_exit(128 + signal.SIGTERM))
         signal.signal(signal.SIGINT, lambda *_: self._exit_with_grace())
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(process_attributes.END_WARNING, lambda *_: self._pass_warning())
         self._watch_socket(wake, self._on_wakeup)
         (self.node_dir / "holder.pid").write_text(f"{os.getpid()}\n")
         self._start_agent()
@@ -108,6 +109,10 @@ class Holder:
             os.kill(self._agent[0], signal.SIGINT)
         else:
             self._request_exit(128 + signal.SIGINT)
+
+    def _pass_warning(self) -> None:
+        if self._agent:
+            os.kill(self._agent[0], process_attributes.END_WARNING)
 
     def _on_wakeup(self, wake: socket.socket) -> None:
         wake.recv(4096)

@@ -29,6 +29,7 @@ from holdfast.model.observation import Beat, Reach
 from holdfast.model.rank_traces import Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
+    EndWarning,
     HashReport,
     Hello,
     NodeNotice,
@@ -175,6 +176,8 @@ class AgentIngest:
             case NodeNotice() if message.node == node:
                 if self._sentences.may_call(node):
                     self._say(f"{node}: {_shorten(message.text)}")
+            case EndWarning() if message.node == node:
+                self.controller.survey_soon()
             case HashReport() if message.node == node:
                 marks = tuple(mark for mark in message.marks if self.registry.owns_rank(node, mark.rank))
                 for alarm in self.detectors.replicas.on_marks(now, node, message.generation, marks):

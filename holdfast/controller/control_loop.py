@@ -90,6 +90,7 @@ class Controller:
         self._tasks: asyncio.TaskGroup
         self._acts: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
+        self._survey_due = False  # a node has heard that its end is near
         self._stepping = False
         self.began_job = False  # the journal was empty, as at a new job, or after all of it was lost
 
@@ -317,6 +318,7 @@ class Controller:
         """Survey the fleet again and again, one survey at a time, without holding up anything else."""
         while self.view.phase not in (Phase.ENDING, Phase.DONE):  # then nodes go because the job wants them gone
             _ = self.epoch  # a survey may act: it ends strays, and starts nodes
+            self._survey_due = False
             seen = await self.fleet_watch.survey_nodes()
             if report := self.fleet_watch.find_changes(seen):
                 self.process_event(report)
@@ -326,13 +328,17 @@ class Controller:
 
     async def _pause_surveys(self) -> None:
         """Wait for the next survey. The wait is short if a node's link is closed: the fleet may already know that the
-        node has ended, before the node counts as silent."""
+        node has ended, before the node counts as silent. It is short, too, if the cluster has warned a node."""
         clock = asyncio.get_running_loop().time
         until = clock() + self.fleet.survey_s
         while (left_s := until - clock()) > 0:
             await asyncio.sleep(min(left_s, LINK_LOST_S))
-            if self.registry.misses_link():
+            if self._survey_due or self.registry.misses_link():
                 return
+
+    def survey_soon(self) -> None:
+        """Survey the fleet now, not when the next survey is due: the cluster has warned a node of its end."""
+        self._survey_due = True
 
     async def _tick_forever(self) -> None:
         tick_s = min(TICK_S, self.settings.silence.beat_s / 4)  # silence wants to be asked several times per beat

@@ -29,6 +29,9 @@ _SHELL = (
     "os.execl('/bin/sh', 'sh', '-c', sys.argv[3])"
 )
 
+# To a node that its cluster has warned. Who does not handle it yet ignores it, so it ends no process that only begins.
+END_WARNING = signal.SIGURG
+
 # Left as they are: the interpreter's own handlers for these belong to faulthandler.
 _FATAL = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
 _FRESH: dict[int, signal.Handlers | Callable[[int, FrameType | None], object]] = {

@@ -57,6 +57,13 @@ class NodeNotice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
     text: str
 
 
+class EndWarning(msgspec.Struct, frozen=True, kw_only=True, tag="warned"):
+    """The cluster has warned a node that it will end it: the fleet can say when. A lost warning is not sent again,
+    because surveys go on."""
+
+    node: str
+
+
 class HashReport(msgspec.Struct, frozen=True, kw_only=True, tag="marked"):
     """Hashes of the state that this node's ranks share with others; a lost report is not sent again."""
 
@@ -155,6 +162,7 @@ FromAgent = (
     | Beat
     | Post
     | NodeNotice
+    | EndWarning
     | HashReport
     | TraceAnswer
     | TrafficReport

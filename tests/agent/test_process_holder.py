@@ -14,6 +14,7 @@ from holdfast.agent.process_holder import Holder
 from holdfast.agent.zygotes import Zygote
 from holdfast.core.agent_state_machine import RememberLeaving
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.linux import process_attributes
 from holdfast.model.node_errands import Leave
 from holdfast.wire import holder_messages, holder_zygote_messages, run_and_node_specs
 from holdfast.wire.holder_messages import (
@@ -186,6 +187,18 @@ def test_a_rank_that_has_ended_gets_no_signal(bench: Bench, monkeypatch: pytest.
         bench.agent.send(holder_messages.encode(KillRank(key=key, signal=15)))
         bench.holder._on_request(bench.holder._agent[1])
     assert signalled == [(5, 15)]
+
+
+def test_a_warning_is_passed_on_to_the_agent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append((pid, number)))
+    bench.holder._pass_warning()
+    assert signalled == [(AGENT, process_attributes.END_WARNING)]
+    assert bench.holder._agent
+    agent, bench.holder._agent = bench.holder._agent, None
+    bench.holder._pass_warning()
+    assert len(signalled) == 1, "it is being started anew"
+    bench.holder._agent = agent
 
 
 def test_the_first_words_to_an_agent(bench: Bench) -> None:

@@ -95,20 +95,18 @@ def change_view(page: Any, change: Callable[[dict[str, Any]], object]) -> None:
 
 @contextlib.contextmanager
 def served(journal: Path, files: int = 4096) -> Iterator[str]:
-    """The address of a page that a real `holdfast dash` serves, which may open so many files; it complains beside the
-    journal."""
-    words = [
-        "prlimit",
-        f"--nofile={files}:{files}",
-        sys.executable,
-        "-m",
-        "holdfast",
-        "dash",
-        str(journal),
-        "--no-open",
-    ]
+    """The address of a page that a real `holdfast dash` serves of a journal; it complains beside the journal."""
+    with serving(str(journal), said=journal.parent / "stderr", files=files) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serving(*shown: str, said: Path, files: int = 4096) -> Iterator[str]:
+    """The address of a page that a real `holdfast dash` serves, which may open so many files."""
+    limits = ["prlimit", f"--nofile={files}:{files}"]
+    words = [*limits, sys.executable, "-m", "holdfast", "dash", *shown, "--no-open"]
     with (
-        (journal.parent / "stderr").open("wb") as stderr,
+        said.open("wb") as stderr,
         subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=Path(__file__).parents[2]
         ) as process,

@@ -47,29 +47,45 @@ def test_the_script_is_what_a_person_would_have_written(
 @pytest.mark.parametrize(
     "case",
     [
-        (0, "", []),
-        (95, "", ["sbatch"]),
-        (0, "USR1", ["sbatch", "scancel 77"]),
-        (95, "USR1", ["sbatch"]),
-        (95, "TERM", []),
+        (0, "", {}, []),
+        (95, "", {}, ["sbatch"]),
+        (0, "USR1", {}, ["sbatch", "scancel 77"]),
+        (95, "USR1", {}, ["sbatch"]),
+        (95, "TERM", {}, []),
+        (95, "TERM", {"PREEMPTED": "1"}, ["sbatch"]),
+        # Slurm has started it again; the one that it had queued before still waits.
+        (95, "", {"SLURM_RESTART_COUNT": "1", "WAITS": "77"}, []),
+        (0, "", {"SLURM_RESTART_COUNT": "1", "WAITS": "77"}, ["scancel 77"]),
+        (95, "", {"SLURM_RESTART_COUNT": "1"}, ["sbatch"]),
+        (0, "", {"WAITS": "77"}, []),
     ],
 )
 def test_the_script_queues_its_successor_if_the_run_goes_on(
-    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: tuple[int, str, list[str]]
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: tuple[int, str, dict[str, str], list[str]]
 ) -> None:
-    code, signals, said = case
+    code, signals, told, said = case
     assert main(["sbatch", "--dry-run", "--run-dir", "run", script]) == 0
     text = capsys.readouterr().out
     for name, does in (("sbatch", "echo 77"), ("scancel", ":")):
         (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/said\n{does}\n')
         (tmp_path / name).chmod(0o755)
+    (tmp_path / "squeue").write_text(
+        """#!/bin/sh
+case "$*" in
+*PreemptTime*) [ -n "$PREEMPTED" ] && echo 2026-11-18T02:15:57 || echo N/A ;;
+*) printf '%s' "${WAITS:+$WAITS\n}" ;;
+esac
+"""
+    )
+    (tmp_path / "squeue").chmod(0o755)
     # What stands for the run tells the script of the signals that Slurm would send it.
     begin = next(line.strip() for line in text.splitlines() if "-m holdfast run --fleet slurm" in line)
     sends = f"kill -{signals} $$; sleep 0.5; " if signals else ""
     stands = f"( trap '' TERM; {sends}exit {code} ) &"
     path = tmp_path / "run.sbatch"
     path.write_text(text.replace(begin, stands))
-    done = subprocess.run(["bash", str(path)], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False, timeout=60)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "76", "SLURM_JOB_NAME": "holdfast-r", **told}
+    done = subprocess.run(["bash", str(path)], env=env, check=False, timeout=60)
     assert done.returncode == code
     heard = (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
     assert [line if line.startswith("scancel") else line.split()[0] for line in heard] == said

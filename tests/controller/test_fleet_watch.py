@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 
 import pytest
 
@@ -13,6 +14,8 @@ from holdfast.model.detector_alarm import MACHINE_LOST, Alarm, Kind
 from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import EndWarning
 from tests.controller.conftest import HEADERS, Desk, Open
 from tests.controller.fakes import FakeFleet
 
@@ -116,6 +119,23 @@ async def test_a_closed_link_is_looked_into_at_once(desk_of: Open, monkeypatch: 
         fleet_of(desk).seen["new0"] = GONE
         await agent.ws.close()
         await desk.until(lambda: "new0" in desk.controller.view.gone, "its eviction by the fleet's word")
+
+
+async def test_a_node_that_its_cluster_warns_is_asked_about_at_once(
+    desk_of: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(silence=SilenceLimits(beat_s=100.0, silence_s=600.0))
+    async with desk_of(JOB, settings) as desk:
+        await desk.until(lambda: fleet_of(desk).here, "a request for a node")
+        agent = await desk.train("new0")
+        monkeypatch.setattr(FakeFleet, "survey_s", 500.0)
+        await after(desk, 1)
+        surveys = fleet_of(desk).surveys
+        fleet_of(desk).seen["new0"] = FleetNode(state=FleetState.UP, reason="preempted", ends_at=time.time() + 20.0)
+        await agent.ws.send_bytes(agent_messages.encode(EndWarning(node="new1")))  # for another, who has not said it
+        await agent.ws.send_bytes(agent_messages.encode(EndWarning(node="new0")))
+        await desk.until(lambda: "new0" in desk.controller.view.draining, "its drain")
+        assert fleet_of(desk).surveys == surveys + 1
 
 
 async def test_a_loss_that_is_known_while_ranks_are_being_stopped_is_not_told_again(desk_of: Open) -> None:

@@ -1,4 +1,4 @@
-"""What every fleet that can acquire must do. A second one joins FLEETS and passes the same tests."""
+"""What every fleet must do. Another one joins FLEETS and passes the same tests: all of them, if it can acquire."""
 
 import asyncio
 import time
@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.controller_interfaces import Fleet, FleetRefusal
+from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from tests.cli.driver import PATIENCE_S, until
 from tests.fleet import places
@@ -27,6 +28,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     lose: Callable[[Path, str], None]  # ends the machine of a node that is up
     hold: Callable[[Path, pytest.MonkeyPatch], Callable[[], None]]  # keeps new nodes from coming up, until called
     held: FleetState  # as which they are told
+    cut: Callable[[Path, pytest.MonkeyPatch], None]  # the controller ends once the cluster has heard of a request
+    doubt: Callable[[Path, str, str], Callable[[], None]]  # hides whether a node on a host lives, until called
     refuse: Callable[[Path, pytest.MonkeyPatch], str] | None = None  # forbids all nodes; returns the cluster's sentence
     close: Callable[[Path], Awaitable[None]] | None = None
 
@@ -39,6 +42,8 @@ FLEETS = (
         lose=places.lose_local,
         hold=places.hold_local,
         held=FleetState.STARTING,
+        cut=places.cut_local,
+        doubt=places.doubt_local,
     ),
     Kind(
         name="slurm",
@@ -47,6 +52,8 @@ FLEETS = (
         lose=slurm_places.lose_slurm,
         hold=slurm_places.hold_slurm,
         held=FleetState.QUEUED,
+        cut=slurm_places.cut_slurm,
+        doubt=slurm_places.doubt_slurm,
         refuse=slurm_places.refuse_slurm,
     ),
     Kind(
@@ -56,10 +63,15 @@ FLEETS = (
         lose=kube_places.lose,
         hold=kube_places.hold,
         held=FleetState.QUEUED,
+        cut=kube_places.cut,
+        doubt=kube_places.doubt,
         refuse=kube_places.refuse,
         close=kube_places.close,
     ),
 )
+
+
+OPENERS: dict[str, Callable[[Path], Fleet]] = {kind.name: kind.open for kind in FLEETS} | {"join": places.join}
 
 
 class Site:
@@ -84,6 +96,35 @@ class Site:
             assert time.monotonic() < until_at, f"{node} is not {state} but {seen}"
             await asyncio.sleep(0.05)
         return seen
+
+
+@pytest.fixture(params=OPENERS)
+async def any_fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Callable[[], Fleet]]:
+    """Opens a fleet as often as one likes; it may be one that cannot acquire."""
+    if request.param == "slurm":
+        request.getfixturevalue("slurm_lab")
+    yield lambda: OPENERS[request.param](tmp_path)
+    if request.param == "kubernetes":
+        await kube_places.close(tmp_path)
+
+
+async def test_a_fleet_without_nodes_says_so_and_has_nothing_to_release(any_fleet: Callable[[], Fleet]) -> None:
+    for fleet in (any_fleet(), any_fleet()):
+        assert fleet.nodes() == () and fleet.departures() == () and await fleet.survey() == {}
+        for _ in range(2):
+            await fleet.give_back("nobody", "never heard of", Dismissal.EVICTED)
+        assert fleet.nodes() == ()
+        assert (fleet.survey_s > 0) == fleet.can_acquire, "who made nodes can tell of them"
+
+
+async def test_a_fleet_whose_nodes_others_start_can_only_ask_for_them(tmp_path: Path) -> None:
+    fleet = places.join(tmp_path)
+    assert not fleet.can_acquire
+    with pytest.raises(OSError, match=r"\b2\b") as told:
+        await fleet.acquire(2)
+    assert not isinstance(told.value, FleetRefusal), "they may come yet"
+    await fleet.give_back("h7", "evicted", Dismissal.EVICTED)  # returns, and proves nothing
+    assert fleet.nodes() == () and await fleet.survey() == {}
 
 
 @pytest.fixture(params=[kind.name for kind in FLEETS])
@@ -175,6 +216,50 @@ async def test_a_survey_after_the_controller_is_back_tells_of_the_same_nodes(sit
     seen = await site.fleet.survey()
     assert {node: one.state for node, one in seen.items()} == {lost: FleetState.GONE, kept: FleetState.UP}
     assert sorted(site.fleet.nodes()) == sorted(seen)
+
+
+async def test_a_controller_that_ends_amid_an_acquisition_leaves_no_node_that_nobody_knows(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        site.kind.cut(site.place, patch)
+        with pytest.raises(places.Cut):
+            await site.fleet.acquire(2)
+    fleet = site.reopen()
+    known = fleet.nodes()
+    until_at = time.monotonic() + PATIENCE_S
+    while {one.state for one in (await fleet.survey()).values()} - {FleetState.UP, FleetState.GONE}:
+        assert time.monotonic() < until_at, await fleet.survey()
+        await asyncio.sleep(0.05)
+    [new] = await fleet.acquire(1)
+    assert new not in known
+    await site.look_until(new, FleetState.UP)
+    until(lambda: site.alive(new), "the new node to be up")
+    for node in fleet.nodes():
+        await fleet.give_back(node, "not needed")
+    assert await fleet.survey() == {}
+    for node in ("n0", "n1", new):
+        until(lambda node=node: not site.alive(node), f"the end of {node}")  # type: ignore[misc]
+
+
+@pytest.mark.slow  # Slurm takes its time to miss a host
+async def test_a_release_without_proof_is_an_error_and_the_node_is_unknown_until_then(site: Site) -> None:
+    kept, lost = await site.fleet.acquire(2)
+    for node in (kept, lost):
+        until(lambda node=node: site.alive(node), f"{node} to be up")  # type: ignore[misc]
+    lift = site.kind.doubt(site.place, lost, (await site.look_until(lost, FleetState.UP)).host)
+    try:
+        assert (await site.look_until(lost, FleetState.UNKNOWN)).reason
+        with pytest.raises(OSError, match=r"\w") as told:
+            await site.fleet.give_back(lost, "evicted", Dismissal.EVICTED)
+        assert not isinstance(told.value, FleetRefusal)
+        site.reopen()
+        assert site.fleet.nodes() == (kept,) and site.alive(kept), "it is not the job's any more, proof or not"
+        [new] = await site.fleet.acquire(1)
+        assert new not in (kept, lost)
+    finally:
+        lift()
+    until(lambda: not site.alive(lost), "its end, when it is heard of again")
 
 
 async def test_no_node_of_many_is_told_gone_while_it_starts(site: Site) -> None:

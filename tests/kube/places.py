@@ -8,7 +8,9 @@ import pytest
 from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.fleet.kubernetes_client import KubernetesClient
 from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
-from holdfast.fleet.pod_manifest import PodShape
+from holdfast.fleet.pod_manifest import Manifest, PodShape
+from holdfast.fleet.pod_reading import PodView
+from tests.fleet.places import Cut
 from tests.kube.cluster import Cluster, FakeCluster
 
 REFUSAL = 'pods "x" is forbidden: violates PodSecurity "restricted"'
@@ -68,6 +70,24 @@ def hold(place: Path, patch: pytest.MonkeyPatch) -> Callable[[], None]:
         machines.held = False
 
     return let_go
+
+
+def cut(place: Path, patch: pytest.MonkeyPatch) -> None:
+    client = _fleets[place][-1]._client
+    create = client.create_pod
+
+    async def create_and_end(manifest: Manifest) -> PodView:
+        await create(manifest)
+        raise Cut
+
+    patch.setattr(client, "create_pod", create_and_end)
+
+
+def doubt(place: Path, node: str, host: str) -> Callable[[], None]:
+    """Its host's kubelet is not heard."""
+    machines = _clusters[place].machines
+    machines.silence(host)
+    return lambda: machines.wake(host)
 
 
 def refuse(place: Path, patch: pytest.MonkeyPatch) -> str:

@@ -1,12 +1,13 @@
 """A laptop looks at a job in a cluster: `kubectl port-forward` by a real API server, to a kubelet that is played."""
 
 import contextlib
+import http.client
 import json
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -16,6 +17,7 @@ from holdfast.wire.run_and_node_specs import ControllerAddress, read_json
 from tests.cli.conftest import Start
 from tests.cli.conftest import start as start
 from tests.cli.driver import Job, run_command, until
+from tests.cli.page_in_browser import serving
 from tests.kube.cluster import BINARIES, RealCluster
 from tests.kube.fake_api import timestamp
 from tests.kube.kubelet_port import KubeletPort
@@ -118,5 +120,46 @@ def test_a_laptop_asks_a_controller_through_a_forwarded_port(
             token.write_text("guess")
             refused = run_command(*words, str(door), folder=tmp_path)
             assert refused.returncode == 1 and "X-Holdfast-Token" in refused.stderr
+    job.finish()
+    job.ends(0)
+
+
+class Page:
+    """What a browser asks of the page that `holdfast dash` serves."""
+
+    def __init__(self, address: str) -> None:
+        place = urlsplit(address)
+        self._host, self._key = place.netloc, ""
+        self._key = json.load(self.ask("/enter", {"code": parse_qs(place.query)["code"][0]}))["key"]
+
+    def ask(self, path: str, body: dict[str, str] | None = None) -> http.client.HTTPResponse:
+        """Send a GET, or a POST if there is a body."""
+        headers = {"X-Holdfast-Page": self._key, "Origin": f"http://{self._host}"}
+        link = http.client.HTTPConnection(self._host, timeout=PATIENCE_S)
+        link.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
+        answer = link.getresponse()
+        assert answer.status == http.HTTPStatus.OK, (path, answer.status, answer.read())
+        return answer
+
+
+def test_a_laptop_follows_a_job_on_a_page_and_gives_an_order_through_a_forwarded_port(
+    job: Job, kubelet: KubeletPort, cluster: RealCluster, tmp_path: Path
+) -> None:
+    token, door = tmp_path / "token", run_dir_secrets.door_keys_folder(job.run_dir) / "authority.pem"
+    token.write_text(run_dir_secrets.read_token(job.run_dir))
+    with forwarding(programs()[0], cluster, tmp_path) as address:
+        words = (address, "--token-file", str(token), "--cacert", str(door))
+        with serving(*words, said=tmp_path / "dash.stderr") as page_address:
+            page = Page(page_address)
+            assert b'"gpt"' in page.ask("/view").read()
+            live = page.ask("/live?after=0")
+            assert live.readline(), "the first line says where to begin"
+            page.ask("/order", {"verb": "hold"})
+            job.until(lambda: job.phase() == "held", "the order's end")
+            until(lambda: b"held" in live.readline(), "a word of it on the page")
+            page.ask("/order", {"verb": "resume"})
+            job.trains(2)
+            live.close()
+    assert set(kubelet.asked) == {f"/portForward/{cluster.namespace}/{POD}"}
     job.finish()
     job.ends(0)

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.fleet import pod_table
+from holdfast.fleet.kubernetes_client import GONE as TOO_OLD
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError
 from holdfast.fleet.kubernetes_fleet import KubernetesFleet
+from holdfast.fleet.pod_table import PodChanges, PodTable
 from holdfast.journal.lease_term import no_lease
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
@@ -93,11 +96,59 @@ async def test_a_crash_of_the_api_server_and_a_compaction_are_ridden_out(
     await asyncio.to_thread(plane.start_api)
     await ending
     assert are(UP, second)(await fleet.survey()) and cluster.machines.process_of(first) is None
-    await asyncio.to_thread(plane.compact)  # a watch from before is refused with 410
+    await asyncio.to_thread(plane.compact)
     await asyncio.to_thread(plane.crash_api)
     await asyncio.to_thread(plane.start_api)
     cluster.machines.kill(second)
     await until_seen(fleet, are(GONE, second))
+
+
+class Recorder:
+    """Asks as a client does, and notes with which status watches were refused."""
+
+    def __init__(self, client: KubernetesClient) -> None:
+        self.list_pods, self._client = client.list_pods, client
+        self.refused: list[int] = []
+
+    async def watch_pods(self, run: str, version: str) -> PodChanges:
+        try:
+            async for change in self._client.watch_pods(run, version):
+                yield change
+        except KubernetesError as e:
+            self.refused.append(e.status)
+            raise
+
+
+async def test_a_watch_from_before_a_compaction_is_refused_and_a_table_of_pods_lists_them_again(
+    fleet: KubernetesFleet, cluster: RealCluster, plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_table, "_CATCH_UP_S", PATIENCE_S)  # for a refusal to arrive on a busy machine
+    kept, lost = await fleet.acquire(2)
+    await until_seen(fleet, are(UP, kept, lost))
+    client = KubernetesClient(cluster.config, cluster.namespace)
+    recorder = Recorder(client)
+    table = PodTable(recorder, "lab")
+    await table.refresh()
+    _, old = await client.list_pods("lab")
+    await asyncio.to_thread(plane.crash_api)
+    await asyncio.to_thread(plane.start_api)
+    await fleet.give_back(lost, "while the table's watch is broken")
+    await asyncio.to_thread(plane.compact)
+    await asyncio.to_thread(plane.crash_api)
+    await asyncio.to_thread(plane.start_api)
+    with pytest.raises(KubernetesError) as refused:
+        await anext(client.watch_pods("lab", old))
+    assert refused.value.status == TOO_OLD
+    await table.refresh()
+    assert TOO_OLD in recorder.refused, recorder.refused
+    assert (set(table.pods), set(table.removed)) == ({kept}, {lost})
+    cluster.machines.kill(kept)
+    until_at = time.monotonic() + PATIENCE_S
+    while table.pods[kept].status.phase != "Failed":  # a watch from after the new list tells it
+        assert time.monotonic() < until_at
+        await table.refresh()
+    await table.close()
+    await client.close()
 
 
 async def test_kubernetes_itself_finds_a_machine_that_does_not_answer_and_collects_what_a_run_leaves(

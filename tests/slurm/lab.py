@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -114,10 +115,12 @@ def _mount_tree() -> str:
 
 
 class SlurmLab:
-    def __init__(self, nodes: int, conf: Mapping[str, str] | None = None, switches: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, nodes: int, conf: Mapping[str, str] | None = None, switches: tuple[str, ...] = (), gpus: int = 0
+    ) -> None:
         """`conf` has lines of slurm.conf that are to be otherwise. Each of `switches` has as many of the nodes as the
-        others, and "core" is above all of them."""
-        self.count, self._conf, self._switches = nodes, conf or {}, switches
+        others, and "core" is above all of them. Every node has `gpus` devices that Slurm takes for NVIDIA's."""
+        self.count, self._conf, self._switches, self._gpus = nodes, conf or {}, switches, gpus
         self.name = f"hf{os.urandom(3).hex()}"  # its hosts have it in their names, and so in those of control groups
         self.dir = Path(tempfile.mkdtemp(prefix="hf-slurm-"))
         self.env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(self.dir / "slurm.conf")}
@@ -143,6 +146,9 @@ class SlurmLab:
         text = CONF.format(dir=self.dir, net=NET, nodes=self.count, login=LOGIN, name=self.name, tracking=tracking)
         for option, value in self._conf.items():
             text = re.sub(f"^{option}=.*", f"{option}={value}", text, flags=re.MULTILINE)
+        if self._gpus:
+            text = text.replace(" State=UNKNOWN\n", f" Gres=gpu:{self._gpus} State=UNKNOWN\n") + "GresTypes=gpu\n"
+            self._make_devices()
         (self.dir / "slurm.conf").write_text(text + ("TopologyPlugin=topology/tree\n" if self._switches else ""))
         share = self.count // max(1, len(self._switches))
         rows = [
@@ -177,6 +183,12 @@ class SlurmLab:
         for node in self.nodes:
             self.boot(node)
         until(lambda: self._count_idle() == self.count, "all nodes to be idle")
+
+    def _make_devices(self) -> None:
+        for number in range(self._gpus):
+            os.mknod(self.dir / f"nvidia{number}", stat.S_IFCHR | 0o666, os.stat(os.devnull).st_rdev)
+        devices = f"Name=gpu File={self.dir}/nvidia[0-{self._gpus - 1}] Flags=nvidia_gpu_env\n"
+        (self.dir / "gres.conf").write_text(devices)
 
     def boot(self, node: str) -> None:
         (self.dir / "spool" / node).mkdir(exist_ok=True)
@@ -243,6 +255,17 @@ class SlurmLab:
         found = self.call("sinfo", "-h", "-p", "main", "-t", "idle", "-o", "%D|%t", check=False).split()
         return sum(int(row.split("|")[0]) for row in found if row.endswith("|idle"))
 
+    def name_hosts(self, name: str, *nodes: str) -> None:
+        """What DNS does: have a name stand for these machines, and for no others any more."""
+        hosts = self.dir / "hosts"  # written in its place: all machines have it mounted
+        lines = [line for line in hosts.read_text().splitlines() if line.split()[1] != name]
+        own = [f"{NET}.{node.rpartition('-')[2]} {name}" for node in nodes]
+        hosts.write_text("\n".join([*lines, *own, ""]))
+
+    def first_process(self, machine: str) -> int:
+        """The pid of a machine's first process, seen from here."""
+        return self._inits[machine]
+
     def call(self, *words: str, on: str = LOGIN, cwd: str = "/", check: bool = True, **env: str) -> str:
         """Run a command on a machine of the lab, and return what it prints."""
         return self._call(self.words(*words, on=on, cwd=cwd), check=check, **env)
@@ -301,10 +324,13 @@ class SlurmLab:
 
 
 @contextlib.contextmanager
-def run_lab(nodes: int, conf: Mapping[str, str] | None = None, switches: tuple[str, ...] = ()) -> Iterator[SlurmLab]:
-    lab = SlurmLab(nodes, conf, switches)
+def running(lab: SlurmLab) -> Iterator[SlurmLab]:
     try:
         lab.start()
         yield lab
     finally:
         lab.stop()
+
+
+def run_lab(nodes: int, conf: Mapping[str, str] | None = None) -> contextlib.AbstractContextManager[SlurmLab]:
+    return running(SlurmLab(nodes, conf))

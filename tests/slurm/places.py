@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from holdfast.fleet import slurm_fleet
 from holdfast.fleet.local_process_fleet import node_processes
 from holdfast.fleet.slurm_fleet import SlurmFleet, SlurmPlan
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
+from tests.cli.driver import until
+from tests.fleet.places import Cut
 from tests.slurm.lab import SlurmLab
 
 LAB: list[SlurmLab] = []  # of this process, while it has one
@@ -73,6 +75,29 @@ def hold_slurm(place: Path, patch: pytest.MonkeyPatch) -> Callable[[], None]:
         lab.call("scontrol", "update", "PartitionName=main", "State=UP")
 
     return let_go
+
+
+def cut_slurm(place: Path, patch: pytest.MonkeyPatch) -> None:
+    commands = _fleets[place]._commands
+    submit = commands.submit
+
+    def submit_and_end(words: Sequence[str], script: str) -> int:
+        submit(words, script)
+        raise Cut
+
+    patch.setattr(commands, "submit", submit_and_end)
+
+
+def doubt_slurm(place: Path, node: str, host: str) -> Callable[[], None]:
+    """Its host is behind a cut cable."""
+    [lab] = LAB
+    lab.cut(host)
+
+    def lift() -> None:
+        lab.heal(host)
+        until(lambda: lab.call("sinfo", "-h", "-n", host, "-p", "main", "-o", "%t").strip("* \n") != "down", host, 60)
+
+    return lift
 
 
 def refuse_slurm(place: Path, patch: pytest.MonkeyPatch) -> str:

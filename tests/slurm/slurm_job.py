@@ -1,5 +1,6 @@
 """A job whose front is at the login host of a lab, and whose nodes are steps there."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -13,12 +14,23 @@ from holdfast.fleet.slurm_step_liveness import NodeRecord
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import TRAIN, Job
 from tests.conftest import job_environment, kill_marked
-from tests.slurm.lab import LOGIN, SlurmLab
+from tests.slurm.lab import LOGIN, SlurmLab, lacking, running
+
+HOLDFAST = (sys.executable, "-m", "holdfast.cli")
 
 
 class SlurmJob(Job):
-    def __init__(self, lab: SlurmLab, folder: Path, *words: str, env: dict[str, str], name: str = "job") -> None:
-        self.lab, self.at = lab, LOGIN  # where people type
+    def __init__(
+        self,
+        lab: SlurmLab,
+        folder: Path,
+        *words: str,
+        env: dict[str, str],
+        name: str = "job",
+        at: str = LOGIN,
+        inside: tuple[str, ...] = (),
+    ) -> None:
+        self.lab, self.at, self.inside = lab, at, inside  # where people type, and what runs our command
         super().__init__(folder, *words, env=env, name=name)
         self.patience_s = 90.0  # nodes start as fresh interpreters
 
@@ -28,7 +40,7 @@ class SlurmJob(Job):
         self._started = True
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                self.lab.words(sys.executable, "-m", "holdfast.cli", "run", *words, on=self.at, cwd=str(self.folder)),
+                self.lab.words(*self.inside, *HOLDFAST, "run", *words, on=self.at, cwd=str(self.folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -74,18 +86,19 @@ class StartSlurm:
         self.env = make_rank_environment(job_environment()) | lab.env
         self.jobs: list[SlurmJob] = []
 
-    def __call__(self, *flags: str, script: str = TRAIN, name: str = "job", **env: str) -> SlurmJob:
+    def __call__(
+        self, *flags: str, script: str = TRAIN, name: str = "job", inside: tuple[str, ...] = (), **env: str
+    ) -> SlurmJob:
         (self.folder / f"{name}.py").write_text(script)
         fresh = () if "import torch" in script else ("--no-zygote",)
         words = ("--fleet", "slurm", "--run-dir", str(self.folder / "run"), *fresh, "--set", "probe.allow=false")
         words = (*words, *flags, f"{name}.py", str(self.folder))
-        self.jobs.append(SlurmJob(self.lab, self.folder, *words, env=self.env | env, name=name))
+        self.jobs.append(SlurmJob(self.lab, self.folder, *words, env=self.env | env, name=name, inside=inside))
         return self.jobs[-1]
 
     def call_holdfast(self, *words: str, **env: str) -> str:
         """Run one of our commands at the login host, and return what it prints."""
-        words = (sys.executable, "-m", "holdfast.cli", *words)
-        return self.lab.call(*words, on=LOGIN, cwd=str(self.folder), check=True, **self.env, **env)
+        return self.lab.call(*HOLDFAST, *words, on=LOGIN, cwd=str(self.folder), check=True, **self.env, **env)
 
 
 @pytest.fixture
@@ -102,3 +115,19 @@ def start_slurm(
             kill_marked(no_orphans)
     slurm_lab.call("scancel", "-u", "root", "-f", check=False)
     slurm_lab.recover()
+
+
+@contextlib.contextmanager
+def jobs_in_own_lab(folder: Path, patch: pytest.MonkeyPatch, lab: SlurmLab) -> Iterator[StartSlurm]:
+    """Jobs in a Slurm that only one test has; skips where none can run."""
+    if why := lacking():
+        pytest.skip(why)
+    patch.setenv("HOLDFAST_HOME", str(folder / "home"))
+    with running(lab):
+        start = StartSlurm(lab, folder)
+        yield start
+        for job in start.jobs:
+            if job.process.poll() is None:
+                job.process.send_signal(signal.SIGKILL)
+                job.process.wait()
+        lab.call("scancel", "-u", "root", "-f", check=False)

@@ -1,6 +1,7 @@
 """What is the Slurm fleet's own, on a real Slurm: jobs that shrink, hosts that are left out, hosts unheard of."""
 
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -65,6 +66,29 @@ async def test_the_job_of_the_start_shrinks_and_a_refill_avoids_the_evicted_host
     all_up(fleet, tmp_path)
     used = [host_of(fleet, node) for node in fleet.nodes()]
     assert len(set(used)) == len(used) == 5 and host_of(fleet, bad) not in used
+
+
+async def test_who_may_not_drain_hosts_evicts_all_the_same(
+    fleet: SlurmFleet, slurm_lab: SlurmLab, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Slurm lets operators change hosts, and nobody else."""
+    kept, bad = await fleet.acquire(2)
+    all_up(fleet, tmp_path)
+    host = host_of(fleet, bad)
+    own, nobody = tmp_path / "bin", ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "scontrol")
+    own.mkdir()
+    (own / "scontrol").write_text(f'#!/bin/sh\nexec {" ".join(slurm_lab.words(*nobody))} "$@"\n')
+    (own / "scontrol").chmod(0o755)
+    fleet._commands._env["PATH"] = f"{own}:{fleet._commands._env['PATH']}"
+    fleet._plan = msgspec.structs.replace(fleet._plan, drain=True)
+    with caplog.at_level(logging.WARNING, "holdfast.fleet"):
+        await fleet.give_back(bad, "evicted", Dismissal.EVICTED)
+    assert [record.args and host in str(record.args) for record in caplog.records] == [True], caplog.text
+    assert not slurm_lab.call("sinfo", "-h", "-p", "main", "-n", host, "-o", "%T").startswith("drain")
+    assert fleet.nodes() == (kept,) and not places.slurm_alive(tmp_path, bad)
+    [new] = await fleet.acquire(1)
+    until(lambda: places.slurm_alive(tmp_path, new), "another node")
+    assert host_of(fleet, new) != host, "it is left out by its name"
 
 
 async def test_two_refills_on_one_host_are_one_too_many(fleet: SlurmFleet, tmp_path: Path) -> None:

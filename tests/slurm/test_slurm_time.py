@@ -1,13 +1,16 @@
 """On a real Slurm: time limits, allocations that are there already, and hosts that nobody hears of any more."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoint import stored_checkpoints
 from holdfast.cli.commands.report_command import load_report
+from holdfast.fleet import slurm_fleet
 from holdfast.model.action import Dismissal
+from holdfast.model.fleet_node_reports import FleetReport
 from tests.cli.driver import TRAIN, until
 from tests.cli.test_run_parting import MADE
 from tests.cli.test_run_state import TRAIN as MODEL
@@ -177,6 +180,28 @@ def test_a_job_all_of_whose_nodes_are_preempted_waits_for_others(
         lab.call("scontrol", "update", "PartitionName=main", "GraceTime=180")
 
 
+def test_a_signal_of_slurm_at_a_node_is_looked_into_before_the_next_survey_is_due(start_slurm: StartSlurm) -> None:
+    lab = start_slurm.lab
+    job = start_slurm("--nnodes", "1", "--slurm", "time=30")
+    job.trains()
+    [gang] = job.queue()
+
+    def wait_for_news(limit: str, *signal: str) -> float:
+        """Change the time limit, and send a signal; return how long it takes until the journal has the new end."""
+        known = len(job.events(FleetReport))
+        lab.call("scontrol", "update", f"JobId={gang}", f"TimeLimit={limit}")
+        if signal:
+            lab.call("scancel", *signal, f"{gang}.0")
+        began_at = time.monotonic()
+        job.until(lambda: len(job.events(FleetReport)) > known, "the new end")
+        return time.monotonic() - began_at
+
+    wait_for_news("60")  # the next survey is as far away as can be
+    assert wait_for_news("90", "--signal=USR1") < 0.6 * slurm_fleet._STEADY_S
+    job.finish()
+    job.ends(0)
+
+
 def test_an_allocation_that_is_there_is_used_first(start_slurm: StartSlurm, tmp_path: Path) -> None:
     lab = start_slurm.lab
     held = lab.call("sbatch", "--parsable", "-N2", "--no-kill", "-o", "/dev/null", "--wrap", "sleep 900").strip()
@@ -192,6 +217,28 @@ def test_an_allocation_that_is_there_is_used_first(start_slurm: StartSlurm, tmp_
     job.finish()
     job.ends(0)
     assert job.queue() == [held], "it is the user's"
+
+
+def test_in_an_allocation_of_salloc_an_evicted_host_is_drained_and_what_was_asked_for_is_given_back(
+    start_slurm: StartSlurm,
+) -> None:
+    lab = start_slurm.lab
+    inside = ("salloc", "-N2", "--exclusive", "--no-kill", "--time=30")
+    job = start_slurm("--nnodes", "2", "--standbys", "1", "--set", "slurm.drain=true", inside=inside)
+    job.trains()
+    job.standby_waits()
+    records = job.records()
+    lent = [record.job for record in records.values() if record.lent]
+    assert len(lent) == 2 and len({*lent}) == 1 and len({record.job for record in records.values()}) == 2
+    bad = job.node_of_rank(1)
+    start_slurm.call_holdfast("evict", bad, str(job.run_dir))
+    job.trains(generation=2)
+    shown = lambda: lab.call("sinfo", "-h", "-p", "main", "-n", records[bad].host, "-o", "%T|%E").strip()  # noqa: E731
+    job.until(lambda: shown().startswith("drain"), "its drain")
+    assert job.run_dir.name in shown() or bad in shown() or "holdfast" in shown()
+    job.finish()
+    job.ends(0)
+    job.until(lambda: not job.queue(), "an empty queue: salloc gives up what it had")
 
 
 def test_the_fence_holds_while_a_rank_may_run_behind_a_cut_cable(start_slurm: StartSlurm, tmp_path: Path) -> None:

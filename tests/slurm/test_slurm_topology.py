@@ -1,31 +1,21 @@
 """On a real Slurm with a topology.conf: a job knows the switches above its nodes."""
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.driver import until
-from tests.slurm.lab import lacking, run_lab
-from tests.slurm.slurm_job import StartSlurm
+from tests.slurm.lab import SlurmLab
+from tests.slurm.slurm_job import StartSlurm, jobs_in_own_lab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: str) -> Iterator[StartSlurm]:
-    if why := lacking():
-        pytest.skip(why)
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
-    with run_lab(4, switches=("leaf-a", "leaf-b")) as lab:
-        start = StartSlurm(lab, tmp_path)
+    with jobs_in_own_lab(tmp_path, monkeypatch, SlurmLab(4, switches=("leaf-a", "leaf-b"))) as start:
         yield start
-        for job in start.jobs:
-            if job.process.poll() is None:
-                job.process.send_signal(signal.SIGKILL)
-                job.process.wait()
-        lab.call("scancel", "-u", "root", "-f", check=False)
 
 
 def test_seats_carry_the_switches_above_their_hosts(start: StartSlurm) -> None:

@@ -32,8 +32,11 @@ _SCRIPT = """#!/bin/bash
 
 # Slurm sends SIGUSR1 ahead of the time limit. The next job then waits for this one, and goes on with the run.
 queue_next() {{ [ -n "$next" ] || next=$(sbatch --parsable --dependency=singleton {path}); }}
+is_preempted() {{ squeue -h -j "$SLURM_JOB_ID" -O PreemptTime:30 | grep -q '^[0-9]'; }}
+find_next() {{ squeue -h -t PD -n "$SLURM_JOB_NAME" -u "$(id -un)" -o %A | grep -vx "$SLURM_JOB_ID" | head -n 1; }}
 trap queue_next USR1
-trap 'told=1; kill -TERM "$run"' TERM # of a time limit, or of scancel
+trap 'kill -TERM "$run"; is_preempted || told=1' TERM # of a time limit, a preemption, or scancel
+[ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || next=$(find_next) # queued before Slurm started this job again
 cd {cwd} || exit 2
 if [ -e {there} ]; then
     {resume} &

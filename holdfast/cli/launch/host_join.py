@@ -35,6 +35,7 @@ from holdfast.config import Settings
 from holdfast.core.membership.host_blocking import BLOCKED_EXIT
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.linux import host_identity
+from holdfast.linux.process_attributes import END_WARNING
 from holdfast.model.decider_events import Begin
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import (
@@ -110,6 +111,12 @@ class HostJoin:
         if self.given and own:
             raise UsageError("--journal needs the job's secret beside door.certificate, not a node token")
         return token, own
+
+    def warn_node(self) -> None:
+        """Tell the node, if it runs, that its cluster will end it: the controller then asks the fleet when."""
+        if self._holder:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._holder, END_WARNING)
 
     @property
     def has_node(self) -> bool:

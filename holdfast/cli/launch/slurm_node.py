@@ -23,7 +23,6 @@ def main() -> int:
     """Run a node until it has left. The arguments are RUN_DIR, which all hosts see, and the node's name."""
     run_dir, name = Path(sys.argv[1]), sys.argv[2]
     for number in _WARNINGS:
-        # Slurm warns before it kills. The controller hears of it, too, and moves the node's seat in that time.
         signal.signal(number, lambda number, _: say(f"Slurm sent {signal.Signals(number).name}; staying until the end"))
     try:
         place = os.environ.get("SLURM_TOPOLOGY_ADDR", "")
@@ -35,6 +34,8 @@ def main() -> int:
         # Its log folder is where the run's own console looks; the release is the one that this node believes unsigned.
         joining.run = msgspec.structs.replace(joining.run, log_dir=run.log_dir, release=run.release)
         joining.run_file = str(run_dir / "run.json")
+        for number in _WARNINGS:
+            signal.signal(number, lambda number, _: _pass_warning(number, joining))
         console = make_console(args, joining.run, joining.run_dir)
         return joining.follow_job(console, lambda: False, (signal.SIGINT,)) or 0
     except UsageError as e:
@@ -43,6 +44,12 @@ def main() -> int:
     except OSError as e:
         say(f"{name} cannot start on {os.uname().nodename}: {e}")
         return 1
+
+
+def _pass_warning(number: int, joining: HostJoin) -> None:
+    """Slurm warns before it kills. The controller moves the node's seat in that time, so it must hear of it at once."""
+    say(f"Slurm sent {signal.Signals(number).name}; staying until the end")
+    joining.warn_node()
 
 
 if __name__ == "__main__":
