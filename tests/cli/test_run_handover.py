@@ -17,8 +17,8 @@ from holdfast.cli.launch import run_handover
 from holdfast.cli.launch.journal_and_notes import open_record
 from holdfast.cli.launch.run_handover import HandoverNotes, restore_run
 from holdfast.journal.journal_errors import JournalDamagedError, JournalError
-from holdfast.journal.lease_term import no_lease
 from holdfast.journal.journal_key import JournalKey
+from holdfast.journal.lease_term import no_lease
 from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 from holdfast.journal.postgres_link import PostgresLink
 
