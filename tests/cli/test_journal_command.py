@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.cli import main
@@ -150,7 +151,8 @@ def test_a_journal_that_hosts_of_a_cluster_share_is_of_another_sort_and_that_is_
 ) -> None:
     monkeypatch.setattr(run_dir_creation, "network_kind", lambda path: kind)
     job, entry = Job(run_id="r", min_nodes=1, max_nodes=1), EntryPoint(argv=("x",))
-    run = RunSpec(job=job, entry=entry, settings=Settings(), nproc=1, log_dir="/l", **of)
+    run = RunSpec(job=job, entry=entry, settings=Settings(), fleet="", nproc=1, log_dir="/l")
+    run = msgspec.structs.replace(run, **of)
     assert run_dir_creation.is_shared(run, tmp_path) is shared
     said = run_dir_creation.shared_journal_text(run, tmp_path)
     assert word in said and bool(said) is bool(word)

@@ -20,6 +20,7 @@ from holdfast.cli.launch.journal_and_notes import open_record
 from holdfast.cli.launch.run_handover import HandoverNotes, restore_run
 from holdfast.journal.journal_errors import JournalDamagedError, JournalError
 from holdfast.journal.journal_key import JournalKey
+from holdfast.journal.lease_term import no_lease
 from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 from holdfast.journal.postgres_link import PostgresLink
 
@@ -108,14 +109,14 @@ def test_only_a_run_directory_of_an_older_version_goes_on_without_a_proof(shared
         proven=True,
     )
     older = msgspec.structs.replace(run, proven=False)
-    open_record(run, run_dir, "one", print).journal.close()
+    open_record(run, run_dir, "one", print, no_lease).journal.close()
     link = PostgresLink(shared_postgres)
     link.execute("update holdfast.run set proof = '' where run_id = %(run)s", ours)
     with pytest.raises(JournalDamagedError, match=r"\bproof\b.*\bholdfast run --resume\b"):
-        open_record(run, run_dir, "one", print)
-    open_record(older, run_dir, "one", print).journal.close()
-    open_record(run, run_dir, "one", print).journal.close()
+        open_record(run, run_dir, "one", print, no_lease)
+    open_record(older, run_dir, "one", print, no_lease).journal.close()
+    open_record(run, run_dir, "one", print, no_lease).journal.close()
     run_dir_secrets.forget_secrets(run_dir)
     with pytest.raises(JournalError, match=rf"^{run_dir} .*\bsecret\b"):
-        open_record(run, run_dir, "one", print)
+        open_record(run, run_dir, "one", print, no_lease)
     link.close()

@@ -145,8 +145,12 @@ def check_silent_machine(job: Job, cluster: Cluster, silence: Callable[[str], No
     process = cluster.machines.process_of(seated[1])
     machine = (cluster.machines.pod_of(seated[1]) or {})["spec"]["nodeName"]
     silence(machine)
-    told = lambda: {one.state for report in job.events(FleetReport) for one in report.nodes.values()}  # noqa: E731
-    job.until(lambda: FleetState.UNKNOWN in told(), "a report that the machine is not ready")
+
+    def is_told() -> bool:
+        told = [one.state for report in job.events(FleetReport) for one in report.nodes.values()]
+        return FleetState.UNKNOWN in told
+
+    job.until(is_told, "a report that the machine is not ready")
     assert process is not None
     stopped = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
     for pid in stopped:

@@ -78,14 +78,14 @@ async def test_a_controller_that_slept_deletes_no_pod_of_its_successor(lab: Lab,
     copy = tmp_path / "successor"
     copy.mkdir()
     (copy / "pods.json").write_bytes((lab.place / "pods.json").read_bytes())
-    successor = places.open_fleet(lab.place, lab.cluster, lambda: 2, copy)
+    successor = places.open_fleet_of(lab.place, lab.cluster, lambda: 2, notes=copy)
     [new] = await successor.acquire(1)
     await lab.until_all_of(successor, lambda seen: seen[new].state is UP)
     with pytest.raises(LeaseLostError, match="controller 2 "):
         await lab.until_all(lambda seen: False)  # until its watch has seen the pod
     assert "deletionTimestamp" not in lab.pod(new)["metadata"], "it is no stray"
     await successor.close()
-    later = places.open_fleet(lab.place, lab.cluster, lambda: 3)  # as one that has the older records for its own
+    later = places.open_fleet_of(lab.place, lab.cluster, lambda: 3)  # as one that has the older records for its own
     await lab.until_all_of(later, lambda seen: ("pods", f"lab-{new}") not in lab.objects.held)
     assert lab.machines.process_of(known) is not None
     await later.close()
@@ -99,7 +99,7 @@ async def test_without_its_lease_a_fleet_changes_nothing(lab: Lab) -> None:
             raise LeaseLostError("another has it")
         return 1
 
-    fleet = places.open_fleet(lab.place, lab.cluster, epoch)
+    fleet = places.open_fleet_of(lab.place, lab.cluster, epoch)
     [node] = await fleet.acquire(1)
     await lab.until_all_of(fleet, lambda seen: seen[node].state is UP)
     lab.machines.held = True

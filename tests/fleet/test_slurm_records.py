@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.fleet import slurm_fleet, slurm_records
-from holdfast.fleet.slurm_commands import ClusterView
+from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands
 from holdfast.fleet.slurm_fleet import SlurmFleet, SlurmPlan, end_all
 from holdfast.fleet.slurm_records import SlurmRecords, read_records, write_records
 from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob
@@ -49,7 +49,7 @@ class Slurm:
         self.asked: list[str] = []
         patch.setattr(fleet._commands, "_run", self._run)
         patch.setattr(fleet._commands, "look", self._look)
-        patch.setattr(slurm_fleet.SlurmCommands, "start_step", self._start_step)
+        patch.setattr(SlurmCommands, "start_step", self._start_step)
 
     def _run(self, words: Sequence[str], *more: object) -> None:
         self.asked.append(words[0])
@@ -110,9 +110,9 @@ def test_whoever_gives_up_cancels_no_jobs_of_a_controller_on_another_host(
     folder = tmp_path / slurm_fleet.FOLDER
     folder.mkdir()
     cancelled: list[str] = []
-    monkeypatch.setattr(slurm_fleet.SlurmCommands, "cancel", lambda self, what: cancelled.append(what))
+    monkeypatch.setattr(SlurmCommands, "cancel", lambda self, what: cancelled.append(what))
     monkeypatch.setattr(
-        slurm_fleet.SlurmCommands, "look", lambda *asked: ClusterView(asked=frozenset(), jobs={}, steps=(), hosts={})
+        SlurmCommands, "look", lambda *asked: ClusterView(asked=frozenset(), jobs={}, steps=(), hosts={})
     )
     write_records(folder, 2, NODES)
     with monkeypatch.context() as patch:

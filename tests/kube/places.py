@@ -24,10 +24,15 @@ def fake(place: Path) -> KubernetesFleet:
     return open_fleet(place, _clusters[place])
 
 
-def open_fleet(
-    place: Path, cluster: Cluster, epoch: Callable[[], int] = lambda: 1, notes: Path | None = None, **wishes: float
+def open_fleet(place: Path, cluster: Cluster, **wishes: float) -> KubernetesFleet:
+    """A fleet whose pods wait for somebody to end them."""
+    return open_fleet_of(place, cluster, lambda: 1, **wishes)
+
+
+def open_fleet_of(
+    place: Path, cluster: Cluster, epoch: Callable[[], int], *, notes: Path | None = None, **wishes: float
 ) -> KubernetesFleet:
-    """A fleet whose pods wait for somebody to end them. Its records are at the place, unless others have `notes`."""
+    """The fleet of one controller of several. Its records are at the place, unless it has `notes` of its own."""
     shape = PodShape(run="lab", namespace=cluster.namespace, image="lab/holdfast:1", gpus=1, grace_s=3.0)
     asked = {"least": 1, "gather_s": 0.0, "avoid_s": 3600.0} | wishes
     fleet = KubernetesFleet(

@@ -26,6 +26,12 @@ def hide(job: SlurmJob, pid: int) -> None:
     job.lab.call("mount", "--bind", str(empty), f"/proc/{pid}", on=LOGIN_TOO)
 
 
+def part_sockets(job: SlurmJob) -> None:
+    """Keep those who come later from the sockets of a controller: one host cannot reach another's by the file."""
+    for name in ("controller.sock", "store.sock"):
+        (job.run_dir / name).unlink(missing_ok=True)
+
+
 def resume_too(start: StartSlurm, first: SlurmJob) -> SlurmJob:
     """Another front of the run, at the second login host."""
 
@@ -55,6 +61,7 @@ def test_a_controller_that_slept_starts_no_step_writes_no_record_and_ends(
     for pid in (first.process.pid, asleep):
         os.kill(pid, signal.SIGSTOP)
     hide(first, asleep)
+    part_sockets(first)
     second = resume_too(start_slurm, first)
     second.until(lambda: second.status().get("step", -1) > before, "more steps, with another controller")
     assert second.status()["generation"] == 1, "ranks go on"
