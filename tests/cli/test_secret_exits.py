@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 IN_ENVIRONMENT, BY_UPDATE = "correct-horse-battery", "donkey-stapler-11"
 TOKEN, KEY = "hf_" + "aB3dE5fG7hJ9kL1m", "MIIEow" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY" * 2
-# It fails once in each of two releases, when it is told to, with all that it should have kept to itself; no secret stands in its text.
+# Told to, it fails once in each of two releases, with all that it should have kept to itself. No secret stands in it.
 LEAKS = TRAIN.replace(
     "    holdfast.step(step, loss=1 / step)",
     """    holdfast.step(step, loss=1 / step)
