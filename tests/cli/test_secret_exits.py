@@ -14,12 +14,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 IN_ENVIRONMENT, BY_UPDATE = "correct-horse-battery", "donkey-stapler-11"
 TOKEN, KEY = "hf_" + "aB3dE5fG7hJ9kL1m", "MIIEow" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY" * 2
-# It fails once in each of two releases, with all that it should have kept to itself; no secret stands in its text.
+# Told to, it fails once in each of two releases, with all that it should have kept to itself. No secret stands in it.
 LEAKS = TRAIN.replace(
     "    holdfast.step(step, loss=1 / step)",
     """    holdfast.step(step, loss=1 / step)
     now = "updated" if "HOLDFAST_HUB_PASSWORD" in os.environ else "begun"
-    if step > 2 and rank == "1" and not os.path.exists(f"{folder}/failed-{now}"):
+    slips = os.path.exists(f"{folder}/slip-{now}")
+    if slips and rank == "1" and not os.path.exists(f"{folder}/failed-{now}"):
         open(f"{folder}/failed-{now}", "w").close()
         token, key = "hf_" + "aB3dE5fG7hJ9kL1m", "MIIEow" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY" * 2
         for line in ("-----BEGIN RSA PRIVATE KEY-----", key, key, "-----END RSA PRIVATE KEY-----"):
@@ -37,10 +38,13 @@ def test_no_exit_shows_what_the_script_let_slip(start: Start, tmp_path: Path) ->
             "--nnodes", "2", "--set", f"hook.command={hook}", "--set", "hook.least_s=0",
             script=LEAKS, HOLDFAST_MY_API_KEY=IN_ENVIRONMENT, OWN_SERVER="1", **traced,
         )  # fmt: skip
+        job.trains()
+        (tmp_path / "slip-begun").touch()
         job.trains(2)
         words = ("update", "--run", "run", "--now", "--env", f"HOLDFAST_HUB_PASSWORD={BY_UPDATE}")
         done = run_command(*words, folder=tmp_path)
         assert done.returncode == 0, done.stderr
+        (tmp_path / "slip-updated").touch()
         job.until(lambda: len(job.report().incidents) >= 2 and job.phase() == "training", "the second failure")
         told = {"status": str(job.status()), "page": _report(tmp_path, "--html")}
         if traced:
