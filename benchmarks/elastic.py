@@ -42,13 +42,18 @@ def try_way(way: Way) -> Trial:
         way.start(job)
         before = job.wait(lambda: find_seated(job.events(), 1, WARM_STEPS), START_LIMIT_S)
         if before is None:
-            return Trial(failed=f"it never came to step {WARM_STEPS}: {job.last_words(3)}")
+            return tell_failure(job, way, f"it did not come to step {WARM_STEPS} within {START_LIMIT_S:g} s")
         if way.spares and not job.wait(lambda: count_spares(job.events()) >= way.spares or None, START_LIMIT_S):
-            return Trial(failed=f"its spares did not stand by: {job.last_words(3)}")
+            return tell_failure(job, way, f"its spares did not stand by within {START_LIMIT_S:g} s")
         step_s = median_step_s(job.events(), before[0].generation)
         return (
             msgspec.structs.replace(kill_one(job, way, before), step_s=step_s) if way.killed else Trial(step_s=step_s)
         )
+
+
+def tell_failure(job: Job, way: Way, why: str) -> Trial:
+    print(f"{way.name}: {why}; the last words:\n{job.last_words()}", flush=True)
+    return Trial(failed=why)
 
 
 def kill_one(job: Job, way: Way, before: Sequence[Event]) -> Trial:
@@ -127,7 +132,9 @@ def _last_s(events: Sequence[Event] | None, since: float) -> float | None:
 def judge(trials: Mapping[str, Sequence[Trial]], skipped: Mapping[str, str]) -> Findings:
     findings = Findings(skipped=dict(skipped))
     told = {name: [one for one in mine if not one.failed] for name, mine in trials.items()}
-    findings.skipped |= {name: one.failed for name, mine in trials.items() for one in mine if one.failed}
+    for name, mine in trials.items():
+        if failed := [one.failed for one in mine if one.failed]:
+            findings.skipped[f"{name}, {len(failed)} of {len(mine)} jobs"] = failed[0]
     plain = middle_ms(told.get(PLAIN, ()))
     for name, mine in told.items():
         key = key_of(name)

@@ -28,7 +28,8 @@ class Journal(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The epoch of this writer; later writers have higher ones, and every errand carries it."""
+        """The epoch of this writer; later writers have higher ones, and every errand carries it. Whoever is about to
+        act asks for it first: raise LeaseLostError if another controller may act by now."""
 
     def raise_epoch(self, epoch: int) -> None:
         """Move to this epoch, because a node has heard from a newer writer. On return, the epoch is on disk."""

@@ -95,7 +95,8 @@ class Controller:
 
     @property
     def epoch(self) -> int:
-        """The number of this controller in its run; the first one is 1."""
+        """The number of this controller in its run; the first one is 1. Asking for it raises LeaseLostError if another
+        controller may act by now, as after a pause."""
         return self.journal.epoch
 
     async def run(
@@ -221,6 +222,7 @@ class Controller:
         """Process one event: step the decider, journal the decision, start its actions. Every event comes here."""
         # A step that failed has changed the decider and is not in the journal: only the next controller knows what is.
         assert not self._stepping, "a step failed; see above"
+        _ = self.epoch  # before the state changes
         self._stepping = True
         now = self.clock()
         decision = self._decider.step(now, event)
@@ -314,6 +316,7 @@ class Controller:
     async def _survey_forever(self) -> None:
         """Survey the fleet again and again, one survey at a time, without holding up anything else."""
         while self.view.phase not in (Phase.ENDING, Phase.DONE):  # then nodes go because the job wants them gone
+            _ = self.epoch  # a survey may act: it ends strays, and starts nodes
             seen = await self.fleet_watch.survey_nodes()
             if report := self.fleet_watch.find_changes(seen):
                 self.process_event(report)
@@ -338,6 +341,7 @@ class Controller:
             asked_at = clock()
             await asyncio.sleep(tick_s)
             self.lag_s = clock() - asked_at - tick_s
+            _ = self.epoch  # this process may have slept
             # Whoever called `process_event` may have survived its failure; the state it left half changed must not.
             assert not self._stepping, "a step failed; see above"
             self.check_nodes()

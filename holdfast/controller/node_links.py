@@ -24,7 +24,8 @@ class NodeLinks:
     """
 
     def __init__(self, epoch: Callable[[], int]) -> None:
-        """`epoch` returns the number of this controller; every message carries it."""
+        """`epoch` returns the number of this controller, which every message carries. It is asked before every message,
+        and raises if another controller acts by now."""
         self._epoch = epoch
         self._outboxes: dict[str, Outbox] = {}
         self._opened: dict[Outbox, int] = {}  # in which order links were opened
@@ -104,6 +105,7 @@ class NodeLinks:
             self._told_peers[self._outboxes[node]] = welcome.peers
 
     def send_message(self, node: str, message: agent_messages.FromController) -> bool:
+        self._epoch()
         outbox = self._outboxes.get(node)
         return outbox is not None and self._put_message(outbox, message)
 

@@ -118,7 +118,10 @@ async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
 class KubernetesClient:
     """Sends requests to one namespace of a Kubernetes cluster."""
 
-    def __init__(self, config: KubeConfig, namespace: str) -> None:
+    def __init__(self, config: KubeConfig, namespace: str, before_change: Callable[[], object]) -> None:
+        """`before_change` is called before every request that changes pods, secrets or machines. It raises if another
+        controller acts by now."""
+        self._before_change = before_change
         self._client = AsyncClient(
             config, namespace=namespace, timeout=httpx2.Timeout(_TIMEOUT_S), field_manager="holdfast"
         )
@@ -127,10 +130,12 @@ class KubernetesClient:
         await self._client.close()
 
     async def create_pod(self, manifest: Manifest) -> PodView:
+        self._before_change()
         with _told_errors():
             return view_pod((await self._client.create(_typed(Pod, manifest))).to_dict())
 
     async def create_secret(self, manifest: Manifest) -> None:
+        self._before_change()
         with _told_errors():
             await self._client.create(_typed(Secret, manifest))
 
@@ -167,6 +172,7 @@ class KubernetesClient:
         return await self._delete(Lease, name)
 
     async def _delete(self, kind: Any, name: str, grace_s: int | None = None) -> bool:
+        self._before_change()
         try:
             with _told_errors():
                 await self._client.delete(kind, name, grace_period=grace_s)
@@ -182,6 +188,7 @@ class KubernetesClient:
 
     async def taint_host(self, name: str, key: str, value: str) -> None:
         """Keep new pods off a machine until somebody removes the taint."""
+        self._before_change()
         with _told_errors():
             host = await self._client.get(Node, name)
             taints = [one.to_dict() for one in (host.spec.taints if host.spec else None) or []]

@@ -13,6 +13,7 @@ from holdfast.controller_interfaces import FleetRefusal, Notes
 from holdfast.core.decoding import from_json
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError, ask_until_refused
 from holdfast.fleet.pod_manifest import (
+    EPOCH_NOTE,
     EVICTED_TAINT,
     Manifest,
     PodShape,
@@ -24,6 +25,7 @@ from holdfast.fleet.pod_manifest import (
 )
 from holdfast.fleet.pod_reading import HostView, PodView, describe_pod, has_ended, is_in_doubt
 from holdfast.fleet.pod_table import PodTable
+from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.observation import Departure
@@ -67,7 +69,16 @@ class KubernetesFleet:
     can_acquire = True
     survey_s = 1.0
 
-    def __init__(self, notes: Notes, shape: PodShape, wishes: FleetWishes, client: KubernetesClient) -> None:
+    def __init__(
+        self,
+        notes: Notes,
+        shape: PodShape,
+        wishes: FleetWishes,
+        client: KubernetesClient,
+        epoch: Callable[[], int],
+    ) -> None:
+        """`epoch` returns this controller's number, and raises if another controller acts by now."""
+        self._epoch = epoch
         self._notes, self._shape, self._wishes, self._client = notes, shape, wishes, client
         found = notes.get_note(_RECORDS)
         self._records = from_json(found, FleetRecords) if found else FleetRecords()
@@ -118,6 +129,7 @@ class KubernetesFleet:
         secret = make_secret(self._shape, node, self._wishes.files(node), owner)
         await ask_until_refused(lambda: self._client.create_secret(secret))
         pod = make_pod(self._shape, node, self._wishes.command(node), owner, avoided)
+        pod["metadata"].setdefault("annotations", {})[EPOCH_NOTE] = str(self._epoch())
         self._table.note_created(await ask_until_refused(lambda: self._client.create_pod(pod)))
         self._keep_node(node, created=True)
 
@@ -231,10 +243,20 @@ class KubernetesFleet:
 
     async def survey(self) -> dict[str, FleetNode]:
         await self._table.refresh()
+        self._check_epochs()
         await self._delete_strays()
         found = {node: await self._describe(node) for node in self.nodes()}
         await self._gather(found)
         return {node: self._withdrawn_text(node, seen) for node, seen in found.items() if node in self.nodes()}
+
+    def _check_epochs(self) -> None:
+        """Raise LeaseLostError if a later controller has made pods: then our records are old and its pods no strays."""
+        own = self._epoch()
+        if (newest := max((pod.epoch for pod in self._table.pods.values()), default=0)) > own:
+            raise LeaseLostError(
+                f"pods of {self._shape.run} were made by controller {newest} of this run, a later one than this, "
+                f"which is {own} and ends"
+            )
 
     async def _describe(self, node: str) -> FleetNode:
         if pod := self._table.pods.get(node):

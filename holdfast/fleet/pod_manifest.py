@@ -12,6 +12,7 @@ Manifest = dict[str, Any]
 
 RUN_LABEL, NODE_LABEL = "holdfast.dev/run", "holdfast.dev/node"
 EVICTED_TAINT = "holdfast.dev/evicted"
+EPOCH_NOTE = "holdfast.dev/epoch"  # the annotation that says which controller of the run made a pod
 CONTAINER = "holdfast"  # of a template with several, the one that becomes the node
 _SECRET_MODE = 0o440  # whatever user a container runs as has the pod's group; a process that changes its user has not
 _GROUP = 10001  # where the template does not say who runs

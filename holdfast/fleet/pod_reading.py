@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.fleet.pod_manifest import EPOCH_NOTE
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 
 # Labels that say where a machine is, from wide to narrow. Clusters have some of them, rarely all.
@@ -71,6 +72,7 @@ class _PodMeta(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     resource_version: str = ""
     labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
 
@@ -86,6 +88,12 @@ class PodView(msgspec.Struct, frozen=True):
     metadata: _PodMeta
     spec: _PodSpec = _PodSpec()
     status: _PodStatus = _PodStatus()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the controller that made the pod; 0 if nobody noted it."""
+        noted = self.metadata.annotations.get(EPOCH_NOTE, "")
+        return int(noted) if noted.isdecimal() and noted.isascii() else 0
 
     @property
     def containers(self) -> tuple[_Container, ...]:

@@ -4,7 +4,7 @@ import getpass
 import os
 import pwd
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -47,8 +47,27 @@ def own_slurm_job(env: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() else 0
 
 
+def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
+    """Split the user's own --exclude from other flags of `sbatch`, because a later --exclude would replace it."""
+    kept: list[str] = []
+    avoided: set[str] = set()
+    words = iter(flags)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name in ("--exclude", "-x"):
+            avoided.add(value if equals else next(words, ""))
+        elif word.startswith("-x") and not word.startswith("--"):
+            avoided.add(word[2:])
+        else:
+            kept.append(word)
+    return kept, avoided
+
+
 class SlurmCommands:
-    def __init__(self, env: Mapping[str, str], cwd: str) -> None:
+    def __init__(self, env: Mapping[str, str], cwd: str, before_change: Callable[[], object]) -> None:
+        """`before_change` is called before every command that changes jobs, steps or hosts. It raises if another
+        controller acts by now."""
+        self._before_change = before_change
         self._env = dict(env)
         self._cwd = cwd
         self._version: tuple[int, int] | None = None
@@ -57,6 +76,7 @@ class SlurmCommands:
     def submit(self, words: Sequence[str], script: str) -> int:
         """Submit a script and return the id of its job. Raises FleetRefusal if Slurm rejects it for good, OSError if
         another try may succeed."""
+        self._before_change()
         done = self._run(["sbatch", "--parsable", *words], script, submission_environment(self._env))
         if done.returncode == 0:
             id = done.stdout.strip().split("\n")[-1].split(";")[0]
@@ -137,6 +157,7 @@ class SlurmCommands:
 
     def cancel(self, what: str) -> None:
         """Cancel a job (12) or a job step (12.3). It is no error if the job or step is already over."""
+        self._before_change()
         done = self._run(["scancel", "--quiet", what])
         sentence = slurm_reports.last_sentence(done.stderr)
         if done.returncode and "invalid job" not in sentence.lower() and "already" not in sentence.lower():
@@ -144,14 +165,17 @@ class SlurmCommands:
 
     def shrink_job(self, job: int, hosts: Sequence[str]) -> None:
         """Give up a Slurm job's hosts except these."""
+        self._before_change()
         self._ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(hosts)}"])
 
     def drain_host(self, host: str, reason: str) -> None:
         """Ask Slurm to give a host to no further job. Raise OSError if we lack the right to."""
+        self._before_change()
         self._ask(["scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={reason}"])
 
     def start_step(self, words: Sequence[str], env: Mapping[str, str], log: str) -> int:
         """Start `srun`, which outlives this process; return its pid."""
+        self._before_change()
         with open(log, "ab") as output:
             process = subprocess.Popen(
                 ["srun", *words],

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from holdfast.controller_interfaces import FleetRefusal
-from holdfast.core.decoding import from_json
-from holdfast.fleet import slurm_step_liveness
+from holdfast.fleet import slurm_records, slurm_step_liveness
 from holdfast.fleet.local_process_fleet import MARK
-from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive
+from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive, split_exclusions
 from holdfast.fleet.slurm_step_liveness import NodeRecord, judge_node, step_name
+from holdfast.journal.lease_term import no_lease
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.observation import Departure
@@ -60,14 +60,23 @@ class SlurmPlan(msgspec.Struct, frozen=True, kw_only=True):
 class SlurmFleet:
     can_acquire = True
 
-    def __init__(self, run_dir: Path, plan: SlurmPlan, env: Mapping[str, str], mint: Callable[[str], str]) -> None:
-        """Read the records of this run's nodes. `mint` returns the token with which a node of a given name joins."""
+    def __init__(
+        self,
+        run_dir: Path,
+        plan: SlurmPlan,
+        env: Mapping[str, str],
+        mint: Callable[[str], str],
+        epoch: Callable[[], int],
+    ) -> None:
+        """Read the records of this run's nodes. `mint` returns the token with which a node of a given name joins.
+        `epoch` returns this controller's number, and raises if another controller acts by now; threads call it."""
+        self._epoch = epoch
         self.survey_s = _SOON_S
         self._dir, self._plan, self._env, self._mint = run_dir / FOLDER, plan, dict(env), mint
         self._dir.mkdir(parents=True, exist_ok=True)
-        self._commands = SlurmCommands(env, str(self._dir))
+        self._commands = SlurmCommands(env, str(self._dir), before_change=epoch)
         self._writing, self._starting = threading.Lock(), threading.Lock()
-        self._records = read_records(self._dir)
+        self._store(slurm_records.read_records(self._dir).nodes)  # with our epoch: no earlier controller starts a step
         self._own_end_at = 0.0  # of the allocation that the controller is in; 0: there is none, or it has no end
         self._own_ending = ""  # why that is, if it is not its time limit
         self._own_last_s = 0.0  # before that end no more nodes are asked for; half of it, if it is near at first sight
@@ -194,6 +203,7 @@ class SlurmFleet:
         return found
 
     def _look(self) -> ClusterView:
+        self._check_newest()
         run_and_node_specs.publish_file(self._dir / "beat", str(time.time()).encode())
         for name in [name for name in self._unanswered if name in self._records]:
             self._change({name: {"job": self._commands.find_job(self._records[name].job_name)}})
@@ -246,6 +256,7 @@ class SlurmFleet:
     def _start_step(self, node: str, token: str) -> None:
         with self._starting:  # one that is given back meanwhile is started, or will never be
             if not self._records[node].released:
+                self._check_newest()
                 self._change({node: {"srun": self._run_step(node, token)}})
 
     def _run_step(self, node: str, token: str) -> int:
@@ -352,24 +363,26 @@ class SlurmFleet:
 
     def _add(self, records: dict[str, NodeRecord]) -> None:
         with self._writing:
-            self._records = {**self._records, **records}
-            self._store()
+            self._store({**self._records, **records})
 
     def _change(self, news: dict[str, dict[str, Any]]) -> None:
         """Replace fields of nodes' records and store them, under a lock because several threads do so."""
         if news:
             with self._writing:
                 new = {name: msgspec.structs.replace(self._records[name], **fields) for name, fields in news.items()}
-                self._records = {**self._records, **new}
-                self._store()
+                self._store({**self._records, **new})
 
     def _forget(self, names: tuple[str, ...]) -> None:
         with self._writing:
-            self._records = {name: record for name, record in self._records.items() if name not in names}
-            self._store()
+            self._store({name: record for name, record in self._records.items() if name not in names})
 
-    def _store(self) -> None:
-        run_and_node_specs.publish_file(self._dir / "nodes.json", msgspec.json.encode(self._records))
+    def _store(self, records: dict[str, NodeRecord]) -> None:
+        slurm_records.write_records(self._dir, self._epoch(), records)
+        self._records = records
+
+    def _check_newest(self) -> None:
+        """Raise LeaseLostError if another controller acts, or has acted, since this one began."""
+        slurm_records.check_newest(self._dir, self._epoch())
 
 
 def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
@@ -379,36 +392,15 @@ def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
     return msgspec.structs.replace(node, ends_at=min(node.ends_at or end_at, end_at), reason=node.reason or why)
 
 
-def read_records(folder: Path) -> dict[str, NodeRecord]:
-    try:
-        return from_json((folder / "nodes.json").read_bytes(), dict[str, NodeRecord])
-    except FileNotFoundError:
-        return {}
-    except msgspec.DecodeError as e:
-        raise OSError(f"{folder}/nodes.json cannot be read: {e}") from None
-
-
-def split_exclusions(flags: tuple[str, ...]) -> tuple[list[str], set[str]]:
-    """Split the user's own --exclude from other flags of `sbatch`, because a later --exclude would replace it."""
-    kept: list[str] = []
-    avoided: set[str] = set()
-    words = iter(flags)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in ("--exclude", "-x"):
-            avoided.add(value if equals else next(words, ""))
-        elif word.startswith("-x") and not word.startswith("--"):
-            avoided.add(word[2:])
-        else:
-            kept.append(word)
-    return kept, avoided
-
-
 def end_all(run_dir: Path, env: Mapping[str, str]) -> None:
-    """Cancel all remaining Slurm jobs and steps of a run, as a last resort. Raise OSError if that fails."""
+    """Cancel all remaining Slurm jobs and steps of a run whose controller was on this host, as a last resort. Raise
+    OSError if that fails."""
     folder = run_dir / FOLDER
-    commands = SlurmCommands(env, str(folder))
-    left = {name: record for name, record in read_records(folder).items() if not record.released and record.job}
+    found = slurm_records.read_records(folder)
+    if not found.is_ours:
+        return  # they are those of a controller on another host
+    commands = SlurmCommands(env, str(folder), before_change=no_lease)
+    left = {name: record for name, record in found.nodes.items() if not record.released and record.job}
     view = commands.look((record.job for record in left.values()), ())
     for name, record in left.items():
         step = view.find_step(record.job, step_name(name))

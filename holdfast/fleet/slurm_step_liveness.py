@@ -46,7 +46,8 @@ def judge_node(node: str, record: NodeRecord, view: ClusterView, *, launching: b
     if is_cut_off(record, view):
         host = view.hosts.get(record.host)
         why = f": {host.reason}" if host and host.reason else ""
-        return _placed(record, job, FleetState.UNKNOWN, f"Slurm gets no answer from {record.host}{why}")
+        ended = f"; {_end_text(job)}" if job is not None and job.failed else ""
+        return _placed(record, job, FleetState.UNKNOWN, f"Slurm gets no answer from {record.host}{why}{ended}")
     if view.find_step(record.job, step_name(node)):
         return _placed(record, job, FleetState.UP)
     if job is not None and launching and not record.seen:
@@ -70,9 +71,10 @@ def _placed(record: NodeRecord, job: SlurmJob | None, state: FleetState, reason:
 def _gone(record: NodeRecord, job: SlurmJob | None) -> FleetNode:
     if job is None:
         return _placed(record, None, FleetState.GONE, f"job {record.job} ended some time ago")
+    return msgspec.structs.replace(_placed(record, None, FleetState.GONE, _end_text(job)), failed=job.failed)
+
+
+def _end_text(job: SlurmJob) -> str:
     by = f" by {job.cancelled_by}" if job.cancelled_by else ""
     why = f"{by} ({job.reason})" if job.reason else by
-    ended = _placed(
-        record, None, FleetState.GONE, f"job {job.id} has ended: {job.state.lower().replace('_', ' ')}{why}"
-    )
-    return msgspec.structs.replace(ended, failed=job.failed)
+    return f"job {job.id} has ended: {job.state.lower().replace('_', ' ')}{why}"

@@ -19,3 +19,7 @@ class JournalAwayError(JournalError):
 
 class LeaseLostError(JournalError):
     """Another controller has the lease of this run, so this one must not act any more."""
+
+
+class JournalHeldError(JournalError):
+    """Another process writes to the journal; it can be opened when that process has ended."""

@@ -20,6 +20,7 @@ from holdfast.journal import checkpoint_table, postgres_schema, run_lease
 from holdfast.journal.entry_chain import JournalRow, make_row, parse_row
 from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
 from holdfast.journal.journal_key import TAG_BYTES, DecryptionError, JournalKey
+from holdfast.journal.lease_term import boot_time
 from holdfast.journal.postgres_link import PostgresLink
 from holdfast.journal.run_lease import LEASE_S, MARGIN_S, RENEW_S, LeasedRun
 from holdfast.model.decider_events import Lost
@@ -94,7 +95,7 @@ class PostgresJournal:
         self._rows: list[JournalRow] = []  # appended, and not known to be committed
         self._listings: dict[str, CheckpointListing] = {}  # by storage: not in the table yet
         self._broken: JournalError | None = None  # why nothing can be written any more
-        self._asked_at = time.monotonic()
+        self._asked_at = boot_time()
         try:
             found = self._open_run()
             self._epoch, self._phase, self.alive_at = found.epoch, found.phase, found.alive_at
@@ -157,13 +158,13 @@ class PostgresJournal:
     def epoch(self) -> int:
         """Return this writer's epoch, for a caller about to act; an expired lease is renewed first.
         Raises LeaseLostError or JournalAwayError if the lease cannot be renewed."""
-        if self._holder and time.monotonic() >= self._deadline:
+        if self._holder and boot_time() >= self._deadline:
             self._commit()
         return self._epoch
 
     @property
     def _deadline(self) -> float:
-        """Return the monotonic time until which nobody else can hold the lease, judged by our last request."""
+        """Return the boot time until which nobody else can hold the lease, judged by our last request."""
         assert self._holder is not None
         return self._asked_at + self._holder.lease_s * (1 - MARGIN_S / LEASE_S)
 
@@ -189,7 +190,7 @@ class PostgresJournal:
             self._commit()
 
     def flush(self) -> None:
-        if self._holder and (self._rows or self._listings or time.monotonic() >= self._asked_at + self._renew_s):
+        if self._holder and (self._rows or self._listings or boot_time() >= self._asked_at + self._renew_s):
             self._commit()
             self._write_listings()
 
@@ -219,7 +220,7 @@ class PostgresJournal:
 
     def _commit(self) -> None:
         """Commit the appended entries and renew the lease."""
-        asked_at, rows = time.monotonic(), self._rows
+        asked_at, rows = boot_time(), self._rows
         columns = list(zip(*(msgspec.structs.astuple(row) for row in rows), strict=True)) or [()] * 6
         names = ("seqs", "ats", "events", "decisions", "epochs", "chains")
         values = self._ours() | {name: list(column) for name, column in zip(names, columns, strict=True)}
@@ -245,7 +246,7 @@ class PostgresJournal:
             try:
                 return self._link.execute(statement, values)
             except JournalAwayError as e:
-                if time.monotonic() + _AGAIN_S >= self._deadline:
+                if boot_time() + _AGAIN_S >= self._deadline:
                     raise self._break_off(e) from None
                 time.sleep(_AGAIN_S)
             except JournalError as e:

@@ -1,4 +1,4 @@
-"""The journal in one SQLite file: write-ahead log, one writer, synced before actions are carried out.
+"""The journal in one SQLite file: one writer, synced before actions are carried out.
 
 The checksum of every entry covers the entry and the checksum of the entry before. A mark in a file of its own records
 how far the journal was written. Opening the journal for writing detects and reports entries that are lost or damaged.
@@ -7,18 +7,20 @@ how far the journal was written. Opening the journal for writing detects and rep
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from holdfast.journal import format1_reader, high_water_mark
+from holdfast.journal import format1_reader, high_water_mark, sqlite_file
 from holdfast.journal.entry_chain import START_BYTES, JournalRow, heading_checksum, make_row, parse_row
 from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
 from holdfast.journal.journal_errors import JournalDamagedError as JournalDamagedError
 from holdfast.journal.journal_errors import JournalError as JournalError
 from holdfast.journal.journal_errors import JournalFullError as JournalFullError
+from holdfast.journal.lease_term import no_lease
 from holdfast.journal.local_env_cipher import LocalEnvCipher
 from holdfast.model.action import Launch
 from holdfast.model.decider_events import Lost
@@ -34,6 +36,7 @@ create table entry (seq integer primary key, at real not null, event blob not nu
 _HEADING = """
 create table heading (start blob not null, epoch integer not null, marked integer not null, chain blob not null) strict
 """
+_TRIES, _AGAIN_S = 20, 0.05  # to read a file without locks while it is written
 _INSERT = "insert into entry values (?, ?, ?, ?, ?, ?)"
 _COLUMNS = "select seq, at, event, decision, epoch, chain from entry"
 
@@ -46,14 +49,18 @@ class SqliteJournal:
         read_only: bool = False,
         mark_path: Path | None = None,
         cipher: LocalEnvCipher | None = None,
+        shared: bool = False,
+        check_lease: Callable[[], None] = no_lease,
     ) -> None:
         """Open the journal. With `mark_path`, lost entries are detected; with `cipher`, environments are encrypted.
-        Raises JournalError."""
+        Raises JournalError. A writer needs `shared` if other hosts see the file. `check_lease` is called before every
+        write, and raises if this writer may not write any more."""
         self._path = path
         self._cipher = cipher
-        self._read_only = read_only
+        self._read_only, self._shared = read_only, shared
+        self._check_lease = check_lease
         self._mark_path = mark_path
-        self.epoch = 0  # of the writer: how many have opened it so far
+        self._epoch = 0  # of the writer: how many have opened it so far
         self.lost: Lost | None = None  # what was written once and is not there any more
         self.doubt = ""  # why nobody knows whether something was lost
         self._start = self._chain = b""
@@ -66,28 +73,53 @@ class SqliteJournal:
         self._found = high_water_mark.read_mark(mark_path) if mark_path else high_water_mark.MarkReading()
         self.alive_at = high_water_mark.read_sign_of_life(mark_path) if mark_path else 0.0  # of the writer before
         self._finish_rebuilding()
-        self._connect()
-        try:
-            self._open_entries()
-        except (sqlite3.Error, msgspec.DecodeError, OSError, UnicodeDecodeError, MemoryError) as e:
-            self._db.close()
-            raise self._make_error(e) from None
-        except JournalError:
-            self._db.close()
-            raise
+        self._db = self._connect()
+        for left in range(self._retries, -1, -1):
+            try:
+                self._open_entries()
+                break
+            except (sqlite3.Error, msgspec.DecodeError, OSError, UnicodeDecodeError, MemoryError, JournalError) as e:
+                if not left:
+                    self._db.close()
+                    raise e if isinstance(e, JournalError) else self._make_error(e) from None
+                self._connect_again(left)
 
     def _finish_rebuilding(self) -> None:
+        if self._read_only:
+            return
+        self._check_lease()
         try:
-            if not self._read_only:
-                self._take_rebuilt()
+            self._take_rebuilt()
         except OSError as e:
             raise self._make_error(e) from None
 
-    def _connect(self) -> None:
-        mode = "ro" if self._read_only else "rwc"
+    @property
+    def epoch(self) -> int:
+        """Return this writer's epoch, for a caller about to act. Raise LeaseLostError if it may not act any more."""
+        if not self._read_only:
+            self._check_lease()
+        return self._epoch
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._read_only:
+            return sqlite_file.open_to_read(self._path)
+        return sqlite_file.open_to_write(self._path, shared=self._shared)
+
+    @property
+    def _retries(self) -> int:
+        """Return how often to look again at pages that do not fit together."""
+        return _TRIES if self._read_only and sqlite_file.is_shared_now(self._path) else 0
+
+    def _connect_again(self, left: int) -> None:
+        """Open the file anew, since a connection without locks does not see what changes. The last one is to a copy."""
+        self._db.close()
+        if left > 1:
+            time.sleep(_AGAIN_S)
+            self._db = self._connect()
+            return
         try:
-            self._db = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
-        except sqlite3.Error as e:
+            self._db = sqlite_file.open_copy(self._path)
+        except (OSError, sqlite3.Error) as e:
             raise self._make_error(e) from None
 
     def _open_entries(self) -> None:
@@ -99,15 +131,14 @@ class SqliteJournal:
         try:
             self._prepare_tables()
         except sqlite3.DatabaseError as e:
-            if not _is_corrupt(e) or known is None or not known.seq:
+            if not sqlite_file.is_corrupt(e) or known is None or not known.seq:
                 raise
-            self._start, self.epoch = known.start, known.epoch
+            self._start, self._epoch = known.start, known.epoch
             self._set_aside(1)
         self._next_epoch(self._repair_end())
 
     def _prepare_tables(self) -> None:
-        self._db.execute("pragma journal_mode = wal")
-        self._db.execute("pragma synchronous = full")
+        sqlite_file.set_modes(self._db, shared=self._shared)
         self._db.execute("begin immediate")
         if not self._db.execute("select count(*) from sqlite_schema").fetchone()[0]:
             self._db.execute(_ENTRY)
@@ -142,11 +173,11 @@ class SqliteJournal:
                 and isinstance(epoch, int)
                 and chain == heading_checksum(start, epoch, bool(marked))
             ):
-                self._start, self.epoch, self._marked = start, epoch, bool(marked)
+                self._start, self._epoch, self._marked = start, epoch, bool(marked)
                 return
         if self._found.mark is None:
             raise sqlite3.DatabaseError("its heading is damaged")
-        self._start, self.epoch, self._marked = self._found.mark.start, self._found.mark.epoch, True
+        self._start, self._epoch, self._marked = self._found.mark.start, self._found.mark.epoch, True
 
     # --- what became of what was written -----------------------------------------------------------------------
 
@@ -201,7 +232,7 @@ class SqliteJournal:
                     return last, seq + 1
                 last = row
         except sqlite3.DatabaseError as e:
-            if not _is_corrupt(e):
+            if not sqlite_file.is_corrupt(e):
                 raise
             return last, (last.seq if last else 0) + 1
         return last, 0
@@ -214,10 +245,11 @@ class SqliteJournal:
         """Copy the damaged files for inspection, and rebuild the journal from the entries before number `seq`. At
         every moment one of both is whole on disk."""
         rows = [row for row in islice(self._read_rows(), seq - 1) if row] if seq > 1 else []
-        for found in (self._path, self._path.with_name(f"{self._path.name}-wal")):
+        for suffix in ("", "-wal", "-journal"):
+            found = self._path.with_name(self._path.name + suffix)
             if found.exists():
-                _copy_durably(found, found.with_name(f"damaged-{self.epoch}-{found.name}"))
-        start, epoch = self._start, self.epoch
+                _copy_durably(found, found.with_name(f"damaged-{self._epoch}-{found.name}"))
+        start, epoch = self._start, self._epoch
         part = self._path.with_name(f"{self._path.name}.part")
         part.unlink(missing_ok=True)
         self._db.close()
@@ -232,9 +264,8 @@ class SqliteJournal:
         part.replace(self._rebuilt_path)
         _sync_folder(self._path.parent)
         self._take_rebuilt()
-        self._connect()
-        self._db.execute("pragma journal_mode = wal")
-        self._db.execute("pragma synchronous = full")
+        self._db = self._connect()
+        sqlite_file.set_modes(self._db, shared=self._shared)
         self._damaged = seq
 
     @property
@@ -246,7 +277,7 @@ class SqliteJournal:
         first, or SQLite would apply it to the other. A power cut in between is made good by the next writer."""
         if not self._rebuilt_path.exists():
             return
-        for suffix in ("-wal", "-shm"):
+        for suffix in ("-wal", "-shm", "-journal"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         _sync_folder(self._path.parent)
         self._rebuilt_path.replace(self._path)
@@ -255,10 +286,9 @@ class SqliteJournal:
     def _next_epoch(self, last: JournalRow | None) -> None:
         """Begin the next epoch, and write it to the database file itself, not only to SQLite's write-ahead log."""
         known = self._found.mark
-        self.epoch = max(self.epoch, known.epoch if known else 0, last.epoch if last else 0) + 1
-        self.raise_epoch(self.epoch)
+        self.raise_epoch(max(self._epoch, known.epoch if known else 0, last.epoch if last else 0) + 1)
         self._chain = last.chain if last else self._start
-        self._mark = HighWaterMark(start=self._start, epoch=self.epoch, seq=last.seq if last else 0, chain=self._chain)
+        self._mark = HighWaterMark(start=self._start, epoch=self._epoch, seq=last.seq if last else 0, chain=self._chain)
         if self._mark_path is None:
             return
         if known:
@@ -273,7 +303,8 @@ class SqliteJournal:
 
     def raise_epoch(self, epoch: int) -> None:
         """Set and store the epoch, for example one above an epoch that agents know but this journal has lost."""
-        self.epoch, marked = epoch, bool(self._marked or self._mark_path)
+        self._check_lease()
+        self._epoch, marked = epoch, bool(self._marked or self._mark_path)
         self.flush()
         chain = heading_checksum(self._start, epoch, marked)
         try:
@@ -288,7 +319,8 @@ class SqliteJournal:
     # --- entries -----------------------------------------------------------------------------------------------
 
     def append(self, entry: Entry, durable: bool) -> None:
-        row = make_row(entry, self.epoch, self._chain, self._cipher)
+        self._check_lease()
+        row = make_row(entry, self._epoch, self._chain, self._cipher)
         try:
             # Rows that no action depends on gather in an open transaction; the next durable one takes them along.
             if not self._db.in_transaction:
@@ -296,7 +328,7 @@ class SqliteJournal:
             self._db.execute(_INSERT, msgspec.structs.astuple(row))
             self._chain = row.chain
             self._mark = msgspec.structs.replace(
-                _advance_mark(self._mark, entry), epoch=self.epoch, seq=row.seq, chain=row.chain
+                _advance_mark(self._mark, entry), epoch=self._epoch, seq=row.seq, chain=row.chain
             )
             if durable:
                 self.flush()
@@ -307,6 +339,7 @@ class SqliteJournal:
 
     def flush(self) -> None:
         """Commit all appended entries, so that readers see them."""
+        self._check_lease()
         try:
             if self._db.in_transaction:
                 self._db.execute("commit")
@@ -319,6 +352,21 @@ class SqliteJournal:
 
     def read(self, after: int = 0) -> Iterator[Entry]:
         after = min(max(after, 0), _MOST)
+        if self._retries:
+            self._db.close()
+            self._db = self._connect()
+        for left in range(self._retries, -1, -1):
+            try:
+                for entry in self._read_once(after):
+                    after = entry.seq
+                    yield entry
+                return
+            except JournalError:
+                if not left:
+                    raise
+                self._connect_again(left)
+
+    def _read_once(self, after: int) -> Iterator[Entry]:
         try:
             if self._format == 1:
                 yield from format1_reader.read_entries(self._db, after)
@@ -349,20 +397,20 @@ class SqliteJournal:
 
     def close(self) -> None:
         """Flush and close. A closed journal is one plain file that can also be read from read-only storage."""
-        self.flush()
-        if self._marking:
-            self._marking.close()
-            self._marking = None
-        if not self._read_only:
-            with contextlib.suppress(sqlite3.OperationalError):  # somebody reads it just now: it keeps its log
-                self._db.execute("pragma busy_timeout = 0")
-                self._db.execute("pragma journal_mode = delete")
-        self._db.close()
+        try:
+            self.flush()
+        finally:
+            if self._marking:
+                self._marking.close()
+                self._marking = None
+            if not self._read_only and not self._shared:
+                with contextlib.suppress(sqlite3.OperationalError):  # somebody reads it just now: it keeps its log
+                    self._db.execute("pragma busy_timeout = 0")
+                    self._db.execute("pragma journal_mode = delete")
+            self._db.close()
 
     def _make_error(self, why: Exception) -> JournalError:
-        if getattr(why, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
-            return JournalFullError(f"{self._path} cannot grow: the disk that holds it is full")
-        return JournalError(f"{self._path} cannot be used as a journal: {str(why) or type(why).__name__}")
+        return sqlite_file.make_error(self._path, why, shared=self._shared)
 
 
 def _copy_durably(source: Path, target: Path) -> None:
@@ -386,7 +434,3 @@ def _advance_mark(known: HighWaterMark, entry: Entry) -> HighWaterMark:
     launch = next((action for action in entry.decision.actions if isinstance(action, Launch)), None)
     generation, release = (launch.generation, launch.release.number) if launch else (known.generation, known.release)
     return msgspec.structs.replace(known, generation=generation, release=release, phase=entry.decision.phase)
-
-
-def _is_corrupt(why: sqlite3.Error) -> bool:
-    return getattr(why, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

@@ -59,6 +59,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
     ordered: dict[str, str] = {}  # of the evicted nodes, those that a person or the fleet wanted gone, and how
+    fleet_said: dict[str, str] = {}  # of the evicted nodes, those whose end the fleet could not see, and why
     passed: tuple[str, ...] = ()  # of the admitted nodes, those that were evicted again before a step was made
     ranks: tuple[int, ...] = ()
     suspects: tuple[str, ...] = ()

@@ -83,7 +83,7 @@ def test_a_step_is_told_beside_a_plain_one() -> None:
 def test_a_way_that_did_not_run_is_named() -> None:
     played = {**trials(0.2, 1.0), "in-process": [Trial(failed="it never came to step 100")]}
     findings = judge(played, {"other": "not here"})
-    assert findings.skipped == {"other": "not here", "in-process": "it never came to step 100"}
+    assert findings.skipped == {"other": "not here", "in-process, 1 of 1 jobs": "it never came to step 100"}
     assert "in_process_seats_s" not in findings.figures
     assert show(played).row_count == 7
 

@@ -7,12 +7,14 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.cli.run_dirs import run_dir_creation
+from holdfast.config import Settings
 from holdfast.model.action import Launch
 from holdfast.model.code_release import Release
 from holdfast.model.decider_events import Progress, Tick
-from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_and_seats import Job, Seat
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Decision, Entry
+from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 TOKEN = "0b1c8e93d7a24f56b8e1902c7d3f4a65"
 
@@ -130,5 +132,25 @@ def test_a_journal_file_on_a_network_file_system_is_refused(
     assert main(["run", str(tmp_path / "train.py")]) == 2
     said = capsys.readouterr().err
     assert " nfs4" in said and "--journal" in said and "Traceback" not in said
-    risk = run_dir_creation.shared_journal_risk(tmp_path)
-    assert " nfs4, " in risk and risk.endswith(" --journal"), "as on Slurm, where it must be so"
+
+
+@pytest.mark.parametrize(
+    ("of", "kind", "shared", "word"),
+    [
+        ({"fleet": "slurm"}, "nfs4", True, " nfs4, "),
+        ({"fleet": "slurm"}, "", True, ""),  # hosts share it, whatever the file system is called
+        ({"fleet": "kubernetes"}, "nfs4", True, " nfs4, "),
+        ({"fleet": "kubernetes"}, "", False, ""),
+        ({"fleet": "slurm", "journal": "postgres://h/d"}, "nfs4", True, ""),
+        ({"fleet": "local"}, "", False, ""),
+    ],
+)
+def test_a_journal_that_hosts_of_a_cluster_share_is_of_another_sort_and_that_is_said(
+    of: dict[str, str], kind: str, shared: bool, word: str, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_dir_creation, "network_kind", lambda path: kind)
+    job, entry = Job(run_id="r", min_nodes=1, max_nodes=1), EntryPoint(argv=("x",))
+    run = RunSpec(job=job, entry=entry, settings=Settings(), nproc=1, log_dir="/l", **of)
+    assert run_dir_creation.is_shared(run, tmp_path) is shared
+    said = run_dir_creation.shared_journal_text(run, tmp_path)
+    assert word in said and bool(said) is bool(word)

@@ -1,21 +1,33 @@
 """Jobs whose nodes are pods: `holdfast run --fleet kubernetes`, with machines that the test plays."""
 
+import asyncio
 import json
 import os
+import shutil
+import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from holdfast.wire import program_fork_server
+from holdfast.cli.launch.journal_and_notes import NotesFolder
+from holdfast.fleet.kubernetes_client import KubernetesClient
+from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
+from holdfast.fleet.kubernetes_lease import LASTS_S, KubernetesLease
+from holdfast.fleet.pod_manifest import EPOCH_NOTE, PodShape
+from holdfast.journal.lease_term import no_lease
+from holdfast.model.fleet_node_reports import FleetReport, FleetState
+from holdfast.wire import program_fork_server, run_and_node_specs
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, gone
 from tests.cli.test_run_postgres import other_of, struck
 from tests.conftest import job_environment
-from tests.kube.cluster import FakeCluster
+from tests.kube.cluster import Cluster, FakeCluster
 
 pytestmark = pytest.mark.e2e
 
@@ -114,3 +126,120 @@ def test_another_controller_carries_the_run_on_and_knows_its_pods(
     waiting.finish()
     waiting.ends(0)
     assert not [key for key in cluster.fake.objects.held if key[0] != "nodes"], "nothing of the run stays"
+
+
+def second_holder(cluster: FakeCluster, run_dir: Path, folder: Path) -> KubernetesFleet:
+    """The fleet of a second controller of the run, with the records that there were when the first one fell asleep."""
+    folder.mkdir()
+    shutil.copy(run_dir / "pods.json", folder)
+    shape = run_and_node_specs.read_json(run_dir / "pod_shape.json", PodShape)
+    client = KubernetesClient(cluster.config, cluster.namespace, lambda: 2)
+    wishes = FleetWishes(command=lambda node: ("sleep", "1000"), files=lambda node: {}, least=1, gather_s=0, avoid_s=0)
+    return KubernetesFleet(NotesFolder(folder), shape, wishes, client, lambda: 2)
+
+
+def check_silent_machine(job: Job, cluster: Cluster, silence: Callable[[str], None]) -> None:
+    """Lose a machine of a job of two pods and a standby: its kubelet falls silent, and then what runs there does. What
+    Kubernetes has said of the machine stands in the incident."""
+    seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
+    process = cluster.machines.process_of(seated[1])
+    machine = (cluster.machines.pod_of(seated[1]) or {})["spec"]["nodeName"]
+    silence(machine)
+    told = lambda: {one.state for report in job.events(FleetReport) for one in report.nodes.values()}  # noqa: E731
+    job.until(lambda: FleetState.UNKNOWN in told(), "a report that the machine is not ready")
+    assert process is not None
+    stopped = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    job.trains(2)
+    [record] = job.report().incidents
+    assert record.suspects == (seated[1],) == record.evicted and f" {machine} " in record.cause
+    cluster.machines.wake(machine)
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    job.until(lambda: cluster.machines.process_of(seated[1]) is None, "the end of what ran there")
+
+
+@pytest.mark.slow
+def test_what_kubernetes_says_of_a_machine_is_told_with_the_silence_of_its_node(
+    start: Start, cluster: FakeCluster
+) -> None:
+    job = run(start, cluster, "--nnodes", "2", "--standbys", "1")
+    check_silent_machine(job, cluster, cluster.machines.silence)
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_controller_that_slept_deletes_nothing_of_its_successor_ends_and_waits_in_turn(
+    start: Start, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    job = run(start, cluster, "--nnodes", "2")
+    await asyncio.to_thread(job.trains, 1)
+    asleep, before = job.controller(), {*pods(cluster)}
+    for pid in (job.process.pid, asleep):
+        job.kill(pid, signal.SIGSTOP)
+    said: list[str] = []
+    client = KubernetesClient(cluster.config, cluster.namespace, no_lease)
+    lease = KubernetesLease(client, "gpt-4", "another", tmp_path / "lease", said.append)
+    taking_at = time.monotonic()
+    await lease.take()
+    assert time.monotonic() - taking_at > LASTS_S - 10 and len(said) == 1, "not before the first one's is over"
+    keeping = asyncio.create_task(lease.keep())
+    fleet = second_holder(cluster, job.run_dir, tmp_path / "second")
+    [new] = await fleet.acquire(1)
+    await fleet.survey()
+    for pid in (asleep, job.process.pid):
+        job.kill(pid, signal.SIGCONT)
+    await asyncio.to_thread(job.until, lambda: gone(asleep), "the end of the one that slept")
+    await asyncio.to_thread(job.says, "the lease of gpt-4 is held by another; waiting", 60.0)
+    await asyncio.sleep(3.0)  # a survey would have come
+    left = {name: pod["metadata"] for (kind, name), pod in cluster.fake.objects.held.items() if kind == "pods"}
+    assert left.keys() == {*before, f"gpt-4-{new}"}
+    assert not any("deletionTimestamp" in meta for meta in left.values())
+    await fleet.give_back(new, "not needed")
+    await fleet.close()
+    keeping.cancel()
+    await lease.let_go()
+    await asyncio.to_thread(job.trains, 1)
+    job.finish()
+    await asyncio.to_thread(job.ends, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.geteuid() != 0, reason="a machine with a name of its own needs root")
+def test_the_controller_moves_to_another_machine_with_the_volume_of_its_journal(
+    start: Start, cluster: FakeCluster
+) -> None:
+    """As when a Deployment makes its pod anew elsewhere, with the same volume."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    job = run(start, cluster, "--rdzv-endpoint", endpoint, "--nnodes", "2", "--standbys", "1")
+    seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
+    had, pids, step = pods(cluster), ranks_of(cluster), job.status()["step"]
+    for pid in struck(job):
+        job.kill(pid)
+    job.process.wait()
+    resume = (sys.executable, "-m", "holdfast.cli", "run", "--resume", str(job.run_dir))
+    elsewhere = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh", *resume)
+    own = {key: value for key, value in job._env.items() if key != program_fork_server.NAMED}  # that one is here
+    with job.output.open("ab") as output:
+        job.process = subprocess.Popen(
+            elsewhere, cwd=job.folder, env=own, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    job.patience_s = 2 * LASTS_S
+    job.says("waiting until it is free")
+    job.until(lambda: job.status().get("step", -1) > step, "more steps")
+    assert job.status()["generation"] == 1 and pods(cluster) == had and not any(map(gone, pids)), "ranks go on"
+    lease = cluster.fake.objects.held["leases", "gpt-4"]["spec"]
+    assert lease["holderIdentity"].startswith("elsewhere.") and lease["leaseTransitions"] == 2
+    cluster.machines.kill(seated[1])
+    job.trains(2)
+    name = job.until(lambda: next((pod for pod in pods(cluster) if pod not in had), ""), "a pod for the lost one")
+    made = cluster.fake.objects.held["pods", name]["metadata"]["annotations"]
+    assert made[EPOCH_NOTE] == "2", "by the second controller"
+    job.finish()
+    job.ends(0)
+    job.check_replay()

@@ -12,12 +12,14 @@ from holdfast.controller import control_loop
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.job_clock import SteadyClock
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
+from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Acquire, Action, Finish, Launch, Say
 from holdfast.model.decider_events import Ended, Order, Outcome, Progress, Ready, Successor, Tick
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Decision, Entry
+from holdfast.wire.agent_messages import Ack
 from tests.controller.conftest import RELEASE, Open, make
 from tests.controller.fakes import FakeFleet
 
@@ -80,6 +82,34 @@ async def test_a_successor_repeats_what_has_no_outcome(tmp_path: Path) -> None:
         assert second.detectors.pace.generation == 1
         assert second.clock() >= second.ledger.make_account().end_at
     second.journal.close()
+
+
+async def test_a_controller_that_may_have_lost_its_lease_ends_before_it_surveys_decides_or_acts(tmp_path: Path) -> None:
+    """As one that slept: whatever it does first, it asks first."""
+    lost = False
+
+    def check() -> None:
+        if lost:
+            raise LeaseLostError("another controller has it")
+
+    journal = SqliteJournal(tmp_path / "journal.db", check_lease=check)
+    fleet = FakeFleet()
+    fleet.survey_s = 0.01
+    controller = make(tmp_path, Settings(), fleet, journal=journal).controller
+    async with running(controller) as task:
+        await asyncio.sleep(0.2)
+        assert fleet.surveys > 2
+        lost, before = True, (controller.seq, fleet.surveys, tuple(fleet.here))
+        with pytest.raises(LeaseLostError):
+            controller.process_event(Ready(node="a", host="h", nproc=1))
+        with pytest.raises(LeaseLostError):
+            await controller.executor.carry_out(Acquire(id=99, count=1))
+        with pytest.raises(LeaseLostError):
+            controller.links.send_message("a", Ack(seq=1))
+        await asyncio.wait({task}, timeout=10)
+        assert task.done() and isinstance(task.exception(), ExceptionGroup)
+        assert (controller.seq, fleet.surveys, tuple(fleet.here)) == before
+    journal._db.close()
 
 
 @pytest.mark.parametrize(("code", "phase"), [(OUT_OF_TIME, Phase.WAITING), (0, Phase.DONE)])

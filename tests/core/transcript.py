@@ -40,6 +40,7 @@ from holdfast.model.decider_events import (
 )
 from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import SWITCH, UNNAMED, Alarm, Kind, Stance
+from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.incident_record import Remedy
 from holdfast.model.job_and_seats import HostIdentity, Job
 from holdfast.model.journal_entry import Decision, Entry
@@ -257,6 +258,9 @@ PARSERS: dict[str, Callable[[Words, float, int], Event]] = {
     "mesh": _mesh,
     "cut": lambda words, now, generation: LinksDown(nodes=tuple(words.next().split(","))),
     "links": lambda words, now, generation: LinksUp(nodes=tuple(words.next().split(","))),
+    "fleet": lambda words, now, generation: FleetReport(
+        nodes={words.next(): FleetNode(state=FleetState(words.next()), reason=" ".join(words.after_all("said")))}
+    ),
     "tick": lambda words, now, generation: Tick(),
 }
 

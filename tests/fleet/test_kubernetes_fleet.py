@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from holdfast.controller_interfaces import FleetRefusal
-from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError
+from holdfast.fleet.kubernetes_client import KubernetesError
 from holdfast.fleet.kubernetes_fleet import KubernetesFleet
-from holdfast.fleet.kubernetes_lease import KubernetesLease
-from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from tests.cli.driver import PATIENCE_S, until
@@ -49,6 +47,12 @@ class Lab:
             assert time.monotonic() < until_at, seen
             await asyncio.sleep(0.05)
         return seen
+
+    async def until_all_of(self, fleet: KubernetesFleet, fits: Callable[[dict[str, FleetNode]], bool]) -> None:
+        until_at = time.monotonic() + PATIENCE_S
+        while not fits(seen := await fleet.survey()):
+            assert time.monotonic() < until_at, seen
+            await asyncio.sleep(0.05)
 
     async def up(self, count: int) -> tuple[str, ...]:
         names = await self.fleet.acquire(count)
@@ -273,34 +277,3 @@ async def test_a_node_that_is_only_not_needed_taints_nobody(lab: Lab) -> None:
     where = lab.machine(node)
     await lab.fleet.give_back(node, "the job has ended", Dismissal.ENDED)
     assert "taints" not in lab.objects.get("nodes", where)["spec"]
-
-
-async def test_one_controller_at_a_time_has_the_lease(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.fleet.kubernetes_lease._RENEW_S", 0.05)
-    monkeypatch.setattr("holdfast.fleet.kubernetes_lease._LOOK_S", 0.05)
-    monkeypatch.setattr("holdfast.fleet.kubernetes_lease._LASTS_S", 1.0)
-    said: list[str] = []
-
-    def lease(holder: str) -> KubernetesLease:
-        client = KubernetesClient(lab.cluster.config, lab.cluster.namespace)
-        return KubernetesLease(client, "lab", holder, lab.place / f"lease-of-{holder}", said.append)
-
-    first, second, again = lease("a"), lease("b"), lease("a")
-    await first.take()
-    keeping = asyncio.create_task(first.keep())
-    await again.take()  # of the same front: it need not wait
-    lab.objects.broken = True
-    await again.take()  # nor for an API server that is away
-    assert "going on" in said.pop()
-    lab.objects.broken = False
-    waiting = asyncio.create_task(second.take())
-    await asyncio.sleep(1.5)
-    assert not waiting.done() and said == ["the lease of lab is held by a; waiting until it is free"]
-    keeping.cancel()
-    await asyncio.wait_for(waiting, PATIENCE_S)
-    with pytest.raises(LeaseLostError, match="another controller, b"):
-        await asyncio.wait_for(first.keep(), PATIENCE_S)
-    await second.let_go()
-    assert ("leases", "lab") not in lab.objects.held
-    for one in (first, again):
-        await one.let_go()

@@ -13,7 +13,7 @@ from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob
 
 def controller_in_a_job(place: Path, patch: pytest.MonkeyPatch, lasts_s: float) -> tuple[SlurmFleet, float]:
     """A fleet inside job 7, which lasts for so long, and when that ends."""
-    fleet = SlurmFleet(place, SlurmPlan(run_id="r", allocation=7, starts=("true",)), {}, mint=str)
+    fleet = SlurmFleet(place, SlurmPlan(run_id="r", allocation=7, starts=("true",)), {}, mint=str, epoch=lambda: 1)
     ends_at = time.time() + lasts_s
     job = SlurmJob(id=7, state="RUNNING", hosts=("c1", "c2"), ends_at=ends_at)
 

@@ -2,8 +2,7 @@
 
 import msgspec
 
-from holdfast.fleet.slurm_commands import ClusterView
-from holdfast.fleet.slurm_fleet import split_exclusions
+from holdfast.fleet.slurm_commands import ClusterView, split_exclusions
 from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob, SlurmStep
 from holdfast.fleet.slurm_step_liveness import NodeRecord, is_cut_off, judge_node, step_name
 from holdfast.model.fleet_node_reports import FleetState

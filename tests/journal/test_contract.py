@@ -39,6 +39,12 @@ JOURNALS = (
         word="journal.db",
     ),
     Kind(
+        name="shared",  # as on a file system of several hosts
+        write=lambda place: SqliteJournal(place / "journal.db", shared=True),
+        read=lambda place: SqliteJournal(place / "journal.db", read_only=True),
+        word="journal.db",
+    ),
+    Kind(
         name="postgres",
         write=lambda place: open_postgres(place, "to write"),
         read=lambda place: open_postgres(place),

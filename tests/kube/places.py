@@ -22,12 +22,14 @@ def fake(place: Path) -> KubernetesFleet:
     return open_fleet(place, _clusters[place])
 
 
-def open_fleet(place: Path, cluster: Cluster, **wishes: float) -> KubernetesFleet:
-    """A fleet whose pods wait for somebody to end them."""
+def open_fleet(
+    place: Path, cluster: Cluster, epoch: Callable[[], int] = lambda: 1, notes: Path | None = None, **wishes: float
+) -> KubernetesFleet:
+    """A fleet whose pods wait for somebody to end them. Its records are at the place, unless others have `notes`."""
     shape = PodShape(run="lab", namespace=cluster.namespace, image="lab/holdfast:1", gpus=1, grace_s=3.0)
     asked = {"least": 1, "gather_s": 0.0, "avoid_s": 3600.0} | wishes
     fleet = KubernetesFleet(
-        NotesFolder(place),
+        NotesFolder(notes or place),
         shape,
         FleetWishes(
             command=lambda node: ("sleep", "1000"),
@@ -36,7 +38,8 @@ def open_fleet(place: Path, cluster: Cluster, **wishes: float) -> KubernetesFlee
             gather_s=asked["gather_s"],
             avoid_s=asked["avoid_s"],
         ),
-        KubernetesClient(cluster.config, cluster.namespace),
+        KubernetesClient(cluster.config, cluster.namespace, epoch),
+        epoch,
     )
     _fleets.setdefault(place, []).append(fleet)
     return fleet

@@ -14,11 +14,13 @@ import pytest
 
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError
 from holdfast.fleet.kubernetes_fleet import KubernetesFleet
+from holdfast.journal.lease_term import no_lease
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from tests.cli.conftest import Start
 from tests.cli.conftest import start as start
 from tests.cli.driver import ROOT
+from tests.cli.test_run_kubernetes import check_silent_machine
 from tests.conftest import job_environment
 from tests.kube import places
 from tests.kube.cluster import BINARIES, ControlPlane, RealCluster, write_kubeconfig
@@ -112,7 +114,7 @@ async def test_kubernetes_itself_finds_a_machine_that_does_not_answer_and_collec
         await fleet.give_back(far, "evicted")
     assert cluster.machines.process_of(far) is not None
     cluster.machines.silent.clear()
-    client = KubernetesClient(cluster.config, cluster.namespace)
+    client = KubernetesClient(cluster.config, cluster.namespace, no_lease)
     assert await client.delete_lease("lab")
     await client.close()
     until_at = time.monotonic() + PATIENCE_S
@@ -198,3 +200,16 @@ def test_a_job_survives_the_loss_of_a_pod_of_its_controller_and_of_the_api_serve
         left = cluster.api.ask("GET", f"{path[0]}/namespaces/{cluster.namespace}/{path[1]}")["items"]
         assert not left, f"nothing of the run stays in the cluster: {job.story()}"
     job.check_replay()
+
+
+def test_what_the_node_controller_says_of_a_machine_is_told_with_the_silence_of_its_node(
+    start: Start, cluster: RealCluster, plane: ControlPlane
+) -> None:
+    plane.start_controllers()
+    flags = ("--fleet", "kubernetes", "--kube-image", "lab:1", "--kube-namespace", cluster.namespace)
+    words = ("--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "gpt", "--nnodes", "2", "--standbys", "1")
+    job = start(*flags, *words, KUBECONFIG=str(cluster.kubeconfig))
+    job.patience_s = PATIENCE_S
+    check_silent_machine(job, cluster, cluster.machines.silent.add)
+    job.finish()
+    job.ends(0)

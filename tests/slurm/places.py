@@ -25,7 +25,7 @@ def slurm(place: Path, *flags: str, allocation: int = 0, shared: bool = False) -
     flags = ("--time=30", *(() if shared else ("--exclusive",)), *flags)
     plan = SlurmPlan(run_id=place.name, flags=flags, allocation=allocation, leave_s=0.0, starts=_WAIT)
     env = {**os.environ, **lab.env, "PATH": f"{lab.bin}:{lab.env['PATH']}"}
-    _fleets[place] = SlurmFleet(place, plan, env, mint=lambda name: f"token-of-{name}")
+    _fleets[place] = SlurmFleet(place, plan, env, mint=lambda name: f"token-of-{name}", epoch=lambda: 1)
     return _fleets[place]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.fleet.slurm_fleet import read_records
+from holdfast.fleet.slurm_records import read_records
 from holdfast.fleet.slurm_step_liveness import NodeRecord
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import TRAIN, Job
@@ -46,7 +46,7 @@ class SlurmJob(Job):
         return f"{super().story()}\n{more}\n--- squeue\n{self.lab.call('squeue', '--states=all')}"
 
     def records(self) -> dict[str, NodeRecord]:
-        return read_records(self.run_dir / "slurm")
+        return read_records(self.run_dir / "slurm").nodes
 
     def host_of(self, node: str) -> str:
         return self.until(lambda: (found := self.records().get(node)) and found.host, f"a host for {node}") or ""

@@ -49,10 +49,17 @@ def check_end(job: SlurmJob, expected: str) -> None:
     job.check_replay()
 
 
+def hears_of(job: SlurmJob, host: str) -> None:
+    """Whenever Slurm finds out that this host does not answer, people are told: by the incident, or after it."""
+    job.until(lambda: host in "\n".join(job.sentences()), "what Slurm says of the lost host")
+
+
 def test_power_off(start_slurm: StartSlurm, tmp_path: Path, calm_weights: str) -> None:
     job = begin(start_slurm, tmp_path)
-    job.lab.power_off(job.host_of_rank(1))
+    lost = job.host_of_rank(1)
+    job.lab.lose_power(lost)
     job.trains(generation=2)
+    hears_of(job, lost)
     check_end(job, calm_weights)
     [record] = job.report().incidents
     assert record.evicted and record.resumed_from
@@ -63,6 +70,7 @@ def test_a_cut_cable_and_its_return(start_slurm: StartSlurm, tmp_path: Path, cal
     lost = job.host_of_rank(1)
     job.lab.cut(lost)
     job.trains(generation=2)
+    hears_of(job, lost)
     assert job.lab.pids(lost, "job.py"), "the old rank runs on beside its replacement"
     job.lab.heal(lost)
     job.until(lambda: not job.lab.pids(lost, "job.py"), "the end of the old rank")

@@ -12,6 +12,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun, duration_text
 from holdfast.fleet import cluster_runs
 from holdfast.fleet.cluster_runs import ClusterRunView
+from holdfast.journal.lease_term import no_lease
 from holdfast.model.job_phase import Phase
 
 UNKNOWN_STEP = "step unknown"
@@ -115,7 +116,7 @@ def _ask_kubernetes(namespace: str | None) -> tuple[str, list[ClusterRunView]]:
     async def ask() -> tuple[str, list[ClusterRunView]]:
         config = read_config()
         where = namespace or default_namespace(config)
-        client = KubernetesClient(config, where)
+        client = KubernetesClient(config, where, no_lease)
         try:
             pods, _ = await client.list_pods(None)
         finally:

@@ -72,8 +72,7 @@ class ClusterRun:
         run_dir_creation.publish_run(run_dir, run)
         run_selection.remember_run(run_dir)
         say(f"{run.fleet} fleet: {describe_shape(args, run.nproc)}{where}; run directory {run_dir}")
-        risk = "" if self._lease else run_dir_creation.shared_journal_risk(run_dir)
-        for text in filter(None, (why, said, risk)):
+        for text in filter(None, (why, said, run_dir_creation.shared_journal_text(run, run_dir))):
             say(text)
         if args.detach:
             leave_terminal(run_dir)

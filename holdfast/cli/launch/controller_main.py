@@ -9,13 +9,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 from aiohttp import web
 
 from holdfast.cli.launch.controller_log import ControllerLog, open_log
 from holdfast.cli.launch.journal_and_notes import RunRecord, open_record
+from holdfast.cli.launch.run_leases import ask_on_loop, hold_lease
 from holdfast.cli.launch.slurm_launch import make_plan
 from holdfast.cli.launch.wait_teller import WaitTeller
 from holdfast.cli.run_dirs import run_dir_secrets, run_directory
@@ -39,7 +40,7 @@ from holdfast.controller.incident_traces import IncidentTraces
 from holdfast.controller.job_clock import SteadyClock
 from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
-from holdfast.controller_interfaces import ControllerPorts, Fleet, FleetRefusal, Notes
+from holdfast.controller_interfaces import ControllerPorts, Fleet, FleetRefusal
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import count_failures, describe_stop
@@ -48,7 +49,13 @@ from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.fleet.local_process_fleet import LocalFleet
 from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.fleet.slurm_fleet import SlurmFleet
-from holdfast.journal.journal_errors import JournalAwayError, JournalError, JournalFullError, LeaseLostError
+from holdfast.journal.journal_errors import (
+    JournalAwayError,
+    JournalError,
+    JournalFullError,
+    JournalHeldError,
+    LeaseLostError,
+)
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
@@ -62,6 +69,7 @@ from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd, RunSpec
 
 _BACKLOG = 4096
 _TOKEN_S = 3600.0  # for a node that has been started to enrol
+_HELD_LOOK_S = 1.0
 _PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
 
@@ -90,7 +98,8 @@ def main() -> int:
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = SaidLog(run_dir)
     ended: RunEnd | None = None
-    if (alone := folder_use_lock.lock_file_alone(run_dir / "controller.lock", _PREDECESSOR_S)) is None:
+    lock = run_directory.controller_lock(run_directory.read_spec(run_dir), run_dir)
+    if (alone := folder_use_lock.lock_file_alone(lock, _PREDECESSOR_S)) is None:
         say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
@@ -127,28 +136,33 @@ async def _run_logged(log: ControllerLog, work: Coroutine[None, None, RunEnd]) -
 
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
-    """Run the controller until the run ends. On Kubernetes without a database, hold the run's lease all the time."""
+    """Run the controller until the run ends. If other hosts may see its directory, hold its lease meanwhile."""
+    process_attributes.raise_file_limit()
+    process_attributes.write_no_core()
+    async with hold_lease(run_directory.read_spec(run_dir), run_dir, say) as check_lease:
+        return await _run_controller(run_dir, listener, say, holder, check_lease)
+
+
+async def _open_when_free(
+    run: RunSpec, run_dir: Path, holder: str, say: SaidLog, check_lease: Callable[[], None]
+) -> RunRecord:
+    """Open the journal. Wait while a controller that does not act any more has it open still."""
+    told = ""
+    while True:
+        try:
+            return open_record(run, run_dir, holder, say, check_lease)
+        except JournalHeldError as e:
+            if str(e) != told:
+                told = str(e)
+                say(f"{told}; waiting until that one has ended")
+        await asyncio.sleep(_HELD_LOOK_S)
+
+
+async def _run_controller(
+    run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, check_lease: Callable[[], None]
+) -> RunEnd:
     run = run_directory.read_spec(run_dir)
-    if run.fleet != "kubernetes":
-        return await _run_controller(run_dir, listener, say, holder)
-    from holdfast.cli.launch.kubernetes_launch import make_lease
-
-    lease = make_lease(run, run_dir, say)
-    if run.journal:  # the lease there decides; this one only owns the pods
-        ended = await _run_controller(run_dir, listener, say, holder)
-    else:
-        await lease.take()
-        async with asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(lease.keep())
-            ended = await _run_controller(run_dir, listener, say, holder)
-            keeping.cancel()
-    await lease.let_go()
-    return ended
-
-
-async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
-    run = run_directory.read_spec(run_dir)
-    record = open_record(run, run_dir, holder, say)
+    record = await _open_when_free(run, run_dir, holder, say, check_lease)
     env = run_directory.node_environment(run_dir)
     url = run_directory.web_address(run.host, listener.getsockname()[1], "http" if run.fleet == "local" else "https")
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
@@ -156,13 +170,11 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog, 
     hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say)
     opinions = FailureOpinions(run.settings, run.log_dir, say)
     tokens = NodeTokens(run_dir_secrets.door_keys_folder(run_dir), record.put_keys)
-    fleet = _make_fleet(run, run_dir, env, tokens, record.notes)
+    fleet = _make_fleet(run, run_dir, env, tokens, record)
     listeners = EntryListeners(teller, hooks, opinions, traces := IncidentTraces(run.job.run_id, os.environ))
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
     controller = built.controller
-    process_attributes.raise_file_limit()
-    process_attributes.write_no_core()
     audit = AuditLog(run_dir)
     port = NetworkPort(built, run, run_dir, audit, tokens)
     door = ApiEntrance(admit_by_socket, audit, minting=port.minting)
@@ -327,15 +339,19 @@ def _open_block_list(run: RunSpec) -> BlockListThreads:
     return BlockListThreads(BlockListDatabase(run.journal), f"--journal {shlex.quote(run.journal)}")
 
 
-def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTokens, notes: Notes) -> Fleet:
+def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTokens, record: RunRecord) -> Fleet:
+    """Return the fleet that the run names. Before it changes anything in a cluster, it asks the journal for the epoch,
+    which raises if another controller acts by now."""
+    epoch = ask_on_loop(lambda: record.journal.epoch)
     if run.fleet == "join":
         return JoinFleet()
     if run.fleet == "slurm":
-        return SlurmFleet(run_dir, make_plan(run, run_dir), env, lambda name: str(tokens.mint_token(name, _TOKEN_S)))
+        plan = make_plan(run, run_dir)
+        return SlurmFleet(run_dir, plan, env, lambda name: str(tokens.mint_token(name, _TOKEN_S)), epoch)
     if run.fleet == "kubernetes":
         from holdfast.cli.launch.kubernetes_launch import make_fleet  # its client is an extra, and slow to import
 
-        return make_fleet(run, run_dir, tokens, notes)
+        return make_fleet(run, run_dir, tokens, record.notes, epoch)
     return LocalFleet(
         run_dir, run_directory.make_node_spec(run, run_dir), env, program_fork_server.socket_path(run_dir)
     )

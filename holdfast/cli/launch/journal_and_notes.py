@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.cli.run_dirs import run_journal
+from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_journal
 from holdfast.controller_interfaces import CheckpointTable, Journal, Notes
 from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.lease_term import no_lease
 from holdfast.journal.local_env_cipher import LocalEnvCipher
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.wire.credentials import mutual_tls
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 class NotesFolder:
     """Notes for the next controller, kept as files in the run directory."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._dir = run_dir
+    def __init__(self, run_dir: Path, check_lease: Callable[[], None] = no_lease) -> None:
+        """`check_lease` is called before every note, and raises if this controller may not write any more."""
+        self._dir, self._check_lease = run_dir, check_lease
 
     def put_note(self, name: str, content: bytes) -> None:
+        self._check_lease()
         mutual_tls.write_secret(self._dir / name, content, durable=True)  # it counts after a loss of power, too
 
     def get_note(self, name: str) -> bytes:
@@ -54,12 +57,21 @@ class RunRecord(NamedTuple):
             self.handover.forget_keys()
 
 
-def open_record(run: RunSpec, run_dir: Path, holder: str, say: Callable[[str], None]) -> RunRecord:
-    """Open the journal for writing: in the run directory, or in Postgres as the holder of the run's lease."""
+def open_record(
+    run: RunSpec, run_dir: Path, holder: str, say: Callable[[str], None], check_lease: Callable[[], None]
+) -> RunRecord:
+    """Open the journal for writing: in the run directory, or in Postgres as the holder of the run's lease. Raise
+    JournalHeldError if another controller has the file open. `check_lease` is for a run directory whose lease is held
+    elsewhere."""
     if not run.journal:
-        cipher = LocalEnvCipher(run_dir / run_dir_secrets.JOURNAL_KEY, writes=True)
-        journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark", cipher=cipher)
-        return RunRecord(journal, NotesFolder(run_dir), None, None)
+        journal = SqliteJournal(
+            run_dir / "journal.db",
+            mark_path=run_dir / "journal.mark",
+            cipher=LocalEnvCipher(run_dir / run_dir_secrets.JOURNAL_KEY, writes=True),
+            shared=run_dir_creation.is_shared(run, run_dir),
+            check_lease=check_lease,
+        )
+        return RunRecord(journal, NotesFolder(run_dir, check_lease), None, None)
     from holdfast.cli.launch.run_handover import HandoverNotes
     from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
 

@@ -22,6 +22,7 @@ from holdfast.core.record.hook_notices import HookLimits
 from holdfast.fleet import pod_manifest
 from holdfast.fleet.pod_manifest import PodShape
 from holdfast.journal.journal_errors import JournalError
+from holdfast.journal.lease_term import no_lease
 from holdfast.model.job_and_seats import Job
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
@@ -65,7 +66,9 @@ def _open_lease(args: RunArgs, run_id: str) -> "tuple[ControllerLease, str]":
     return ControllerLease(args.journal or "", run_id), secret
 
 
-def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens, notes: Notes) -> "KubernetesFleet":
+def make_fleet(
+    run: RunSpec, run_dir: Path, tokens: NodeTokens, notes: Notes, epoch: Callable[[], int]
+) -> "KubernetesFleet":
     from holdfast.fleet.kubernetes_client import KubernetesClient, read_config
     from holdfast.fleet.kubernetes_fleet import FleetWishes, KubernetesFleet
 
@@ -81,7 +84,7 @@ def make_fleet(run: RunSpec, run_dir: Path, tokens: NodeTokens, notes: Notes) ->
         gather_s=run.settings.fleet.gather_s,
         avoid_s=run.settings.block.age_s,
     )
-    return KubernetesFleet(notes, shape, wishes, KubernetesClient(read_config(), shape.namespace))
+    return KubernetesFleet(notes, shape, wishes, KubernetesClient(read_config(), shape.namespace, epoch), epoch)
 
 
 def make_pod_spec(run: RunSpec) -> RunSpec:
@@ -96,7 +99,8 @@ def make_lease(run: RunSpec, run_dir: Path, say: Callable[[str], None]) -> "Kube
 
     shape = run_and_node_specs.read_json(run_dir / _SHAPE, PodShape)
     holder = f"{socket.gethostname()}.{run.job.mark}"  # the same after a crash: its successor need not wait
-    return KubernetesLease(KubernetesClient(read_config(), shape.namespace), shape.run, holder, run_dir / "lease", say)
+    client = KubernetesClient(read_config(), shape.namespace, no_lease)  # which changes the lease alone
+    return KubernetesLease(client, shape.run, holder, run_dir / "lease", say)
 
 
 def _node_command(node: str) -> tuple[str, ...]:

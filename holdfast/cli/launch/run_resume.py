@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.cli.launch.controller_listener import listen_at, listen_for_pods
+from holdfast.cli.launch.run_leases import make_file_lease
 from holdfast.cli.launch.slurm_launch import move_here
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
 from holdfast.cli.run_dirs import run_dir_creation, run_directory, run_journal, run_liveness, run_selection
@@ -17,6 +18,7 @@ from holdfast.cli.terminal.rank_console import find_console_files, make_console,
 from holdfast.config import Settings
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
+from holdfast.journal.file_lease import LASTS_S, take_when_quiet
 from holdfast.journal.journal_errors import JournalDamagedError, JournalError
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import RunSpec
@@ -35,7 +37,9 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if (run_dir / "exit.json").exists() and not run_directory.goes_on(run_dir):
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
     _check_replay(run_dir)
-    if not run.journal and run.fleet != "slurm":  # whose hosts share the run directory
+    if run.fleet == "slurm" and not run.journal:
+        _take_file_lease(run_dir)
+    if run.fleet in ("local", "join") and not run.journal:
         run_dir_creation.require_local_disk(run_dir)
     lease = _claim_again(run, run_directory.goes_on(run_dir)) if run.journal else None
     files = dict.fromkeys((*run.console_files, *find_console_files()))
@@ -53,9 +57,25 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
         unseen = f"what ranks have printed without a front is not shown here, but by holdfast logs {run_dir}"
         went_on = f"; {unseen}" if run_liveness.find_live_nodes(run_dir) else ""
         say(f"resuming {run.job.run_id} in {run_dir}{went_on}")
+        if said := run_dir_creation.shared_journal_text(run, run_dir):
+            say(said)
         if args.detach:
             leave_terminal(run_dir)
         return Supervisor(run_dir, listener, console, lease=lease).run() or 0
+
+
+def _take_file_lease(run_dir: Path) -> None:
+    """Take the lease of a run directory that other hosts see, for the controller that starts here. Raise UsageError if
+    a controller on another host renews it."""
+    lease = make_file_lease(run_dir, say)
+    try:
+        if lease.try_to_take():
+            return
+        say(f"{lease.carrier_text()} had this run's controller; waiting {LASTS_S:g} s to be sure that it has ended")
+        if not take_when_quiet(lease):
+            raise UsageError(f"{lease.carrier_text()} has this run's controller; look with holdfast status there")
+    except OSError as e:
+        raise UsageError(f"cannot take the lease in {run_dir}: {e.strerror}") from None
 
 
 def _claim_again(run: RunSpec, goes_on: bool) -> "ControllerLease":

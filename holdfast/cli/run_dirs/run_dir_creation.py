@@ -58,11 +58,16 @@ def require_local_disk(run_dir: Path) -> None:
         )
 
 
-def shared_journal_risk(run_dir: Path) -> str:
-    """Return the warning that one host at a time may open a journal on a network file system; "" on a local disk."""
-    kind = network_kind(run_dir)
-    only = "only one host at a time may open it: use holdfast status and report on this one"
-    return f"the journal is on {kind}, where {only}, or keep it in a database with --journal" if kind else ""
+def is_shared(run: RunSpec, run_dir: Path) -> bool:
+    """Return whether several hosts see the run directory, so that its journal must not need shared memory."""
+    return run.fleet == "slurm" or bool(network_kind(run_dir))
+
+
+def shared_journal_text(run: RunSpec, run_dir: Path) -> str:
+    """Return what differs with a journal on a network file system; "" on a local disk."""
+    if run.journal or not (kind := network_kind(run_dir)):
+        return ""
+    return f"the journal is on {kind}, a network file system, so it has a rollback journal and no write-ahead log"
 
 
 def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:

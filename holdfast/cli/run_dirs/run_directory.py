@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import socket
 import urllib.parse
 from pathlib import Path
 
@@ -20,6 +21,13 @@ NO_RUN = "there is no run yet"
 COMPILED_CODE = "torchinductor_cache"  # in files of such names no rank finds what it resumes from
 STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
+
+
+def controller_lock(run: RunSpec, run_dir: Path) -> Path:
+    """Return the file that the controller of this host locks. Hosts that share a run directory have one each: which of
+    them acts a lease decides, and a lock may outlast a host that stands still."""
+    shared = run.fleet in ("slurm", "kubernetes")
+    return run_dir / (f"controller-{socket.gethostname()}.lock" if shared else "controller.lock")
 
 
 def node_environment(run_dir: Path) -> dict[str, str]:

@@ -42,7 +42,7 @@ def is_joined_node(run_dir: Path) -> bool:
 
 def _has_controlled(run_dir: Path) -> bool:
     """Return whether this host ever ran the run's controller: it left a lock or, in old versions, only a journal."""
-    return any((run_dir / name).exists() for name in ("journal.db", "controller.lock"))
+    return (run_dir / "journal.db").exists() or any(run_dir.glob("controller*.lock"))
 
 
 def ending_text(run_dir: Path) -> str:

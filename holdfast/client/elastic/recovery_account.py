@@ -69,7 +69,7 @@ def gather_longest(took_s: Mapping[str, float]) -> dict[str, float]:
 def compare_phases(proposal: Proposal, took_s: Mapping[str, float]) -> dict[str, PhaseTimes]:
     """Return expected and real times of the phases. The new groups include the abort: ranks that leave a step cannot
     tell the two apart. The detection is not known to the ranks."""
-    expected: dict[str, float] = {**proposal.downtime_s}
+    expected = {str(name): seconds for name, seconds in proposal.downtime_s.items()}
     expected.pop("detect", None)
     expected["rebuild"] = expected.pop("abort", 0.0) + expected.get("rebuild", 0.0)
     names = [*expected, *(name for name in took_s if name not in expected)]

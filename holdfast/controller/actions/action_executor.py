@@ -117,6 +117,7 @@ class ActionExecutor:
         if isinstance(action, Say):
             self.say(action.text)
             return None
+        _ = self.links.epoch  # which raises if another controller acts by now
         try:
             return await self._do_action(action)
         except (OSError, TimeoutError, ValueError) as e:

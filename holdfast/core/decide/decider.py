@@ -50,13 +50,14 @@ class Decider:
     def step(self, now: float, event: Event) -> Decision:
         state = self._state
         state.begin_step()
-        reason = _dispatch(state, now, event)
+        reason = _dispatch(state, now, fleet_news.add_doubts(state, event) if isinstance(event, Alarm) else event)
         for follow in (fleet_news.drain_leaving, planned_restart.start_if_wanted):
             if state.phase in (Phase.STARTING, Phase.TRAINING):
                 reason = "; ".join(part for part in (reason, follow(state, now)) if part)
         _look_after_standbys(state, now)
         launching.block_hosts(state)
         state.fence.watch_dismissals(state.actions)
+        state.nodes.standbys.fleet.watch_evictions(event, state.actions)
         return state.make_decision(reason, _wake_at(state))
 
 
@@ -110,6 +111,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             return fleet_news.on_fleet_report(state, now, event)
         case _, Outcome(action=id) if state.fence.awaits_outcome(id):
             return launching.on_dismissed(state, now, event)
+        case _, Outcome(action=id, ok=False) if id in state.nodes.standbys.fleet.parting:
+            return fleet_news.on_parting_failed(state, event)
         case _, Outcome(action=id) if id in state.nodes.standbys.faults.blocking:
             return launching.on_block_outcome(state, now, event)
         case _, Outcome(action=id) if id in state.nodes.standbys.examined:

@@ -1,16 +1,17 @@
 """Reactions to the fleet's reports on its nodes: which are queued, gone, or about to be taken away."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from holdfast.core.decide import launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.pending_operator_requests import FLEET
+from holdfast.core.incident.first_cause import with_word
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.seating import next_seats
 from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.action import Dismissal, Say
 from holdfast.model.decider_events import Outcome
-from holdfast.model.detector_alarm import Kind
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_phase import Phase
 
@@ -23,6 +24,7 @@ def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
     nodes = state.nodes
     waited = nodes.waits_in_queue
     nodes.standbys.take_report(now, event.nodes)
+    _join_doubts(state, event.nodes)
     gone = {node: seen for node, seen in event.nodes.items() if seen.state is FleetState.GONE}
     freed = [node for node in gone if state.fence.note_empty(node)]
     told = [_part_with_gone(state, now, gone)]
@@ -33,6 +35,33 @@ def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
     if freed or told[0]:
         told.append(launching.launch_or_wait(state, now))
     return "; ".join(filter(None, told))
+
+
+def add_doubts(state: JobState, alarm: Alarm) -> Alarm:
+    """Return the alarm of a node's silence with what the fleet has said of that node, if the fleet is in doubt too. Two
+    who do not know of each other then say the same."""
+    if alarm.kind is not Kind.SILENCE or len(alarm.suspects) != 1:
+        return alarm
+    [node] = alarm.suspects
+    return with_word(alarm, state.nodes.standbys.fleet.doubts_about(node))
+
+
+def _join_doubts(state: JobState, nodes: Mapping[str, FleetNode]) -> None:
+    """Add what the fleet says of silent nodes to the open incident."""
+    incident, fleet = state.incident, state.nodes.standbys.fleet
+    for node in nodes if incident is not None else ():
+        if word := fleet.doubts_about(node):
+            state.current_incident.on_fleet_word(node, word)
+
+
+def on_parting_failed(state: JobState, event: Outcome) -> str:
+    """Tell why the fleet could not end an evicted node. It may only now have found out that the machine is lost."""
+    node, word = state.nodes.standbys.fleet.parting[event.action], event.detail or "it does not say why"
+    if state.incident is not None and state.incident.on_fleet_word(node, word):
+        return f"incident {state.incident.number}: the fleet says of {node}: {word}"
+    said = f"{node} was evicted, and its fleet could not end it: {word}"
+    state.emit(Say(text=said))
+    return said
 
 
 def _part_with_gone(state: JobState, now: float, gone: dict[str, FleetNode]) -> str:

@@ -167,6 +167,9 @@ def fence_unstopped(state: JobState, now: float, nodes: Iterable[str]) -> None:
 def on_dismissed(state: JobState, now: float, event: Outcome) -> str:
     """Handle the fleet's report that it has ended a fenced node, or that it could not end the node."""
     error = "" if event.ok else event.detail or "the fleet did not say why"
+    node = state.nodes.standbys.fleet.parting.get(event.action)
+    if error and node and state.incident is not None:
+        state.incident.on_fleet_word(node, error)
     reason, actions = state.fence.on_dismissed(now, event.action, error)
     state.emit(*actions)
     return f"{reason}; {launch_or_wait(state, now)}" if state.phase is Phase.WAITING else reason

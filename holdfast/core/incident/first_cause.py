@@ -1,5 +1,7 @@
 """Triage of the alarms of one incident: which alarm is the first cause, and which are only echoes of it."""
 
+import msgspec
+
 from holdfast.model.decider_events import Outcome
 from holdfast.model.detector_alarm import SWITCH, Alarm, Kind
 from holdfast.model.job_and_seats import Seat
@@ -34,6 +36,14 @@ _OWN_ERRORS = frozenset(
 
 def is_echo(alarm: Alarm) -> bool:
     return alarm.klass in ECHOES
+
+
+def with_word(alarm: Alarm, word: str) -> Alarm:
+    """Return the alarm of a silence with what the node's fleet says of it, unless the alarm tells it already."""
+    word = word.rstrip(".")
+    if not word or word in alarm.reason or alarm.evidence:
+        return alarm
+    return msgspec.structs.replace(alarm, reason=f"{alarm.reason} (its fleet says: {word})", evidence=(word,))
 
 
 def is_killed(alarm: Alarm) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
 from holdfast.core.incident.plural_reasons import plural_reason
-from holdfast.core.incident.seat_changes import describe_evicted, staying_nodes
+from holdfast.core.incident.seat_changes import describe_doubts, describe_evicted, staying_nodes
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Action, Stop
@@ -158,7 +158,7 @@ def list_some(names: Sequence[str]) -> str:
 
 def incident_sentence(record: Record) -> str:
     """Return the sentence that sums up a closed incident."""
-    return f"{_describe_recovery(record)}{describe_new_release(record)}"
+    return f"{_describe_recovery(record)}{describe_new_release(record)}{describe_doubts(record)}"
 
 
 def describe_new_release(record: Record | Change) -> str:

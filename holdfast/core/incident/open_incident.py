@@ -5,7 +5,14 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import TIMED_OUT, first_cause, is_echo, is_killed, list_other_causes
+from holdfast.core.incident.first_cause import (
+    TIMED_OUT,
+    first_cause,
+    is_echo,
+    is_killed,
+    list_other_causes,
+    with_word,
+)
 from holdfast.core.incident.incident_case import is_unwitnessed_fault
 from holdfast.model.decider_events import Progress
 from holdfast.model.detector_alarm import Alarm, Kind
@@ -68,6 +75,7 @@ class Incident(msgspec.Struct, kw_only=True):
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
     ordered: dict[str, str] = {}  # as in Record
+    fleet_said: dict[str, str] = {}  # as in Record
     passed: tuple[str, ...] = ()
     rolled_back: int = 0  # the release that was given up
     brought_in: int = 0  # the release that came in with a restart of this incident
@@ -163,6 +171,19 @@ class Incident(msgspec.Struct, kw_only=True):
         self.add_alarm(alarm)
         if alarm.kind is Kind.SILENCE:
             self.silent_at = self.silent_at or now
+
+    def on_fleet_word(self, node: str, word: str) -> bool:
+        """Record what the fleet says of a node that has fallen silent. Return False if the node is no part of this
+        incident. Before the round is judged, the word becomes a part of the alarm, and so of the cause."""
+        if not self.judged and node in self.silent:
+            own = [alarm.kind is Kind.SILENCE and alarm.suspects == (node,) for alarm in self.alarms]
+            self.alarms = [
+                with_word(alarm, word) if ours else alarm for alarm, ours in zip(self.alarms, own, strict=True)
+            ]
+            return True
+        if node in self.evicted and not any(word in alarm.evidence for alarm in self.alarms):
+            self.fleet_said = self.fleet_said | {node: word}
+        return node in self.evicted
 
     def on_timeout(self, named: Alarm | None) -> None:
         """If a collective timed out and no alarm says why, add `named`, the alarm about the rank others waited for."""
@@ -366,7 +387,7 @@ class Incident(msgspec.Struct, kw_only=True):
     def _complete_record(self, record: Record) -> Record:
         """Return the record with what people did, and with its sentence."""
         record = msgspec.structs.replace(record, asked_s=self.asked_s, held_s=self.held_s)
-        record = msgspec.structs.replace(record, ordered=self.ordered, passed=self.passed)
+        record = msgspec.structs.replace(record, ordered=self.ordered, passed=self.passed, fleet_said=self.fleet_said)
         return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
 
 

@@ -13,6 +13,13 @@ def describe_evicted(record: Record, first: str = "") -> tuple[str, ...]:
     return tuple(told)
 
 
+def describe_doubts(record: Record) -> str:
+    """Return a clause about evicted nodes whose end the fleet could not see; "" if there are none."""
+    words = dict.fromkeys(record.fleet_said.values())
+    nodes = {word: ", ".join(node for node in record.fleet_said if record.fleet_said[node] == word) for word in words}
+    return "".join(f"; the fleet says of {those}: {word}" for word, those in nodes.items())
+
+
 def staying_nodes(record: Record) -> tuple[str, ...]:
     """Return the admitted nodes without those that were evicted again before a step was made."""
     stayed = list(record.admitted)

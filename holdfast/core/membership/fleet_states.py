@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.model.action import Dismissal
+from holdfast.model.action import Action, Dismiss, Dismissal
+from holdfast.model.decider_events import Event, Outcome
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 
 
@@ -29,6 +30,7 @@ class FleetStates:
         self.last_word = ""  # why nodes that were asked for did not come
         self.told_queue = ""  # the newest sentence about the queue on the console
         self.wake_at: float | None = None  # when a node must next be drained or let go
+        self.parting: dict[int, str] = {}  # evicted nodes that the fleet is ending, by action
         self.ends: dict[str, NodeEnd] = {}
         self._leave_s = leave_s
         self._known_for: float | None = None  # for which time of a new node what is due is known; None: look anew
@@ -62,6 +64,18 @@ class FleetStates:
     def is_gone(self, node: str) -> bool:
         """Return whether the fleet has proof that nothing of this node runs."""
         return node in self.nodes and self.nodes[node].state is FleetState.GONE
+
+    def doubts_about(self, node: str) -> str:
+        """Return why the fleet cannot tell whether this node runs, in the cluster's words; "" if it can."""
+        seen = self.nodes.get(node)
+        return seen.reason if seen is not None and seen.state is FleetState.UNKNOWN else ""
+
+    def watch_evictions(self, event: Event, actions: Iterable[Action]) -> None:
+        """Remember the actions that end evicted nodes until their outcome, which says why if the fleet cannot."""
+        if isinstance(event, Outcome):
+            self.parting.pop(event.action, None)
+        found = (one for one in actions if isinstance(one, Dismiss) and one.cause is Dismissal.EVICTED)
+        self.parting |= {one.id: one.node for one in found}
 
     def dismissal_of(self, node: str) -> Dismissal:
         """Return why a lost node leaves: GONE if the fleet took it and its machine did not fail, else EVICTED."""

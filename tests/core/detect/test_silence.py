@@ -1,7 +1,9 @@
 """Silence is noticed in time, once, and never because we ourselves were not looking."""
 
-from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
+from holdfast.core.detect.silence import SilenceDetector, SilenceLimits, gone_alarm
+from holdfast.core.incident.first_cause import with_word
 from holdfast.model.detector_alarm import Kind
+from holdfast.model.fleet_node_reports import FleetNode, FleetState
 
 
 def silence() -> SilenceDetector:
@@ -30,6 +32,19 @@ def test_the_alarm_is_dated_at_the_last_word() -> None:
     (alarm,) = watch.overdue_alarms(13.0)
     assert (alarm.kind, alarm.at, alarm.suspects) == (Kind.SILENCE, 10.0, ("a",))
     assert alarm.reason == "has been silent for 3 s"
+
+
+def test_what_the_fleet_says_of_a_silent_node_is_added_once() -> None:
+    watch = silence()
+    watch.on_message(10.0, "a")
+    asked(watch, 10.0, 12.75)
+    (alarm,) = watch.overdue_alarms(13.0)
+    joined = with_word(alarm, "Slurm gets no answer from c4.")
+    assert joined.reason == "has been silent for 3 s (its fleet says: Slurm gets no answer from c4)"
+    assert joined.evidence == ("Slurm gets no answer from c4",) and joined.signature == alarm.signature
+    assert with_word(alarm, "") == alarm and with_word(joined, "more") == joined
+    gone = gone_alarm(13.0, "a", FleetNode(state=FleetState.GONE, reason="job 7 has ended: node fail", failed=True))
+    assert with_word(gone, "job 7 has ended: node fail") == gone
 
 
 def test_who_speaks_is_not_silent() -> None:

@@ -1,0 +1,95 @@
+"""Opens the SQLite file of a journal, on a disk of this host or on a file system that several hosts share.
+
+On a disk of its own the file has a write-ahead log, which readers and writer share by mapped memory. Hosts cannot share
+memory. So the writer of a shared file has a rollback journal, and locks the file for as long as it runs. Readers of
+such a file take no lock. They may meet pages of two instants, so they must check what they read, and look again.
+"""
+
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from holdfast.journal.journal_errors import JournalError, JournalFullError, JournalHeldError
+
+_HAS_LOG = b"\x02"  # in the header of a file with a write-ahead log
+_MODE_AT = 18
+_BUSY_S, _HELD_S = 5.0, 1.0  # to wait for a lock; the writer of a shared file keeps it
+_NO_LOCKS = (sqlite3.SQLITE_IOERR_LOCK, sqlite3.SQLITE_IOERR_RDLOCK, sqlite3.SQLITE_IOERR_CHECKRESERVEDLOCK)
+
+
+def has_log(path: Path) -> bool:
+    """Return whether the file has a write-ahead log. One that has none was closed, or is shared."""
+    try:
+        with path.open("rb") as file:
+            file.seek(_MODE_AT)
+            return file.read(1) == _HAS_LOG
+    except OSError:
+        return True
+
+
+def is_shared_now(path: Path) -> bool:
+    """Return whether a writer on some host has the shared file open, or died with it."""
+    return not has_log(path) and _rollback_journal(path).exists()
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    return _connect(path, "ro" if has_log(path) else "ro&immutable=1", _BUSY_S)
+
+
+def open_to_write(path: Path, *, shared: bool) -> sqlite3.Connection:
+    return _connect(path, "rwc", _HELD_S if shared else _BUSY_S)
+
+
+def set_modes(db: sqlite3.Connection, *, shared: bool) -> None:
+    """Prepare a writer's connection, before it reads or writes anything."""
+    if shared:
+        db.execute("pragma locking_mode = exclusive")  # first: then not even the log of an older file needs memory
+    db.execute(f"pragma journal_mode = {'delete' if shared else 'wal'}")
+    db.execute("pragma synchronous = full")
+
+
+def open_copy(path: Path) -> sqlite3.Connection:
+    """Copy the file and open the copy. SQLite takes back from it what a writer that died had begun to change."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-journal-") as folder:
+        for found in (path, _rollback_journal(path)):
+            if found.exists():
+                shutil.copyfile(found, Path(folder) / found.name)
+        db = sqlite3.connect(Path(folder) / path.name, isolation_level=None)
+        try:
+            db.execute("select count(*) from sqlite_schema").fetchone()
+        except sqlite3.Error:
+            db.close()
+            raise
+    return db  # an open file needs no name
+
+
+def _rollback_journal(path: Path) -> Path:
+    return path.with_name(f"{path.name}-journal")
+
+
+def _connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    try:
+        return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=timeout_s)
+    except sqlite3.Error as e:
+        raise make_error(path, e) from None
+
+
+def make_error(path: Path, why: Exception, *, shared: bool = False) -> JournalError:
+    if _code_of(why) == sqlite3.SQLITE_FULL:
+        return JournalFullError(f"{path} cannot grow: the disk that holds it is full")
+    if shared and _code_of(why) == sqlite3.SQLITE_BUSY:
+        return JournalHeldError(f"{path} is locked by another controller, on this host or on another one")
+    if shared and getattr(why, "sqlite_errorcode", 0) in _NO_LOCKS:
+        return JournalError(f"the file system of {path} has no locks; give another --run-dir, or --journal")
+    return JournalError(f"{path} cannot be used as a journal: {str(why) or type(why).__name__}")
+
+
+def is_corrupt(why: sqlite3.Error) -> bool:
+    return _code_of(why) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _code_of(why: Exception) -> int:
+    """Return the primary error code of SQLite; 0 if the error is none of SQLite's."""
+    return int(getattr(why, "sqlite_errorcode", 0)) & 0xFF
