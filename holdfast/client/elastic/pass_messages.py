@@ -1,11 +1,11 @@
 """Posts one worker's messages of a step, in the order that is common to all workers."""
 
+import time
 from collections import deque
 from collections.abc import Sequence
 
 import torch
 
-from holdfast.client.elastic.layer_state import HOST
 from holdfast.client.elastic.rank_traffic import ComingTensor, RankTraffic
 from holdfast.client.elastic.task_order import Message
 
@@ -21,6 +21,7 @@ class PassMessages:
         self._due = deque(message for message in messages if worker in (message.source, message.target))
         self._ready: dict[BorderKey, torch.Tensor] = {}  # made here, and not sent yet, or for this worker itself
         self._coming: dict[BorderKey, ComingTensor] = {}
+        self.sending_s, self.sent = 0.0, 0  # what it took to post so many tensors, without waiting for others
 
     def hand_over(self, tensor: torch.Tensor, to: int, key: BorderKey) -> None:
         """Give a tensor to the pass that needs it. If it goes to another worker, first post the messages before it."""
@@ -36,15 +37,12 @@ class PassMessages:
             self._post_next()
         return self._coming.pop(key).take()
 
-    def settle(self) -> None:
-        """Over gloo, wait until others have what was sent. On a GPU that is the device's affair."""
-        if self._traffic.device == HOST:
-            self._traffic.settle()
-
     def _post_next(self) -> None:
         message = self._due.popleft()
         key = (message.microbatch, message.border, message.backward)
         if message.source == self._worker:
+            since = time.perf_counter()
             self._traffic.send_shaped(self._ready.pop(key), message.target)
+            self.sending_s, self.sent = self.sending_s + time.perf_counter() - since, self.sent + 1
         else:
             self._coming[key] = self._traffic.start_shaped(message.source)

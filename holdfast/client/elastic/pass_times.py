@@ -47,9 +47,8 @@ class PassTimes:
         self._backward[layer] = self._backward.get(layer, 0.0) + self.clock() - since
         self._passes[layer] = self._passes.get(layer, 0) + 1
 
-    def add_send(self, since: float, sent: int = 0) -> None:
-        self._sending_s += self.clock() - since
-        self._sent += sent
+    def add_sends(self, took_s: float, sent: int) -> None:
+        self._sending_s, self._sent = self._sending_s + took_s, self._sent + sent
 
     def end_step(self) -> None:
         for layer, count in self._passes.items():

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.client.elastic.layer_state import LayerUnit, draw_seed
-from holdfast.client.elastic.pass_messages import BorderKey, PassMessages
+from holdfast.client.elastic.pass_messages import PassMessages
 from holdfast.client.elastic.pass_times import PassTimes
 from holdfast.client.elastic.task_order import Task
 from holdfast.model.pipeline_routes import RoutePlan, RouteSegment
@@ -50,14 +50,12 @@ class RoutedPasses:
     ) -> None:
         self._settings, self._units, self._messages, self._device = settings, units, messages, device
         self._times = times
-        self._worker = -1
         self._open: dict[tuple[int, int], list[Island]] = {}  # by microbatch and depth
         self._inputs: dict[tuple[int, int], torch.Tensor] = {}  # with recomputation
         self.losses: dict[int, torch.Tensor] = {}  # by microbatch
         self.gradients: dict[tuple[int, int], torch.Tensor] = {}  # by layer and microbatch
 
     def run(self, plan: RoutePlan, tasks: list[Task], worker: int, step: int, batch: BatchOf) -> None:
-        self._worker = worker
         self._times.begin_step()
         for task in tasks:
             route = plan.routes[task.microbatch]
@@ -67,9 +65,7 @@ class RoutedPasses:
                 self._go_backward(route, task, step, batch)
             else:
                 self._go_forward(route, task, step, batch)
-        since = self._times.clock()
-        self._messages.settle()
-        self._times.add_send(since)
+        self._times.add_sends(self._messages.sending_s, self._messages.sent)
 
     def _go_forward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
         m, depth = task.microbatch, task.depth
@@ -89,7 +85,7 @@ class RoutedPasses:
             self._open[m, depth] = islands
             made = islands[-1].made.detach()
         if depth + 1 < len(route):
-            self._hand_over(made, route[depth + 1].worker, (m, segment.end, False))
+            self._messages.hand_over(made, route[depth + 1].worker, (m, segment.end, False))
 
     def _go_backward(self, route: tuple[RouteSegment, ...], task: Task, step: int, batch: BatchOf) -> None:
         m, depth = task.microbatch, task.depth
@@ -113,7 +109,7 @@ class RoutedPasses:
             gradient = torch.zeros_like(island.given) if came is None else came.contiguous()
             self._times.add_backward(island.layer, since)
         if depth:
-            self._hand_over(gradient, route[depth - 1].worker, (m, segment.first, True))
+            self._messages.hand_over(gradient, route[depth - 1].worker, (m, segment.first, True))
 
     def _start_backward(self, output: torch.Tensor, step: int, m: int, batch: BatchOf) -> torch.Tensor:
         """Compute and keep the loss of a microbatch; return the gradient of the last layer's output."""
@@ -145,9 +141,3 @@ class RoutedPasses:
         made = made.contiguous()
         self._times.add_forward(layer, since)
         return made
-
-    def _hand_over(self, tensor: torch.Tensor, to: int, key: BorderKey) -> None:
-        since = self._times.clock()
-        self._messages.hand_over(tensor, to, key)
-        if to != self._worker:
-            self._times.add_send(since, sent=1)

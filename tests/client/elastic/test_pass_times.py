@@ -24,8 +24,8 @@ def make_step(times: PassTimes, clock: Clock, forward_s: float, *, microbatches:
         times.add_forward(3, clock.take(forward_s))
         times.add_backward(3, clock.take(2 * forward_s))
     for _ in range(sent):
-        times.add_send(clock.take(0.001), sent=1)
-    times.add_send(clock.take(0.002))  # all that was sent is waited for
+        times.add_sends(0.001, 1)
+    times.add_sends(0.002, 0)
     times.end_step()
 
 
