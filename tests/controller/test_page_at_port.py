@@ -37,8 +37,8 @@ async def test_a_page_reads_a_controller_at_its_port(desk_of: Open) -> None:
 async def test_a_page_offers_orders_only_to_who_may_give_them(desk_of: Open) -> None:
     badges = tuple(make_user_token(right.name, right, f"token-{right.name}") for right in Right)
     async with desk_of(port=PortAccess(lambda: badges, "controller.test")) as desk:
+        address = f"http://127.0.0.1:{desk.client.port}"
         for right in Right:
-            address = f"http://127.0.0.1:{desk.client.port}"
             source = ControllerSource(DistantController(address, f"token-{right.name}", None))
             seen = await asyncio.to_thread(source.look_at_job)
             assert seen.is_watched and seen.may_order is (right is not Right.VIEW), right

@@ -1,11 +1,12 @@
 """What a job that lacks nodes waits for: how many, in whose place, since when, what the fleet says, and until when."""
 
 from holdfast.core.decide.decider import Decider
-from holdfast.model.decider_events import Begin, Event, Outcome, Phase, Progress, Ready, Tick
+from holdfast.model.decider_events import Begin, Event, Outcome, Progress, Ready, Tick
 from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.fleet_node_reports import FleetNode, FleetReport, FleetState
 from holdfast.model.job_and_seats import Job
+from holdfast.model.job_phase import Phase
 
 
 class Waiting:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.run_dirs import run_dir_secrets, run_directory
+from holdfast.cli.run_dirs import run_dir_secrets
 from holdfast.journal import local_env_cipher
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.journal_key import ENCRYPTED
@@ -46,7 +46,7 @@ def test_no_file_has_a_value_but_by_the_key(tmp_path: Path) -> None:
     assert not [path.name for path in tmp_path.iterdir() if VALUE.encode() in path.read_bytes()]
     assert environments(open_journal(tmp_path)) == [RELEASE.env]
     assert environments(open_journal(tmp_path, writes=False)) == [RELEASE.env]
-    run_directory.forget_secrets(tmp_path)
+    run_dir_secrets.forget_secrets(tmp_path)
     assert not key.exists()
     [env] = environments(open_journal(tmp_path, writes=False))
     assert list(env) == ["HUB_PASSWORD", "LR"] and all(value.startswith(ENCRYPTED) for value in env.values())

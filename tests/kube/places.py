@@ -26,7 +26,7 @@ def fake(place: Path) -> KubernetesFleet:
 
 def open_fleet(place: Path, cluster: Cluster, **wishes: float) -> KubernetesFleet:
     """A fleet whose pods wait for somebody to end them."""
-    return open_fleet_of(place, cluster, lambda: 1, **wishes)
+    return open_fleet_of(place, cluster, lambda: 1, notes=None, **wishes)
 
 
 def open_fleet_of(

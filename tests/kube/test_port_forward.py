@@ -136,7 +136,7 @@ class Page:
         """Send a GET, or a POST if there is a body."""
         headers = {"X-Holdfast-Page": self._key, "Origin": f"http://{self._host}"}
         link = http.client.HTTPConnection(self._host, timeout=PATIENCE_S)
-        link.request("GET" if body is None else "POST", path, body and json.dumps(body), headers)
+        link.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers)
         answer = link.getresponse()
         assert answer.status == http.HTTPStatus.OK, (path, answer.status, answer.read())
         return answer

@@ -125,7 +125,7 @@ async def test_a_watch_from_before_a_compaction_is_refused_and_a_table_of_pods_l
     monkeypatch.setattr(pod_table, "_CATCH_UP_S", PATIENCE_S)  # for a refusal to arrive on a busy machine
     kept, lost = await fleet.acquire(2)
     await until_seen(fleet, are(UP, kept, lost))
-    client = KubernetesClient(cluster.config, cluster.namespace)
+    client = KubernetesClient(cluster.config, cluster.namespace, lambda: None)
     recorder = Recorder(client)
     table = PodTable(recorder, "lab")
     await table.refresh()

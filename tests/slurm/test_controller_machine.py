@@ -80,7 +80,11 @@ def test_another_machine_takes_over_in_time_and_ranks_train_on(
     successor.says(CARRIES)
     successor.trains()
     took_s = time.monotonic() - lost_at
-    reached, linked = steps(), lambda: {one["node"] for one in successor.status()["nodes"] if one["ranks"]}
+    reached = steps()
+
+    def linked() -> set[str]:
+        return {str(one["node"]) for one in successor.status()["nodes"] if one["ranks"]}
+
     assert min(reached) > max(before), "ranks trained on meanwhile"
     successor.until(lambda: len(linked()) == 2 and min(steps()) > max(reached), "the ranks' nodes, and more steps")
     assert successor.status()["generation"] == 1, "and are the same"

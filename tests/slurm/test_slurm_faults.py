@@ -34,8 +34,8 @@ def weights(job: SlurmJob) -> str:
 
 def begin(start_slurm: StartSlurm, tmp_path: Path, *flags: str, **env: str) -> SlurmJob:
     """A job of two nodes and a standby that has copies of its state on peers, and its checkpoints on a shared disk."""
-    store = {"HOLDFAST_STORE": str(tmp_path / "store")}
-    job = start_slurm("--nnodes", "2", "--standbys", "1", *flags, script=TRAIN, HOLDFAST_STEPS=STEPS, **store, **env)
+    env |= {"HOLDFAST_STORE": str(tmp_path / "store"), "HOLDFAST_STEPS": STEPS}
+    job = start_slurm("--nnodes", "2", "--standbys", "1", *flags, script=TRAIN, inside=(), **env)
     job.trains()
     job.standby_waits()
     job.until(lambda: job.status()["floor"] > 3, "copies on peers")

@@ -32,8 +32,8 @@ def test_ranks_see_the_gpus_of_their_job_and_a_refill_has_as_many(start: StartSl
     lab = start.lab
     first, second = lab.nodes
     # Somebody else has the first GPU of one host and the first two of the other.
-    for host, count in ((first, 1), (second, 2)):
-        words = ("--parsable", f"--gres=gpu:{count}", "-w", host, "-n1", "-o", "/dev/null", "--wrap", "sleep 900")
+    for busy, count in ((first, 1), (second, 2)):
+        words = ("--parsable", f"--gres=gpu:{count}", "-w", busy, "-n1", "-o", "/dev/null", "--wrap", "sleep 900")
         other = lab.call("sbatch", *words).strip()
         until(lambda other=other: lab.call("squeue", "-h", "-j", other, "-o", "%T").strip() == "RUNNING", "a job")  # type: ignore[misc]
     expected = {first: "1,2", second: "2,3"}

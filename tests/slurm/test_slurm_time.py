@@ -162,7 +162,7 @@ def test_a_job_all_of_whose_nodes_are_preempted_waits_for_others(
     lab.call("scontrol", "update", "PartitionName=main", "GraceTime=40")
     try:
         store = {"HOLDFAST_STORE": str(tmp_path / "store")}
-        job = start_slurm("--nnodes", "2", script=slowed(MADE), HOLDFAST_STEPS=STEPS, **store)
+        job = start_slurm("--nnodes", "2", script=slowed(MADE), inside=(), HOLDFAST_STEPS=STEPS, **store)
         job.trains()
         words = ("--parsable", "-p", "urgent", "-N6", "--exclusive", "--time=9", "-o", "/dev/null")
         urgent = lab.call("sbatch", *words, "--wrap", "sleep 500").strip()
@@ -233,7 +233,10 @@ def test_in_an_allocation_of_salloc_an_evicted_host_is_drained_and_what_was_aske
     bad = job.node_of_rank(1)
     start_slurm.call_holdfast("evict", bad, str(job.run_dir))
     job.trains(generation=2)
-    shown = lambda: lab.call("sinfo", "-h", "-p", "main", "-n", records[bad].host, "-o", "%T|%E").strip()  # noqa: E731
+
+    def shown() -> str:
+        return lab.call("sinfo", "-h", "-p", "main", "-n", records[bad].host, "-o", "%T|%E").strip()
+
     job.until(lambda: shown().startswith("drain"), "its drain")
     assert job.run_dir.name in shown() or bad in shown() or "holdfast" in shown()
     job.finish()

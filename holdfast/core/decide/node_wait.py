@@ -5,7 +5,7 @@ import msgspec
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident.incident_text import list_some
 from holdfast.core.rank_ranges import format_ranks
-from holdfast.model.decider_events import Phase
+from holdfast.model.job_phase import Phase
 
 _MINUTES_S, _HOURS_S = 180.0, 7200.0  # from which on a time is told in these
 

@@ -92,4 +92,4 @@ def test_a_vote_that_ends_after_the_abort_has_begun_is_none() -> None:
     fence.lower()
     with pytest.raises(GroupsBrokenError):
         exchange_totals([1.0], HOST, seal)
-    assert exchange_totals([1.0], HOST, fence.make_pass()) == (1.0,)
+    assert exchange_totals([1.0], HOST, fence.make_pass()) == ((1.0,), False)
