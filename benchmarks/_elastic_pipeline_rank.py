@@ -150,7 +150,7 @@ def main() -> None:
     strike = Strike(args.events, args.strike)
     strike_phases(strike)
     if args.unchecked:
-        elastic_pipeline.exchange_totals = trust_totals  # type: ignore[attr-defined, assignment]
+        elastic_pipeline.exchange_totals = trust_totals  # type: ignore[attr-defined]
     if ON_GPU:
         torch.cuda.set_device(0)
     dist.init_process_group("nccl" if ON_GPU else "gloo")
