@@ -5,6 +5,7 @@ memory. So the writer of a shared file has a rollback journal, and locks the fil
 such a file take no lock. They may meet pages of two instants, so they must check what they read, and look again.
 """
 
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from holdfast.journal.journal_errors import JournalError, JournalFullError, JournalHeldError
 
+_CHUNK = 1 << 20
 _HAS_LOG = b"\x02"  # in the header of a file with a write-ahead log
 _MODE_AT = 18
 _BUSY_S, _HELD_S = 5.0, 1.0  # to wait for a lock; the writer of a shared file keeps it
@@ -93,3 +95,19 @@ def is_corrupt(why: sqlite3.Error) -> bool:
 def _code_of(why: Exception) -> int:
     """Return the primary error code of SQLite; 0 if the error is none of SQLite's."""
     return int(getattr(why, "sqlite_errorcode", 0)) & 0xFF
+
+
+def copy_durably(source: Path, target: Path) -> None:
+    with source.open("rb") as given, target.open("wb") as taken:
+        while chunk := given.read(_CHUNK):
+            taken.write(chunk)
+        taken.flush()
+        os.fsync(taken.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

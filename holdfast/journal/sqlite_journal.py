@@ -27,7 +27,6 @@ from holdfast.model.decider_events import Lost
 from holdfast.model.journal_entry import Entry
 
 FORMAT = 2
-_CHUNK = 1 << 20
 _MOST = (1 << 63) - 1  # the largest number of SQLite
 _ENTRY = """
 create table entry (seq integer primary key, at real not null, event blob not null, decision blob not null,
@@ -248,7 +247,7 @@ class SqliteJournal:
         for suffix in ("", "-wal", "-journal"):
             found = self._path.with_name(self._path.name + suffix)
             if found.exists():
-                _copy_durably(found, found.with_name(f"damaged-{self._epoch}-{found.name}"))
+                sqlite_file.copy_durably(found, found.with_name(f"damaged-{self._epoch}-{found.name}"))
         start, epoch = self._start, self._epoch
         part = self._path.with_name(f"{self._path.name}.part")
         part.unlink(missing_ok=True)
@@ -262,7 +261,7 @@ class SqliteJournal:
         self._db.execute("commit")
         self._db.close()
         part.replace(self._rebuilt_path)
-        _sync_folder(self._path.parent)
+        sqlite_file.sync_folder(self._path.parent)
         self._take_rebuilt()
         self._db = self._connect()
         sqlite_file.set_modes(self._db, shared=self._shared)
@@ -279,9 +278,9 @@ class SqliteJournal:
             return
         for suffix in ("-wal", "-shm", "-journal"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        _sync_folder(self._path.parent)
+        sqlite_file.sync_folder(self._path.parent)
         self._rebuilt_path.replace(self._path)
-        _sync_folder(self._path.parent)
+        sqlite_file.sync_folder(self._path.parent)
 
     def _next_epoch(self, last: JournalRow | None) -> None:
         """Begin the next epoch, and write it to the database file itself, not only to SQLite's write-ahead log."""
@@ -411,22 +410,6 @@ class SqliteJournal:
 
     def _make_error(self, why: Exception) -> JournalError:
         return sqlite_file.make_error(self._path, why, shared=self._shared)
-
-
-def _copy_durably(source: Path, target: Path) -> None:
-    with source.open("rb") as given, target.open("wb") as taken:
-        while chunk := given.read(_CHUNK):
-            taken.write(chunk)
-        taken.flush()
-        os.fsync(taken.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _advance_mark(known: HighWaterMark, entry: Entry) -> HighWaterMark:

@@ -194,9 +194,11 @@ class InvariantWatch:
         _require(not lost, Invariant.NO_LOST_NODE, lost)
 
     def _check_replicas(self, launch: Launch, view: JobView) -> None:
-        """Check that a job that has shrunk, and whose parallel groups are known, has ranks for whole replicas."""
+        """Check that a job that has shrunk has ranks for whole replicas, if its parallel groups are known and all nodes
+        have the same number of ranks."""
         ranks, replica = world_size(launch.seats), replica_ranks(view.mesh)
-        whole = ranks % replica == 0 or len(launch.seats) == view.job.max_nodes
+        alike = len({seat.nproc for seat in launch.seats}) == 1
+        whole = ranks % replica == 0 or len(launch.seats) == view.job.max_nodes or not alike
         _require(whole, Invariant.WHOLE_REPLICAS, f"{ranks} ranks, and a replica has {replica}")
 
     def _check_nodes(self, view: JobView) -> None:

@@ -91,7 +91,7 @@ async def test_a_name_of_several_addresses_leads_to_the_one_that_answers(
     knocks: list[str] = []
     async with closed_door(knocks, "controller") as port:
         await dial_in_vain(make_dialer(tmp_path, port, "", NAME))
-    assert knocks == ["controller"]
+    assert {*knocks} == {"controller"}  # which is tried again after each of the others
 
 
 async def test_a_name_is_looked_up_anew_at_every_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from holdfast.cli.commands import trace_command
 from holdfast.cli.commands.trace_command import acquit_if_moving
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_dirs.controller_client import ask_controller
-from holdfast.controller.api import JobStacks
+from holdfast.controller.api_description import JobStacks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace

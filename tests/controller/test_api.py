@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.controller.api import describe_api
+from holdfast.controller.api_description import describe_api
 from holdfast.controller.order_admission import NO_SUCH_ORDER
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.record.job_account import TimeUse

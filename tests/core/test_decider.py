@@ -218,12 +218,11 @@ def test_what_people_read_is_there_before_anything_happened() -> None:
     assert (view.open_incident, view.progress, view.coming, view.gone) == (0, None, {}, {})
 
 
-def test_a_last_call_that_leaves_too_few_for_a_replica_is_made_once() -> None:
-    """Or a job whose nodes do not make up a replica would ask for the same tick, again and again."""
+def test_the_last_call_begins_with_a_whole_replica() -> None:
+    """Or a job whose nodes do not make up a replica would make it in vain."""
     decider = Decider()
     job = Job(run_id="r", min_nodes=1, max_nodes=4, can_acquire=False, mesh=(("pp", 4), ("dp", 2)))
     decider.step(0.0, Begin(job=job, limits=Limits(wait_s=600.0, last_call_s=30.0)))
-    assert decider.step(1.0, Ready(node="a", host="a", nproc=2)).wake_at == 31.0
-    assert decider.step(31.0, Tick()).wake_at == 600.0
-    launched = decider.step(40.0, Ready(node="b", host="b", nproc=2))
-    assert launched.phase is Phase.LAUNCHING, "the last call is over: nobody else is waited for"
+    assert decider.step(1.0, Ready(node="a", host="a", nproc=2)).wake_at == 600.0
+    assert decider.step(40.0, Ready(node="b", host="b", nproc=2)).wake_at == 70.0
+    assert decider.step(70.0, Tick()).phase is Phase.LAUNCHING, "nobody else is waited for"

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.controller.api import JobStacks
+from holdfast.controller.api_description import JobStacks
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.dash.page_source import SourceError
 from holdfast.dash.stack_picture import draw_rank, draw_stacks

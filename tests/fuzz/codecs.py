@@ -35,16 +35,18 @@ from holdfast.controller.access.caller_admission import UserToken
 from holdfast.controller.access.enrolment_token_api import MintBody
 from holdfast.controller.access.enrolment_tokens import TokenRecord
 from holdfast.controller.actions import action_executor
-from holdfast.controller.api import TraceBody
+from holdfast.controller.api_description import TraceBody
 from holdfast.controller.order_admission import OrderBody
 from holdfast.controller.user_hooks import HookProgress
 from holdfast.core.decoding import from_json, from_msgpack
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
-from holdfast.dash.page_server import PageCode, PageOrder
+from holdfast.dash.page_server import PageCode, PageOrder, StackQuestion
+from holdfast.fleet import kubernetes_lease
 from holdfast.fleet.kubernetes_fleet import FleetRecords
 from holdfast.fleet.pod_manifest import PodShape
+from holdfast.fleet.slurm_records import SlurmRecords
 from holdfast.fleet.slurm_step_liveness import NodeRecord
-from holdfast.journal import entry_chain, high_water_mark
+from holdfast.journal import entry_chain, file_lease, high_water_mark
 from holdfast.linux.preimported_fork import Program
 from holdfast.logs import model_request, opinion_process
 from holdfast.logs.past_cases import PastCase
@@ -109,6 +111,7 @@ CODECS: dict[str, Codec] = {
     "enrolled": _json(enrolment.EnrolmentGrant),
     "order": _json(OrderBody),
     "order on the page": _json(PageOrder),
+    "question for stacks": _json(StackQuestion),
     "trace": _json(TraceBody),
     "plan": (action_executor._PLANNED, action_executor.LaunchPlan, TEXT),
     "past": _json(dict[str, MeasurementHistory]),
@@ -153,6 +156,9 @@ CODECS: dict[str, Codec] = {
     "hooked": _json(HookProgress),
     "code of the page": _json(PageCode),
     "pods": _json(FleetRecords),
+    "nodes on Slurm": _json(SlurmRecords),
+    "note of a lease": _json(kubernetes_lease._Note),
+    "lease in files": _json(file_lease._Content),
     "pod": _json(PodShape),
     "nodes in Slurm": _json(dict[str, NodeRecord]),
     "event": (entry_chain._EVENT, Event, PACK),

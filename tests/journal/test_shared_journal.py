@@ -22,7 +22,8 @@ _WRITE = """
 import sys
 from pathlib import Path
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.decider_events import Decision, Entry, Tick
+from holdfast.model.decider_events import Tick
+from holdfast.model.journal_entry import Decision, Entry
 journal = SqliteJournal(Path(sys.argv[1]), shared=True)
 reason = "x" * 200
 for seq in range(1, int(sys.argv[2]) + 1):
@@ -92,7 +93,7 @@ def test_a_writer_that_died_amid_a_change_leaves_what_was_durable_to_readers_and
     path = tmp_path / "journal.db"
     body = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom holdfast.journal.sqlite_journal import SqliteJournal\n"
-        "from holdfast.model.decider_events import Decision, Entry, Tick\n"
+        "from holdfast.model.decider_events import Tick\nfrom holdfast.model.journal_entry import Decision, Entry\n"
         "journal = SqliteJournal(Path(sys.argv[1]), shared=True)\n"
         "for seq in range(1, 31):\n"
         "    entry = Entry(seq=seq, at=1.0, event=Tick(), decision=Decision(reason='y' * 3000))\n"

@@ -19,7 +19,7 @@ from holdfast.cli.terminal import flame_graph_svg
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.output_file import replace_file
 from holdfast.cli.terminal.quantity_text import counted_noun
-from holdfast.controller.api import JobStacks
+from holdfast.controller.api_description import JobStacks
 from holdfast.core.diagnose.blocking_ranks import (
     STOPPED,
     BlockingRanks,

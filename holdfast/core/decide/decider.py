@@ -15,6 +15,7 @@ from holdfast.core.decide import (
     operator_requests,
     planned_restart,
     shared_network_outage,
+    told_mesh,
 )
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.job_view import JobView
@@ -88,7 +89,7 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
         case _, StorageReport():
             return ""  # for the report: state in memory is what decisions are made of
         case _, MeshReport():
-            return launching.on_mesh_report(state, event)
+            return told_mesh.on_mesh_report(state, event)
         case Phase.ENDING, Outcome(action=id) if id == state.awaited:
             state.enter(Phase.DONE)
             return "done"

@@ -17,7 +17,7 @@ from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.core.rank_ranges import format_nodes, format_ranks
 from holdfast.model.action import Action, Finish, HandOver, Say, Stop
 from holdfast.model.code_release import Fate
-from holdfast.model.decider_events import Begin, Ended, MeshReport, Outcome, Progress, Ready
+from holdfast.model.decider_events import Begin, Ended, Outcome, Progress, Ready
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_and_seats import Seat, world_size
@@ -71,18 +71,6 @@ def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
     if alarm.stance is not Stance.OBSERVE:
         state.emit(Say(text=incident_text.describe_cause(alarm) + more))
     return f"{alarm.kind} ({alarm.stance}): {incident_text.describe_cause(alarm)}{more}"
-
-
-def on_mesh_report(state: JobState, event: MeshReport) -> str:
-    """Take over the parallel groups that the script has reported, unless the user gave some."""
-    if not state.job.mesh:
-        state.nodes.reported_mesh = event.mesh
-        groups = ",".join(f"{name}={size}" for name, size in event.mesh)
-        nodes, least = state.nodes, state.job.min_nodes
-        more = f"; a replica takes {nodes.replica_nodes} nodes, so the job goes on with {nodes.fewest_nodes} or more"
-        told = more if nodes.fewest_nodes > least else ""
-        state.emit(Say(text=f"parallel groups of the script: {groups}{told}"))
-    return ""
 
 
 def concerns_generation(state: JobState, alarm: Alarm) -> bool:

@@ -19,7 +19,7 @@ def world(shows: Shows) -> tuple[HoldfastPolicy, FailureMode]:
     """A job with one bad machine that nothing of ours can see."""
     fault = FailureMode(name="it", weight=1, shows=shows, machine=1, source="")
     ours = HoldfastPolicy(SETUP, FailureMix(name="one", rate=0.0, rate_source="", fault=(fault,)), SHEET)
-    ours._left = [NodeDefect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0, wide_lot=0.0)]
+    ours._left = [NodeDefect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.2, wide_lot=0.0)]
     return ours, fault
 
 
