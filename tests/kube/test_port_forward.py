@@ -130,16 +130,22 @@ class Page:
     def __init__(self, address: str) -> None:
         place = urlsplit(address)
         self._host, self._key = place.netloc, ""
-        self._key = json.load(self.ask("/enter", {"code": parse_qs(place.query)["code"][0]}))["key"]
+        self._key = json.loads(self.ask("/enter", {"code": parse_qs(place.query)["code"][0]}))["key"]
 
-    def ask(self, path: str, body: dict[str, str] | None = None) -> http.client.HTTPResponse:
-        """Send a GET, or a POST if there is a body."""
+    def ask(self, path: str, body: dict[str, str] | None = None) -> bytes:
+        """Send a GET, or a POST if there is a body; return what is answered."""
+        with self.open(path, body) as answer:
+            return answer.read()
+
+    @contextlib.contextmanager
+    def open(self, path: str, body: dict[str, str] | None = None) -> Iterator[http.client.HTTPResponse]:
         headers = {"X-Holdfast-Page": self._key, "Origin": f"http://{self._host}"}
         link = http.client.HTTPConnection(self._host, timeout=PATIENCE_S)
-        link.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers)
-        answer = link.getresponse()
-        assert answer.status == http.HTTPStatus.OK, (path, answer.status, answer.read())
-        return answer
+        with contextlib.closing(link):
+            link.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body), headers)
+            with link.getresponse() as answer:
+                assert answer.status == http.HTTPStatus.OK, (path, answer.status, answer.read())
+                yield answer
 
 
 def test_a_laptop_follows_a_job_on_a_page_and_gives_an_order_through_a_forwarded_port(
@@ -151,15 +157,14 @@ def test_a_laptop_follows_a_job_on_a_page_and_gives_an_order_through_a_forwarded
         words = (address, "--token-file", str(token), "--cacert", str(door))
         with serving(*words, said=tmp_path / "dash.stderr") as page_address:
             page = Page(page_address)
-            assert b'"gpt"' in page.ask("/view").read()
-            live = page.ask("/live?after=0")
-            assert live.readline(), "the first line says where to begin"
-            page.ask("/order", {"verb": "hold"})
-            job.until(lambda: job.phase() == "held", "the order's end")
-            until(lambda: b"held" in live.readline(), "a word of it on the page")
-            page.ask("/order", {"verb": "resume"})
-            job.trains(2)
-            live.close()
+            assert b'"gpt"' in page.ask("/view")
+            with page.open("/live?after=0") as live:
+                assert live.readline(), "the first line says where to begin"
+                page.ask("/order", {"verb": "hold"})
+                job.until(lambda: job.phase() == "held", "the order's end")
+                until(lambda: b"held" in live.readline(), "a word of it on the page")
+                page.ask("/order", {"verb": "resume"})
+                job.trains(2)
     assert set(kubelet.asked) == {f"/portForward/{cluster.namespace}/{POD}"}
     job.finish()
     job.ends(0)
