@@ -80,7 +80,6 @@ def test_a_controller_that_slept_starts_no_step_writes_no_record_and_ends(
     second.finish()
     second.ends(0)
     second.until(lambda: not second.queue(), "an empty queue")
-    second.check_replay()
 
 
 def test_without_a_database_the_lease_in_the_run_directory_decides_which_host_goes_on(start_slurm: StartSlurm) -> None:
