@@ -80,11 +80,8 @@ def test_a_controller_that_slept_starts_no_step_writes_no_record_and_ends(
     second.finish()
     second.ends(0)
     second.until(lambda: not second.queue(), "an empty queue")
-    for process in psutil.process_iter(
-        ["cmdline"]
-    ):  # the ranks' store at the first host, which waits for others for long
-        if STORE in (words := process.info["cmdline"] or []) and str(second.run_dir) in words:
-            process.kill()
+    for pid in stores_of(second):  # of the first host: it waits for ranks until its own time is over
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_without_a_database_the_lease_in_the_run_directory_decides_which_host_goes_on(start_slurm: StartSlurm) -> None:
