@@ -1,5 +1,6 @@
 """From a fault to all ranks stepping again: holdfast beside torchrun, on the same script with four gloo ranks."""
 
+import time
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -13,8 +14,10 @@ RANKS, VICTIM = 4, 2
 RANK_WAIT_S, NODE_WAIT_S = 60.0, 120.0  # for recovery; after that it counts as none
 SILENCE_S = 3.0  # holdfast's default: how long a node may say nothing
 FAULTS = 3  # per job, as many as there are restarts
-RANK_JOBS, NODE_JOBS, PLAIN_JOBS = (3, 3, 3) if FULL else (1, 2, 0)
+RANK_JOBS, EARLY_JOBS, NODE_JOBS, PLAIN_JOBS = (3, 3, 3, 3) if FULL else (1, 1, 2, 0)
 WARM_STEPS, SETTLED_STEPS = 5, 8
+MORE_STEPS = 5  # before each further fault: a fault that comes at the same step again is how a bug looks
+WARM_S = 15.0  # of training before the first fault, but for the early one: the job is then as it is for all its life
 
 # Without this, restarted ranks may read the keys of the ranks before them and never find each other.
 FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -44,15 +47,23 @@ def lose_holdfast_ranks() -> Times:
         return lose_ranks(job)
 
 
-def lose_ranks(job: Job) -> Times:
+def lose_holdfast_rank_early() -> Times:
+    """Kill a rank within the first second of training, while what the next ranks are forked from is being made."""
+    with Job(RANKS) as job:
+        job.start(holdfast(job.folder / "run", *STANDALONE))
+        return lose_ranks(job, faults=1, warm_s=0.0)
+
+
+def lose_ranks(job: Job, faults: int = FAULTS, warm_s: float = WARM_S) -> Times:
     """Kill the same rank, again and again, in one running job."""
     times: Times = []
     warm_up(job)
-    for _ in range(FAULTS):
+    time.sleep(warm_s)
+    for number in range(faults):
         fault = job.fault()
         job.kill(job.pid_of(VICTIM))
         times.append(recovery(job, fault, RANK_WAIT_S))
-        if times[-1] is None:
+        if times[-1] is None or job.wait_steps(SETTLED_STEPS + MORE_STEPS * (number + 1), fault) is None:
             break
     return times
 
@@ -115,6 +126,7 @@ def cases() -> list[Case]:
     chosen = [
         Case("torchrun rank", kill, RANK_JOBS, lambda: lose_torchrun_ranks(FRESH_STORE)),
         Case("holdfast rank", kill, RANK_JOBS, lose_holdfast_ranks),
+        Case("holdfast rank early", f"{kill} in the first second of training", EARLY_JOBS, lose_holdfast_rank_early),
         Case("torchrun node", by_hand, NODE_JOBS, lose_torchrun_node),
         Case("holdfast node", standby, NODE_JOBS, lose_holdfast_node),
         Case("plain torchrun rank", kill, PLAIN_JOBS, lambda: lose_torchrun_ranks({})[:1]),
