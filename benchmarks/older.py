@@ -6,6 +6,7 @@ may follow: restart, save, storage, restore, peer, ingest.
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = int(os.environ.get("BENCH_ROUNDS") or (6 if FULL else 2))
 WORSE = 1.05  # a figure may be so many times the older one
 LIMIT_S = 300.0
+FOLDERS = ("holdfast", "benchmarks", "examples")
 
 # What either tree runs: names that both of them have. Each prints lists of seconds, or of ratios to a bare copy; less
 # is better in all of them.
@@ -28,15 +30,15 @@ PARTS = {
     "restart": """
 from benchmarks import restart
 def ranks():
-    with restart.Job(restart.RANKS) as job:
-        job.start(restart.holdfast(job.folder / "run", *restart.STANDALONE))
+    with restart.Job(4) as job:
+        job.start(restart.holdfast(job.folder / "run", "--standalone", "--nproc-per-node=4", "--max-restarts=20"))
         restart.warm_up(job)
         time.sleep(15)  # until there is a zygote to fork from, whose making the trees put at different moments
-        for steps in (10, 15, 20):  # never as many again: that is how a bug strikes
+        for number in range(9):  # never at the same step, and not one rank again: that is how a bug strikes
             fault = job.fault()
-            job.kill(job.pid_of(restart.VICTIM))
+            job.kill(job.pid_of(1 + number % 3))
             yield restart.recovery(job, fault, restart.RANK_WAIT_S)
-            job.wait_steps(steps, fault)
+            job.wait_steps(10 + 5 * number, fault)
 print(json.dumps({"rank lost, s": [*ranks()], "node lost, s": restart.lose_holdfast_node()}))
 """,
     "save": """
@@ -103,15 +105,15 @@ def measure(tree: Path, part: str) -> Figures:
     return msgspec.convert(found, Figures)
 
 
-def compare(older: Path, parts: list[str]) -> tuple[Figures, Figures]:
+def compare(older: Path, newer: Path, parts: list[str]) -> tuple[Figures, Figures]:
     """All figures of both trees; who begins changes from round to round."""
-    sides: tuple[tuple[Path, Figures], ...] = ((older, {}), (ROOT, {}))
+    sides: tuple[tuple[Path, Figures], ...] = ((older, {}), (newer, {}))
     for part in parts:
         for turn in range(ROUNDS):
             for tree, figures in sides if turn % 2 == 0 else sides[::-1]:
                 for name, values in measure(tree, part).items():
                     figures.setdefault(f"{part}: {name}", []).extend(values)
-                print(f"{part}, round {turn + 1} of {ROUNDS}: {'now' if tree is ROOT else 'older'}", file=sys.stderr)
+                print(f"{part}, round {turn + 1} of {ROUNDS}: {'now' if tree is newer else 'older'}", file=sys.stderr)
     return sides[0][1], sides[1][1]
 
 
@@ -132,10 +134,18 @@ def judge(before: Figures, now: Figures, commit: str) -> tuple[Table, Findings]:
 
 def tree_of(commit: str, base: Path) -> Path:
     """What git has at that commit."""
-    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
+    archive = subprocess.run(["git", "archive", commit, *FOLDERS], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         sys.exit(f"bench-older: git has no tree of {commit} here: {archive.stderr.decode().strip()}")
+    base.mkdir()
     subprocess.run(["tar", "-x", "-C", str(base)], input=archive.stdout, check=True)
+    return base
+
+
+def copy_of(tree: Path, base: Path) -> Path:
+    """The same folders of this tree: a release is all files around a script, and takes longer the more there are."""
+    for name in FOLDERS:
+        shutil.copytree(tree / name, base / name, ignore=shutil.ignore_patterns("__pycache__"))
     return base
 
 
@@ -143,9 +153,11 @@ def main(words: list[str]) -> None:
     commit, *parts = words or [""]
     if not commit or {*parts} - {*PARTS}:
         sys.exit(f'bench-older: say ARGS="COMMIT PART ...", with parts from {", ".join(PARTS)}; none of them means all')
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as base:
-        older = Path(commit).resolve() if Path(commit).is_dir() else tree_of(commit, Path(base))
-        before, now = compare(older, parts or [*PARTS])
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        base = Path(name).resolve()
+        given, older = Path(commit).resolve(), base / "older"
+        older = copy_of(given, older) if given.is_dir() else tree_of(commit, older)
+        before, now = compare(older, copy_of(ROOT, base / "newer"), parts or [*PARTS])
     table, findings = judge(before, now, Path(commit).name)
     findings.skipped |= {part: "not asked for" for part in PARTS if parts and part not in parts}
     runs = {
