@@ -66,6 +66,7 @@ class SqliteJournal:
         self._marked = False
         self._damaged = 0  # from which entry on it was, 0: it was not
         self._format = FORMAT
+        self._version: tuple[int, ...] = ()  # of a file without a log, as a reader has opened it
         self._mark = HighWaterMark(start=b"", epoch=0)
         self._marking: MarkFile | None = None
         # Before the entries are read, for whoever writes it writes entries first.
@@ -101,6 +102,7 @@ class SqliteJournal:
 
     def _connect(self) -> sqlite3.Connection:
         if self._read_only:
+            self._version = sqlite_file.version_without_log(self._path)  # first: what is written meanwhile is read anew
             return sqlite_file.open_to_read(self._path)
         return sqlite_file.open_to_write(self._path, shared=self._shared)
 
@@ -351,7 +353,7 @@ class SqliteJournal:
 
     def read(self, after: int = 0) -> Iterator[Entry]:
         after = min(max(after, 0), _MOST)
-        if self._retries:
+        if self._retries or (self._version and self._version != sqlite_file.version_without_log(self._path)):
             self._db.close()
             self._db = self._connect()
         for left in range(self._retries, -1, -1):
