@@ -195,6 +195,7 @@ async def _run_controller(
         handing = tasks.create_task(record.hand_over())
         waiting = tasks.create_task(WaitTeller(controller.view, controller.clock, say).run())
         code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
+        await store.quit()  # one that was started ahead, if an earlier controller had ended the job
         opinions.finish_up()
         for task in (attending, watching, receiving, handing, asking, waiting):
             task.cancel()

@@ -236,6 +236,8 @@ class ActionExecutor:
                 self._note_plan(msgspec.structs.replace(kept, line=line, stored=stored))
 
     async def _launch_ranks(self, action: Launch) -> Outcome:
+        if not (self._is_planned(action) or await self._hear_seats(action)):
+            return Outcome(action=action.id, ok=False, detail="it is stopped")
         plan = self._recall_or_plan(action)  # first: without the plan of a launch that fails no disk would be believed
         port = await self.store.open(action.generation)
         self._launched, self._has_stepped = frozenset(seat.node for seat in action.seats), False
@@ -280,6 +282,18 @@ class ActionExecutor:
         outcome = msgspec.structs.replace(outcome, disks=disks, apart=plan.apart)
         worth_telling = plan.is_held or self.registry.stored >= 0 or plan.doubts
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
+
+    def _is_planned(self, launch: Launch) -> bool:
+        kept = self.newest_plan()
+        return kept is not None and kept.id == launch.id
+
+    async def _hear_seats(self, launch: Launch) -> bool:
+        """Wait until the nodes of a launch have told this controller what states they hold, or are silent. Without
+        this, a controller that has just taken over would find none. Return False if the launch is stopped before."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.view.limits.launch_s):
+                return await self.dispatch.await_links([seat.node for seat in launch.seats], launch.generation)
+        return True
 
     def _steps_on_disks(self, launch: Launch, plan: Restore) -> set[int]:
         """Return the steps of the launch's lineage that all nodes of the launch have on their disks, as they report."""
