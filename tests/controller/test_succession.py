@@ -174,6 +174,7 @@ async def test_a_resume_before_any_node_is_back_goes_on_from_what_nodes_hold(tmp
         first.controller.process_event(Order(verb="hold", who="Ada"))
         await agent.answer(await agent.errand())
         await first.phase(Phase.HELD)
+        first.controller.journal.flush()
     async with life(tmp_path) as second:
         second.controller.process_event(Order(verb="resume", who="Ada"))
         await asyncio.sleep(0.05)

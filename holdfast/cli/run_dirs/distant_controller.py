@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.decoding import from_json
+from holdfast.core.terminal_sanitizer import plain_line
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.controller_request import ControllerNotRunning, NotAController, RequestRefused
 from holdfast.wire.credentials import mutual_tls
@@ -81,7 +82,7 @@ def _parse_address(address: str) -> tuple[str, int, bool]:
     except ValueError:
         host, port, is_secure, place = "", None, False, urlsplit("")
     if not host or "@" in place.netloc or not place.netloc.isprintable() or " " in place.netloc:
-        raise UsageError(f"{address} is no address of a controller; one looks like https://host0:29400")
+        raise UsageError(f"{plain_line(address)} is no address of a controller; one looks like https://host0:29400")
     if not is_secure and not _is_loopback(host):
         raise UsageError(f"{address} would show your token to everybody on the way to {host}; give an https address")
     return host, port or (443 if is_secure else 80), is_secure
