@@ -117,7 +117,7 @@ class UnprovenLink:
     def __init__(self, link: socket.socket, host: str) -> None:
         self.link, self.host = link, host
         self.node = ""  # by its certificate, once it has proved itself; "": a node of this host
-        self.shown: dict[str, Any] | None = None  # that certificate
+        self.certificate: dict[str, Any] = {}
         self.unwanted = False
         self.spoke = False  # it has sent something, as an honest keeper does at once
 
@@ -235,7 +235,7 @@ class PeerServer:
         guard = self._guard
 
         def accepts(shown: dict[str, Any]) -> bool:
-            one.node, one.shown = mutual_tls.certificate_node(shown), shown
+            one.node, one.certificate = mutual_tls.certificate_node(shown), shown
             return one.node == owner and guard.accepts_caller(shown)
 
         try:
@@ -259,9 +259,9 @@ class PeerServer:
             if one.unwanted:
                 return False
         secured.do_handshake()
-        one.shown = secured.getpeercert()
-        one.node = mutual_tls.certificate_node(one.shown)
-        if not self._guard.accepts_caller(one.shown):
+        one.certificate = secured.getpeercert() or {}
+        one.node = mutual_tls.certificate_node(one.certificate)
+        if not self._guard.accepts_caller(one.certificate):
             return False
         self._known_hosts.add(one.host)
         return True
@@ -279,7 +279,7 @@ class PeerServer:
         except msgspec.DecodeError:
             _send_reply(link, PeerReply(error="not a request of this version of holdfast"))
             return False
-        if self._guard and not self._guard.accepts_caller(one.shown):
+        if self._guard and not self._guard.accepts_caller(one.certificate):
             return False  # its node has left the job since it called
         link.settimeout(WAIT_S)
         while node and not self._may_ask(node):

@@ -98,21 +98,21 @@ def _is_loopback(host: str) -> bool:
 def _make_contexts(authority: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext]:
     """Return the TLS contexts that check a controller, as nodes do, and whatever stands in front of one."""
     if authority is None:
-        return None, _make_proxy_context(None)
+        return None, _make_proxy_tls(None)
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     own.minimum_version = ssl.TLSVersion.TLSv1_3
     own.verify_flags |= mutual_tls.NO_CHECK_TIME
     try:
         own.load_verify_locations(authority)
-        return own, _make_proxy_context(authority)
+        return own, _make_proxy_tls(authority)
     except (OSError, ssl.SSLError) as e:
         raise UsageError(f"{authority} cannot be used as an authority: {e}") from None
 
 
-def _make_proxy_context(authority: Path | None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=authority)
-    context.hostname_checks_common_name = False  # it is "holdfast" in the certificate of every node
-    return context
+def _make_proxy_tls(authority: Path | None) -> ssl.SSLContext:
+    tls = ssl.create_default_context(cafile=authority)
+    tls.hostname_checks_common_name = False  # it is "holdfast" in the certificate of every node
+    return tls
 
 
 def add_address_flags(parser: argparse.ArgumentParser) -> None:

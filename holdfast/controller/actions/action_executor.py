@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
+from holdfast.controller.actions.launch_plan import LaunchPlan, known_lines, read_plan
 from holdfast.controller.actions.node_probing import NodeProbing
 from holdfast.controller.actions.release_staging import ReleaseStaging
 from holdfast.controller.actions.replay_runs import ReplayRuns
@@ -18,11 +19,10 @@ from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
 from holdfast.controller_interfaces import Fleet, FleetRefusal, Notes, Store
 from holdfast.core.decide.job_view import JobView
-from holdfast.core.decoding import make_decoder
 from holdfast.core.incident import incident_text
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
-from holdfast.core.snapshots.lineage import Line, add_launch, bans_before, is_of_line
+from holdfast.core.snapshots.lineage import add_launch, bans_before, is_of_line
 from holdfast.core.snapshots.restore_choice import (
     choose_known_restore,
     choose_replicated,
@@ -55,29 +55,6 @@ _TRIES = 2
 WITHOUT_GRACE = "the job was stopped without grace"
 _LAST_IDS = 10**15  # the stop that an end begins with is numbered downwards from here: no other errand gets there
 EVICTED = 1  # exit code of a node that the job no longer wants
-
-
-class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that a launch restores, and the nodes, generation and release that it is for."""
-
-    id: int
-    restore: Restore
-    generation: int = 0
-    nodes: tuple[str, ...] = ()  # that are told
-    release: int = 0
-    line: tuple[LaunchOrigin, ...] = ()  # this launch and those before it
-    left: tuple[Doubt, ...] = ()  # which states on disks from before the oldest of these are of no use
-    stored: int = -1  # newest checkpoint on storage, as far as nodes have reported
-
-
-_PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
-
-
-def _known_lines(launch: Launch, kept: LaunchPlan | None) -> tuple[Line, tuple[Doubt, ...]]:
-    """Return the launches before this one, and doubts about states on disks. Without a recent `kept`, doubt all."""
-    if kept and kept.generation >= launch.generation - 1:
-        return kept.line, kept.left
-    return (), (Doubt(generation=launch.generation - 1, not_after=-1),)
 
 
 class ActionExecutor:
@@ -313,7 +290,7 @@ class ActionExecutor:
         number, step = launch.release.number, plan.step if plan.is_held else -1
         if plan.is_held and kept and kept.release not in (0, number) and plan.step > self.registry.stored:
             plan = msgspec.structs.replace(plan, store=True)
-        line, left = _known_lines(launch, kept)
+        line, left = known_lines(launch, kept)
         line = add_launch(line, LaunchOrigin(generation=launch.generation, step=step, maker=plan.maker))
         self._note_plan(
             LaunchPlan(
@@ -335,17 +312,14 @@ class ActionExecutor:
 
     def newest_plan(self) -> LaunchPlan | None:
         """Return the plan of the newest launch that a node may have received; None if there is none."""
-        found = self.notes.get_note("plan.json")
-        with contextlib.suppress(msgspec.DecodeError):  # a damaged one is none: nodes are waited for instead
-            return _PLANNED(found) if found else None
-        return None
+        return read_plan(self.notes.get_note("plan.json"))
 
     def _choose_restore(self, launch: Launch, kept: LaunchPlan | None = None) -> Restore:
         """Choose the state to restore. After two tries without a step, try older states once each, then storage."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]
-        line, left = _known_lines(launch, kept)
+        line, left = known_lines(launch, kept)
         doubted = newest_doubted(launch, held, self.registry.stored, kept.restore.doubted if kept else -1)
         held = leave_out_disks(held, (*left, *launch.doubts))
         most = 1 if any(tries >= _TRIES for tries in self._tries.values()) else _TRIES
