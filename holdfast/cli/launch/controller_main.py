@@ -182,7 +182,7 @@ async def _run_controller(
 
     def begun() -> None:
         teller.set_phase(controller.view.phase)
-        _on_signals(controller, OUT_OF_TIME if run.allocation else 128 + signal.SIGTERM)
+        _on_signals(controller, in_allocation=bool(run.allocation))
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
         run_and_node_specs.write_json(run_dir / "controller.json", address)
 
@@ -195,6 +195,7 @@ async def _run_controller(
         handing = tasks.create_task(record.hand_over())
         waiting = tasks.create_task(WaitTeller(controller.view, controller.clock, say).run())
         code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
+        await store.quit()  # one that was started ahead, if an earlier controller had ended the job
         opinions.finish_up()
         for task in (attending, watching, receiving, handing, asking, waiting):
             task.cancel()
@@ -357,12 +358,15 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
     )
 
 
-def _on_signals(controller: Controller, terminated: int) -> None:
-    """Stop the job on the first signal, and at once on the second.
-    `terminated` becomes the job's exit code if the first is SIGTERM, which Slurm sends to end an allocation."""
+def _on_signals(controller: Controller, *, in_allocation: bool) -> None:
+    """Stop the job on the first signal, and at once on the second. Slurm ends an allocation by SIGTERM, which gives the
+    job an exit code of its own. It counts once: it may reach this process by itself as well as by the supervisor."""
     asked: list[int] = []
+    terminated = OUT_OF_TIME if in_allocation else 128 + signal.SIGTERM
 
     def stop(number: int) -> None:
+        if in_allocation and number == signal.SIGTERM and number in asked:
+            return
         asked.append(number)
         if len(asked) == 1:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
