@@ -26,10 +26,11 @@ _OWN_CODE = re.compile(r"SystemExit(?:: -?\d+)?")  # of sys.exit(1), which says 
 _CAUGHT = re.compile(r"Caught \w+ in (.+)\.$")  # by a DataLoader, a DataParallel
 # What a script may raise because another rank failed, because all agreed to end, or because it was told to stop.
 _OUTSIDE = re.compile(
-    r"(?i)(?<!-)\branks?(?:\b|[\d_])|peer|neighbou?r|worker|sibling|elsewhere|some(?:one|body)|other process|process group"
-    r"|\bnodes\b|\bnode\W*\d|\bnode (?:is|was|has|fail|lost|down|left)|collective|all_?-?(?:reduce|gather|to_?-?all)|reduce_?-?scatter"
-    r"|barrier|broadcast(?:ing)? from|\brecv\b|nccl|rccl|gloo|\bmpi\b|\bucc\b|\brpc\b|connect|socket|network|\btcp"
-    r"|broken pipe|closed by|reset by|\beof\b|time[sd]?[ _-]?out|rendezvous|remote|heartbeat|unreachable|out of sync"
+    r"(?i)(?<!-)\branks?(?:\b|[\d_])|peer|neighbou?r|worker|sibling|elsewhere|some(?:one|body)"
+    r"|other process|process group|\bnodes\b|\bnode\W*\d|\bnode (?:is|was|has|fail|lost|down|left)"
+    r"|collective|all_?-?(?:reduce|gather|to_?-?all)|reduce_?-?scatter|barrier|broadcast(?:ing)? from|\brecv\b"
+    r"|nccl|rccl|gloo|\bmpi\b|\bucc\b|\brpc\b|connect|socket|network|\btcp|rendezvous|remote|heartbeat|unreachable"
+    r"|broken pipe|closed by|reset by|\beof\b|time[sd]?[ _-]?out|out of sync"
     r"|abort|cancel|interrupt|preempt|terminat|shut_?-?down|\bstop|\bquit|\bkill|\bdied\b|exited|vanished|(?:\b|_)exit"
     r"|\bsig[a-z]{3,4}\b|sigterm|signal_?handler|handle_?signal|on_?signal|on_?term"
 )
