@@ -24,6 +24,7 @@ _NAMES_S = 5.0  # after its first step is seen, a rank has so long to write what
 class ZygotePreload:
     def __init__(self, node: NodeSpec, imports: Path, clock: AgentClock) -> None:
         self._clock = clock
+        self._nproc, self._beside = node.nproc, node.nproc * node.host_nodes  # the latter on this host
         self._entry = node.entry
         self._shared = Path(node.learned) if node.learned else None
         self._imports = imports  # written by a rank at its first step
@@ -65,9 +66,14 @@ class ZygotePreload:
     async def wait_until_made(self, ranks: int) -> None:
         """Wait a short time for a zygote that is being made. After a timeout, further calls return at once."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_BETTER_S if ranks > len(os.sched_getaffinity(0)) else _SOON_S):
+            async with asyncio.timeout(_BETTER_S if ranks > _processors() else _SOON_S):
                 await self._made.wait()
         self._made.set()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Return whether the node's ranks share processors, so that one import for all of them is soonest."""
+        return self._nproc > _processors()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
         """Return the request for a new zygote with more of the modules that the script imports up to its first step.
@@ -76,11 +82,14 @@ class ZygotePreload:
 
         `held` says whether ranks run here. If not, as on a standby, the imports that other nodes reported are used.
         Some modules (the entry point's `later`) would slow ranks that start. So they wait until ranks train (`trains`)
-        or, on a node without ranks, until the node has been idle for a while.
+        or, on a node without ranks, until the node has been idle for a while. The script's imports wait as well if an
+        earlier run has learned them and ranks that start leave no processor free, unless the launch waits for them.
         """
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S
         modules = (*self._entry.preload, *(self._entry.later if calm else ()))
+        if not held and not calm and not self.is_crowded and self._beside >= _processors():
+            return None
         if self._making or {*modules, *self._learned} <= set(self._asked):  # another would begin anew
             return None
         if held and trains and self._awaits_names():  # the one without them would be made first, and theirs long after
@@ -118,6 +127,10 @@ class ZygotePreload:
             if held and self._shared:
                 with contextlib.suppress(OSError):
                     run_and_node_specs.publish_file(self._shared, json.dumps(self._learned).encode())
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _read_names(path: Path) -> tuple[str, ...]:
