@@ -7,7 +7,7 @@ from pathlib import Path
 from holdfast.cli.run_dirs.run_dir_trust import foreign_reason
 
 # What holdfast puts there.
-HOME_NAMES = ("newest", "runs", "elsewhere", "imports", "join", "chaos", "people.json", "blocked.json")
+HOME_NAMES = ("newest", "runs", "elsewhere", "script-imports", "join", "chaos", "people.json", "blocked.json")
 
 
 def holdfast_home() -> Path:

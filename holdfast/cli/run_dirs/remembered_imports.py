@@ -18,7 +18,7 @@ from holdfast.wire import run_and_node_specs
 from holdfast.wire.agent_messages import ModuleNames
 from holdfast.wire.run_and_node_specs import EntryPoint
 
-FOLDER = "imports"
+FOLDER = "script-imports"
 
 
 class RememberedImports(msgspec.Struct, frozen=True, kw_only=True):
