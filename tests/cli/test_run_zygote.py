@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.agent_shell import COLD_START
+from holdfast.cli.run_dirs.remembered_imports import FOLDER
 from tests.cli.conftest import Start
 from tests.cli.driver import TRAIN, Job, gone
 
@@ -103,6 +104,10 @@ def test_the_next_run_of_a_script_has_it_before_its_first_launch(start: Start) -
         job = start("--nproc-per-node", str(many), script=TELLS, zygote=True, name=name)
         job.trains()
         has_more_modules(job)
+        if name == "first":
+            job.until(
+                lambda: any((Path(os.environ["HOLDFAST_HOME"]) / FOLDER).glob("*.json")), "a note for the next run"
+            )
         job.finish()
         job.ends(0)
         assert readiness(job) == [known] * many

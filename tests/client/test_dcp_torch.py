@@ -57,6 +57,7 @@ def test_every_dtype(tmp_path: Path, dtype: torch.dtype, way: tuple[str, str]) -
     assert_same(found, state_of(dtype, 3))
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 @pytest.mark.parametrize("dtype", RARE, ids=str)
 def test_every_bit_of_rare_dtypes(tmp_path: Path, dtype: torch.dtype, way: tuple[str, str]) -> None:

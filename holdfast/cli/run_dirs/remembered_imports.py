@@ -4,10 +4,12 @@ A file holds those of one script and interpreter. They count until the script ch
 a zygote had and that ranks can be forked with.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ from holdfast.wire.agent_messages import ModuleNames
 from holdfast.wire.run_and_node_specs import EntryPoint
 
 FOLDER = "script-imports"
+_LOOK_S = 2.0
 
 
 class RememberedImports(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +53,23 @@ def remember_imports(entry: EntryPoint, modules: tuple[str, ...]) -> None:
         make_private_folder(path.parent)
         found = RememberedImports(script=_script(entry), digest=_digest(entry), modules=modules)
         run_and_node_specs.write_json(path, found)
+
+
+class ImportsMemory:
+    """Writes down for the next run what the script imports, as soon as ranks can be forked with it."""
+
+    def __init__(self, entry: EntryPoint, read: Callable[[], tuple[str, ...]]) -> None:
+        self._entry, self._read, self._written = entry, read, read()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.write_news()
+
+    def write_news(self) -> None:
+        if (found := self._read()) != self._written:
+            self._written = found
+            remember_imports(self._entry, found)
 
 
 def _script(entry: EntryPoint) -> str:
