@@ -100,18 +100,15 @@ def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Sta
 def test_the_next_run_of_a_script_has_it_before_its_first_launch(start: Start) -> None:
     """Where ranks share processors, they are forked with it; where each has one, they do not wait for it."""
     many = len(os.sched_getaffinity(0)) + 1
-    for name, known in (("first", "False"), ("second", "True")):
-        job = start("--nproc-per-node", str(many), script=TELLS, zygote=True, name=name)
+    for number, known in ((1, ["False"] * many), (2, ["False"] * many + ["True"] * many)):
+        job = start("--nproc-per-node", str(many), script=TELLS, zygote=True)
         job.trains()
         has_more_modules(job)
-        if name == "first":
-            job.until(
-                lambda: any((Path(os.environ["HOLDFAST_HOME"]) / FOLDER).glob("*.json")), "a note for the next run"
-            )
+        job.until(lambda: any((Path(os.environ["HOLDFAST_HOME"]) / FOLDER).glob("*.json")), "a note for the next run")
         job.finish()
         job.ends(0)
-        assert readiness(job) == [known] * many
-        job.run_dir.rename(job.folder / name)
+        assert readiness(job) == known
+        job.run_dir.rename(job.folder / f"run-{number}")
         (job.folder / "finish").unlink()
 
 
