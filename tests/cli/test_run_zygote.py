@@ -97,6 +97,7 @@ def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Sta
     assert readiness(job) == ["False", "True"]
 
 
+@pytest.mark.slow
 def test_the_next_run_of_a_script_has_it_before_its_first_launch(start: Start) -> None:
     """Where ranks share processors, they are forked with it; where each has one, they do not wait for it."""
     many = len(os.sched_getaffinity(0)) + 1
