@@ -17,7 +17,7 @@ _IDLE_S = 5.0  # a node that has been without ranks for so long is a standby
 # A launch waits as long for a zygote that is being made. What that one has yet to import, ranks forked from the old one
 # import themselves meanwhile, and in no more time; unless they would have to share processors.
 _SOON_S = 1.0
-_BETTER_S = 10.0
+_BETTER_S = 45.0
 _NAMES_S = 5.0  # after its first step is seen, a rank has so long to write what it has imported
 
 
