@@ -138,6 +138,7 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
     if kind == "redone":
         return _redone_alarm(int(words.after("step", "0")), at, generation)
     said, raised = tuple(words.after_all("said")), " ".join(words.after_all("raised"))
+    threw = " ".join(words.after_all("threw"))  # by a statement of the script's own
     if kind == "switch":
         return Alarm(
             kind=Kind.HEALTH,
@@ -161,7 +162,13 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
             stance=Stance(words.after("stance", "act")),
         )
     rank = int(words.after("rank", "0"))
-    trace = ("Traceback (most recent call last):", f'  File "/job/train.py", line {rank + 1}, in <module>', "    go()")
+    code = f"raise {threw.partition(':')[0]}(words)" if threw else "go()"
+    trace = (
+        "Traceback (most recent call last):",
+        f'  File "/job/train.py", line {rank + 1}, in <module>',
+        f"    {code}",
+    )
+    raised = raised or threw
     exit = Exit(
         node=node,
         generation=int(words.after("generation", str(generation))),

@@ -185,7 +185,8 @@ class RankProcesses:
         """Start or continue every rank of the seat; return an error in words, empty if all have started."""
         if errand.generation > 1:
             self._preloading.forgo_names()
-            self.learn_imports()  # a fault so early that nobody has yet: once for all is sooner than in each rank
+        if errand.generation > 1 or self._preloading.is_crowded:
+            self.learn_imports()  # nobody has yet, in this run: once for all is sooner than in each rank
         for key, rank in list(self.held.items()):
             if rank.code is not None and key.generation < errand.generation:
                 del self.held[key]

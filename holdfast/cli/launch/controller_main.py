@@ -20,6 +20,7 @@ from holdfast.cli.launch.run_leases import ask_on_loop, hold_lease
 from holdfast.cli.launch.slurm_launch import make_plan
 from holdfast.cli.launch.wait_teller import WaitTeller
 from holdfast.cli.run_dirs import run_dir_secrets, run_directory
+from holdfast.cli.run_dirs.remembered_imports import ImportsMemory, recall_imports
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text, storage_said
 from holdfast.controller.access.audit_log import AuditLog
@@ -175,6 +176,9 @@ async def _run_controller(
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
     controller = built.controller
+    registry = built.ingest.registry
+    registry.record_imports(recall_imports(run.entry))
+    memory = ImportsMemory(run.entry, lambda: registry.imports)
     audit = AuditLog(run_dir)
     port = NetworkPort(built, run, run_dir, audit, tokens)
     door = ApiEntrance(admit_by_socket, audit, minting=port.minting)
@@ -193,17 +197,19 @@ async def _run_controller(
         receiving = tasks.create_task(port.porch.run(listener))
         asking = tasks.create_task(opinions.run(controller.announce_news))
         handing = tasks.create_task(record.hand_over())
+        remembering = tasks.create_task(memory.run())
         waiting = tasks.create_task(WaitTeller(controller.view, controller.clock, say).run())
         code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
         await store.quit()  # one that was started ahead, if an earlier controller had ended the job
         opinions.finish_up()
-        for task in (attending, watching, receiving, handing, asking, waiting):
+        for task in (attending, watching, receiving, handing, asking, remembering, waiting):
             task.cancel()
         hooks.finish_up()
         await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
         telling.cancel()
         await asyncio.to_thread(traces.finish_up)
     account = controller.ledger.make_account()
+    memory.write_news()
     await _close_doors(run_dir, runners)
     record.forget_keys()
     teller.tell_end(account, code, goes_on=run_directory.outlives_nodes(run) and code == OUT_OF_TIME)
