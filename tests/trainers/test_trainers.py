@@ -59,6 +59,11 @@ def halve_lightning(out: Path) -> None:
     cut_short(Path(shutil.copy(out / "step=12.ckpt", out / "step=13.ckpt")))
 
 
+def halve_last(out: Path) -> None:
+    """`last.ckpt` is what the script resumes from; of the same step there is another, whole one."""
+    cut_short(out / "last.ckpt")
+
+
 def halve_deepspeed(out: Path) -> None:
     """`latest` names the newer one, as if the kill had come after that; a part of the optimizer is cut short."""
     newest = shutil.copytree(out / "global_step10", out / "global_step11")
@@ -83,6 +88,7 @@ TRAINERS = {
     "huggingface": TrainerExample("transformers", halve_huggingface),
     "accelerate": TrainerExample("accelerate", halve_accelerate),
     "lightning": TrainerExample("lightning", halve_lightning, saved=12),
+    "lightning_plugin": TrainerExample("lightning", halve_last, saved=12),
     "deepspeed": TrainerExample("deepspeed", halve_deepspeed, args=("--zero", "2", "--bf16")),
     "torchtitan": TrainerExample("torchtitan", halve_torchtitan),
     # Why its own checkpoints lead to other weights is not known; docs/TRAINERS.md says so.
@@ -198,3 +204,27 @@ def test_its_own_checkpoints_are_used_where_ours_are_gone(name: str, launch: Lau
     made = [int(step) for step in re.findall(r"\] step (\d+)\n", again.text())]
     assert made == [*range(TRAINERS[name].saved + 1, STEPS + 1)]
     assert not TRAINERS[name].is_exact or weights(again.text()) == calm
+
+
+@pytest.mark.parametrize(("damaged", "goes_on"), [((), 13), (("last.ckpt", "step=12.ckpt"), 7)], ids=["whole", "cut"])
+def test_lightning_alone_resumes_from_its_newest_whole_checkpoint(
+    damaged: tuple[str, ...], goes_on: int, launch: Launch
+) -> None:
+    """The plugin, without the callback: nothing is kept but Lightning's own checkpoints, one after each epoch of six
+    steps. Those of step 12 may be cut short when the rank is killed."""
+    pytest.importorskip("lightning")
+    calm = launch("lightning_plugin", "--own-only", place="calm")
+    calm.ends(0)
+    job = launch("lightning_plugin", "--own-only", "--wait-s", WAIT_S)
+    trains(job)
+    for name in damaged:
+        cut_short(job.folder / "results" / name)
+    job.kill(job.rank(1))
+    job.ends(0)
+    assert len(job.report().incidents) == 1 and not restored(job)
+    left_out = re.findall(r"holdfast: (\S+) is left out: .*; (\S+), the newest whole one, is used", job.text())
+    assert left_out == [(f"results/{name}", "results/step=6.ckpt") for name in damaged], job.text()
+    made = [int(step) for step in re.findall(r"\] step (\d+)\n", job.text())]
+    again = made[made.index(max(made[: made.index(goes_on, STRUCK - 1)])) + 1 :]
+    assert again == [*range(goes_on, STEPS + 1)]
+    assert weights(job.text()) == weights(calm.text())
