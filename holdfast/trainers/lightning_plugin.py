@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 import holdfast
@@ -52,8 +53,8 @@ class HoldfastPlugin(TorchCheckpointIO):  # type: ignore[misc]  # of a library t
     def load_checkpoint(
         self, path: FilePath, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load this checkpoint, or the newest whole one beside it if it is the newest and not whole. Any other that is
-        not whole is refused. All ranks must call this, as Lightning does."""
+        """Load this checkpoint. If it is not whole, and was the newest of this run, load the newest whole one in its
+        place; refuse any other that is not whole, since whoever names it wants no other. All ranks must call this."""
         whole = self._find_whole(Path(path)) if _is_local(path) else path
         loaded: dict[str, Any] = super().load_checkpoint(whole, map_location=map_location, weights_only=weights_only)
         return loaded
@@ -90,10 +91,11 @@ def find_lightning_fault(path: Path) -> str:
 
 
 def _is_newest(asked: Path) -> bool:
-    """Return whether nothing beside it was written later; one that is missing was, if anything, the newest."""
-    there = list_lightning_checkpoints(asked.parent)
-    changed = _changed_at(asked)
-    return not changed or not there or changed >= there[0].step
+    """Return whether whoever asks for this wants the newest: by its name, or because nothing beside it is newer. One
+    that is missing was the newest, if it ever was."""
+    if asked.name.startswith(ModelCheckpoint.CHECKPOINT_NAME_LAST) or not (changed := _changed_at(asked)):
+        return True
+    return all(one.step <= changed for one in list_lightning_checkpoints(asked.parent))
 
 
 def _changed_at(path: Path) -> int:
