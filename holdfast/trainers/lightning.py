@@ -1,7 +1,7 @@
-"""For the Trainer of Lightning: add `HoldfastCallback` to its callbacks, and `HoldfastPlugin` to its plugins if it
-resumes from its own checkpoints by `ckpt_path`. A callback may set the position of Lightning's
-loops before they run, so the state is restored when the fit starts. Lightning cannot skip batches: those of finished
-steps are loaded once more, and dropped."""
+"""For the Trainer of Lightning: add `HoldfastCallback` to its callbacks, or `HoldfastPlugin` to its plugins. A callback
+may set the position of Lightning's loops before they run, so the state is restored when the fit starts. Lightning
+cannot skip batches: those of finished steps are loaded once more, and dropped. A plugin reads and writes checkpoints,
+those that `ckpt_path` names."""
 
 import os
 from pathlib import Path
