@@ -165,7 +165,7 @@ class AccelerateLoop:
 
 
 ACCELERATE_DAMAGES = {
-    "weights-cut": ("model.safetensors", cut_short, "model.safetensors is cut short"),
+    "weights-cut": ("model.safetensors", cut_short, "model.safetensors is not whole .*"),
     "weights-missing": ("model.safetensors", remove, "model.safetensors is missing"),
     "second-weights-missing": ("model_1.safetensors", remove, "model_1.safetensors is missing"),
     "optimizer-cut": ("optimizer.bin", cut_short, "optimizer.bin is not whole .*"),
