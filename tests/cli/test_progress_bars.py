@@ -85,9 +85,13 @@ BAR = re.compile(r"\[rank ([01])\] (epochs|batches): +\d+%\|[^|]*\| (\d+)/\d+ \[
 OTHER = re.compile(r"\[rank [01]\] (?:epoch \d of rank [01] is over|copied 100 %)|holdfast\S* .*|  .*|")
 
 
+def find_odd(lines: list[str]) -> list[str]:
+    return [line for line in lines if not BAR.fullmatch(line) and not OTHER.fullmatch(line)]
+
+
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("tqdm") is None, reason="tqdm is not installed; make test-full has it")
 def test_bars_of_tqdm_above_the_footer(tmp_path: Path, warm_server: Path, no_orphans: str) -> None:
     (tmp_path / "job.py").write_text(JOB)
@@ -96,7 +100,7 @@ def test_bars_of_tqdm_above_the_footer(tmp_path: Path, warm_server: Path, no_orp
     env = make_rank_environment(job_environment(HOLDFAST_HOME=str(tmp_path / "home"), TERM="xterm-256color"))
     env |= {program_fork_server.NAMED: str(warm_server)}
     try:
-        with Terminal(argv, env=env, cwd=tmp_path, columns=120) as terminal:
+        with Terminal(argv, env=env, cwd=tmp_path, columns=250) as terminal:
 
             def has_footer_below_bars() -> bool:
                 *above, last = terminal.lines() or [""]
@@ -104,15 +108,14 @@ def test_bars_of_tqdm_above_the_footer(tmp_path: Path, warm_server: Path, no_orp
 
             terminal.until(has_footer_below_bars, "a footer below bars")
             assert terminal.screen.cursor.x == 0
-            assert all(BAR.fullmatch(line) or OTHER.fullmatch(line) for line in terminal.whole_text()[:-1])
+            assert not find_odd(terminal.whole_text()[:-1])
             terminal.until(lambda: terminal.process.poll() is not None, "the end")
             terminal.read()
             assert terminal.process.returncode == 0, terminal.whole_text()
             lines = terminal.whole_text()
     finally:
         kill_marked(no_orphans)
-    odd = [line for line in lines if not BAR.fullmatch(line) and not OTHER.fullmatch(line)]
-    assert not odd, lines
+    assert not find_odd(lines)
     for rank in "01":
         own = [line for line in lines if line.startswith(f"[rank {rank}] ")]
         said = [line for line in own if not BAR.fullmatch(line)]
