@@ -128,7 +128,7 @@ def read_places(folder: Path) -> list[RecordPlace]:
 
 
 def read_names(folder: Path) -> list[str]:
-    """Return the names of what the folder's `.metadata` says is held. Raise OutlineError if that file is not torch's."""
+    """Return the names of all that is in a checkpoint. Raise OutlineError if its `.metadata` is not torch's."""
     return [str(name) for name in _read_metadata(folder, "state_dict_metadata")]
 
 
