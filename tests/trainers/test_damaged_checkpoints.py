@@ -96,7 +96,7 @@ def test_hugging_face(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     began: list[int] = []
 
-    class Noted(TrainerCallback):
+    class Noted(TrainerCallback):  # type: ignore[misc]  # of a library that may be missing
         def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             began.append(state.global_step)
 
@@ -144,7 +144,7 @@ class AccelerateLoop:
         models = [torch.nn.Linear(4, 4) for _ in range(2)]
         optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in models]
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizers[0])
-        loader = torch.utils.data.DataLoader(torch.eye(4).repeat(4, 1), batch_size=2)
+        loader: Any = torch.utils.data.DataLoader([*torch.eye(4).repeat(4, 1)], batch_size=2)  # type: ignore[arg-type]
         *parts, schedule, loader = accelerator.prepare(*models, *optimizers, schedule, loader)
         self.models = parts[:2]
         self.training = HeldTraining(
@@ -197,7 +197,7 @@ def test_accelerate_with_parts_of_fsdp(tmp_path: Path) -> None:
 
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):
         torch_dcp.save({"weight": torch.ones(100)}, checkpoint_id=tmp_path / name, no_dist=True)
-    needed = [("model.safetensors", "pytorch_model_fsdp_0"), ("optimizer.bin", "optimizer_0")]
+    needed: list[tuple[str, ...]] = [("model.safetensors", "pytorch_model_fsdp_0"), ("optimizer.bin", "optimizer_0")]
     assert _fault_of(tmp_path, needed) == ""
     remove(tmp_path / "optimizer_0" / "__0_0.distcp")
     assert _fault_of(tmp_path, needed) == "optimizer_0: __0_0.distcp is missing"
@@ -224,7 +224,8 @@ def fit(tmp_path: Path) -> Fit:
 
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
             self.made.append(self.global_step + 1)
-            return self.net(batch).square().sum()
+            loss: torch.Tensor = self.net(batch).square().sum()
+            return loss
 
         def test_step(self, batch: torch.Tensor, batch_idx: int) -> None:
             self.log("error", self.net(batch).square().sum())
@@ -239,7 +240,8 @@ def fit(tmp_path: Path) -> Fit:
             accelerator="cpu", devices=1, max_epochs=epochs, plugins=[*plugins], callbacks=[saver, *callbacks],
             logger=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        module, loader = Module(), torch.utils.data.DataLoader(torch.eye(4), batch_size=2)
+        module = Module()
+        loader: Any = torch.utils.data.DataLoader([*torch.eye(4)], batch_size=2)  # type: ignore[arg-type]
         (trainer.test if tests else trainer.fit)(module, loader, ckpt_path=ckpt_path)
         return module
 
@@ -356,6 +358,7 @@ def test_a_folder_of_shards_is_whole_only_with_all_of_them(
     """As ModelParallelStrategy writes them."""
     from holdfast.trainers.lightning import HoldfastCallback
 
+    folder = tmp_path / "step=2.ckpt"
     for n in (1, 2):
         folder = tmp_path / f"step={n}.ckpt"
         torch_dcp.save({"weight": torch.ones(100)}, checkpoint_id=folder, no_dist=True)
