@@ -134,6 +134,45 @@ def test_it_ends_when_no_controller_has_been_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("how", ["told", "unreachable"])
+def test_one_that_no_controller_will_reach_ends_with_the_last_rank(tmp_path: Path, how: str) -> None:
+    """Another host has the run by now. If both see the run directory, that one's socket is in the place of ours."""
+    with start(tmp_path, 1800.0) as process:
+        controller = Controller(tmp_path)
+        rank = client(controller.ask(open=1)["port"])
+        if how == "told":
+            assert controller.ask(leave=True) == {}
+        else:
+            (tmp_path / "store.sock").unlink()
+            other = unix_sockets.listen(tmp_path / "store.sock")
+        controller.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=4)
+        rank.set("key", "a group that is made late")
+        del rank
+        assert process.wait(timeout=30) == 0
+    assert (tmp_path / "store.sock").exists() == (how == "unreachable")
+    if how == "unreachable":
+        unix_sockets.connect(tmp_path / "store.sock").close()  # the other one's is left alone
+        other.close()
+
+
+def test_a_controller_that_comes_back_keeps_it(tmp_path: Path) -> None:
+    with start(tmp_path, 4.0) as process:
+        first = Controller(tmp_path)
+        port = first.ask(open=1)["port"]
+        assert first.ask(leave=True) == {}
+        second = Controller(tmp_path)
+        first.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=3)
+        assert second.ask(open=1) == {"port": port}
+        second.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=2)  # it has until its own time is over
+        assert process.wait(timeout=30) == 0
+
+
 def test_groups_beside_the_generations_have_stores_of_their_own() -> None:
     stores = StoreServers("127.0.0.1")
     training = stores.open(3)
