@@ -116,6 +116,10 @@ class SlurmCommands:
         for id, job in found.items():
             if job.state == "CANCELLED":
                 found[id] = msgspec.structs.replace(job, cancelled_by=self._find_canceller(id))
+        if any(job.reservation and job.is_running for job in found.values()):
+            told = self._ask(["scontrol", "--oneliner", "show", "reservation"])
+            reservations = slurm_reports.parse_reservations(told)
+            found = {id: slurm_reports.end_with_reservation(job, reservations) for id, job in found.items()}
         return found
 
     def _find_canceller(self, job: int) -> str:

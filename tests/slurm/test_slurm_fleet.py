@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -89,6 +90,20 @@ async def test_who_may_not_drain_hosts_evicts_all_the_same(
     [new] = await fleet.acquire(1)
     until(lambda: places.slurm_alive(tmp_path, new), "another node")
     assert host_of(fleet, new) != host, "it is left out by its name"
+
+
+async def test_the_end_of_a_reservation_is_that_of_its_nodes(
+    fleet: SlurmFleet, slurm_lab: SlurmLab, tmp_path: Path
+) -> None:
+    slurm_lab.reserve("soon", 20, slurm_lab.nodes[0])
+    fleet = places.slurm(tmp_path, "--reservation=soon")  # and --time=30
+    [node] = await fleet.acquire(1)
+    until(lambda: places.slurm_alive(tmp_path, node), "the node to be up")
+    seen = (await fleet.survey())[node]
+    assert time.time() + 1100 < seen.ends_at <= time.time() + 1200 and seen.reason == "reservation soon ends"
+    slurm_lab.call("scontrol", "update", "ReservationName=soon", "Duration=60")
+    seen = (await fleet.survey())[node]
+    assert time.time() + 1700 < seen.ends_at <= time.time() + 1800 and not seen.reason, "its time limit is first"
 
 
 async def test_two_refills_on_one_host_are_one_too_many(fleet: SlurmFleet, tmp_path: Path) -> None:
