@@ -12,6 +12,7 @@ from holdfast.core.decoding import from_json
 JOB_FIELDS = ("JobID", "State", "Reason", "EndTime", "PreemptTime", "NodeList", "Name", "Reservation")
 STEP_FORMAT = "%i|%j|%N"  # of `squeue -s`
 HOST_FORMAT = "%N|%T|%E"  # of `sinfo -N`
+PLACE_FORMAT = "%A|%j|%Z"  # of `squeue`: where jobs were submitted from
 JSON_FROM = (23, 11)  # in the JSON of older versions a job that is completing cannot be told from one that is over
 
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
@@ -198,6 +199,12 @@ def end_with_reservation(job: SlurmJob, reservations: Mapping[str, SlurmReservat
     if job.ends_at and job.ends_at <= ends_at:
         return job
     return msgspec.structs.replace(job, ends_at=ends_at, ends_with=name)
+
+
+def parse_places(text: str) -> dict[int, tuple[str, str]]:
+    """Read lines of `squeue` with PLACE_FORMAT; return the name and the folder of each job."""
+    rows = (line.strip().split("|", 2) for line in text.splitlines())
+    return {int(row[0]): (row[1], row[2]) for row in rows if len(row) == 3 and row[0].isdecimal()}
 
 
 def parse_end(log: str) -> str:

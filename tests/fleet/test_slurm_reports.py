@@ -150,6 +150,11 @@ def test_what_is_no_json_of_jobs_is_an_error(content: bytes) -> None:
         parse_jobs_json(content)
 
 
+def test_where_jobs_come_from() -> None:
+    told = "46|holdfast-r-n0|/home/ann/a|b\n47|wrap|/tmp\nsqueue: error: what\n"
+    assert slurm_reports.parse_places(told) == {46: ("holdfast-r-n0", "/home/ann/a|b"), 47: ("wrap", "/tmp")}
+
+
 def test_lists_of_hosts() -> None:
     assert expand_hosts("n[1-3,07],login") == ("n1", "n2", "n3", "n07", "login")
     assert expand_hosts("r[1-2]n[08-10]") == ("r1n08", "r1n09", "r1n10", "r2n08", "r2n09", "r2n10")
