@@ -89,7 +89,8 @@ class Recording:
     def _queue(self) -> None:
         self.submit("queued-resources", "--nodes=7", "--time=5")
         self.submit("queued-begin", "--begin=now+1hour")
-        self._reserve("later", "StartTime=now+2hours", "Duration=60", "Flags=FLEX")
+        self._reserve("later", "StartTime=now+2hours", "Duration=60")
+        self._reserve("loose", "StartTime=now+4hours", "Duration=60", "Flags=FLEX")
         self.submit("queued-reservation", "--reservation=later", "--time=5")
         self.lab.call("scontrol", "create", "PartitionName=shut", "Nodes=ALL", "State=DOWN", "MaxTime=INFINITE")
         self.submit("queued-partition", "-p", "shut", "--time=5")

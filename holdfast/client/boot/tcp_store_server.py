@@ -114,12 +114,12 @@ class StoreDesk:
         clock = asyncio.get_running_loop().time
         until = clock() + lost_s
         while not self._changed.is_set():
-            left_s = until - clock()
-            if left_s <= 0 or (self._is_abandoned() and not self._stores.have_ranks()):
-                return False
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, _LOOK_S)):
-                    await self._changed.wait()
+                async with asyncio.timeout(min(until - clock(), _LOOK_S)):
+                    await self._changed.wait()  # first: one may be about to connect
+                    break
+            if clock() >= until or (self._is_abandoned() and not self._stores.have_ranks()):
+                return False
         return True
 
     def _is_abandoned(self) -> bool:
