@@ -79,6 +79,7 @@ JSON_23_11 = {
             "preempt_time": number(0),
             "nodes": "n[2-4]",
             "name": "holdfast-r-n0",
+            "resv_name": "maint",
         },
         {"job_id": 4, "job_state": ["RUNNING", "CONFIGURING"], "end_time": number(0, infinite=True), "nodes": "n1"},
         {"job_id": 5, "job_state": ["PENDING"], "state_reason": "Priority", "nodes": "", "end_time": number(0)},
@@ -97,6 +98,7 @@ def test_jobs_of_json() -> None:
     assert list(jobs) == [3, 4, 5, 7, 8, 9, 10]
     assert jobs[3].is_running and jobs[3].ends_at == 1794954450.0 and jobs[3].hosts == ("n2", "n3", "n4")
     assert not jobs[3].preempted and jobs[3].name == "holdfast-r-n0" and jobs[3].reason == ""
+    assert (jobs[3].reservation, jobs[4].reservation) == ("maint", "")
     assert jobs[4].is_starting and jobs[4].ends_at == 0.0
     assert jobs[5].is_queued and jobs[5].reason == "Priority"
     assert jobs[7].completing and not jobs[7].is_over
