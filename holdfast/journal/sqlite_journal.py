@@ -54,8 +54,7 @@ class SqliteJournal:
         """Open the journal. With `mark_path`, lost entries are detected; with `cipher`, environments are encrypted.
         Raises JournalError. A writer needs `shared` if other hosts see the file. `check_lease` is called before every
         write, and raises if this writer may not write any more."""
-        self._path = path
-        self._cipher = cipher
+        self._path, self._cipher = path, cipher
         self._read_only, self._shared = read_only, shared
         self._check_lease = check_lease
         self._mark_path = mark_path
@@ -66,7 +65,6 @@ class SqliteJournal:
         self._marked = False
         self._damaged = 0  # from which entry on it was, 0: it was not
         self._format = FORMAT
-        self._version: tuple[int, ...] = ()  # of a file without a log, as a reader has opened it
         self._mark = HighWaterMark(start=b"", epoch=0)
         self._marking: MarkFile | None = None
         # Before the entries are read, for whoever writes it writes entries first.
@@ -101,8 +99,8 @@ class SqliteJournal:
         return self._epoch
 
     def _connect(self) -> sqlite3.Connection:
+        self._version = sqlite_file.version_without_log(self._path) if self._read_only else ()  # before it is opened
         if self._read_only:
-            self._version = sqlite_file.version_without_log(self._path)  # first: what is written meanwhile is read anew
             return sqlite_file.open_to_read(self._path)
         return sqlite_file.open_to_write(self._path, shared=self._shared)
 

