@@ -218,7 +218,7 @@ async def _close_doors(run_dir: Path, runners: list[web.AppRunner]) -> None:
     (run_dir / "controller.json").unlink(missing_ok=True)
 
 
-async def _open_door(built: BuiltController, run_dir: Path, audit: AuditLog, port: NetworkPort) -> web.AppRunner:
+async def _open_door(built: BuiltController, run_dir: Path, audit: AuditLog, port: "NetworkPort") -> web.AppRunner:
     """Open the unix socket for callers on this host, whom the kernel identifies."""
     runner = make_runner(make_api(built, ApiEntrance(admit_by_socket, audit, minting=port.minting)))
     await runner.setup()
