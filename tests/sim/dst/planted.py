@@ -344,5 +344,5 @@ PLANTED = (
     Mutant(parked_ranks_get_new_code, 33, draw_surviving),
     Mutant(parked_ranks_are_untold, 9, draw_surviving),
     Mutant(shrinks_by_the_users_mesh, 0, draw_grouped),
-    Mutant(left_over_nodes_are_forgotten, 80, draw_grouped),
+    Mutant(left_over_nodes_are_forgotten, 98, draw_grouped),
 )
