@@ -88,10 +88,19 @@ class SlurmCommands:
             OSError(f"sbatch: {sentence}") if slurm_reports.may_pass(sentence) else FleetRefusal(f"sbatch: {sentence}")
         )
 
+    def find_jobs(self) -> dict[int, str]:
+        """Return the names of this run's live jobs, by their ids. Another run may have jobs of the same names, but it
+        does not submit them from our folder."""
+        told = self._ask(
+            ["squeue", "--noheader", f"--user={getpass.getuser()}", f"--format={slurm_reports.PLACE_FORMAT}"]
+        )
+        own = os.path.realpath(self._cwd)
+        found = slurm_reports.parse_places(told)
+        return {id: name for id, (name, folder) in found.items() if os.path.realpath(folder) == own}
+
     def find_job(self, name: str) -> int:
-        """Return the id of our newest live job of this name; 0 if there is none."""
-        found = self._ask(["squeue", "--noheader", f"--user={getpass.getuser()}", f"--name={name}", "--format=%A"])
-        return max((int(word) for word in found.split() if word.isdecimal()), default=0)
+        """Return the id of this run's newest live job of this name; 0 if there is none."""
+        return max((id for id, found in self.find_jobs().items() if found == name), default=0)
 
     def look(self, jobs: Iterable[int], hosts: Iterable[str]) -> ClusterView:
         """Ask Slurm about these jobs and hosts. Raise OSError if Slurm does not answer."""
@@ -116,6 +125,10 @@ class SlurmCommands:
         for id, job in found.items():
             if job.state == "CANCELLED":
                 found[id] = msgspec.structs.replace(job, cancelled_by=self._find_canceller(id))
+        if any(job.reservation and job.is_running for job in found.values()):
+            told = self._ask(["scontrol", "--oneliner", "show", "reservation"])
+            reservations = slurm_reports.parse_reservations(told)
+            found = {id: slurm_reports.end_with_reservation(job, reservations) for id, job in found.items()}
         return found
 
     def _find_canceller(self, job: int) -> str:

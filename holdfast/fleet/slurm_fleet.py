@@ -30,6 +30,7 @@ _SOON_S, _STEADY_S = 2.0, 10.0  # between surveys while nodes are on their way, 
 _MOST_QUEUED = 8  # jobs that wait for single nodes; Slurm's queue is for others, too
 _END_S = 60.0  # for Slurm to confirm the end of a step
 _LOOK_S = 0.5
+_SWEEP_S = 60.0
 _BEAT_S = 15
 _LAST_S = 900.0  # before the end of the controller's own allocation no more nodes are asked for, if it is a long one
 _AVOIDED = (Dismissal.EVICTED, Dismissal.LATE)  # an idle host would be given again
@@ -80,11 +81,10 @@ class SlurmFleet:
         self._own_end_at = 0.0  # of the allocation that the controller is in; 0: there is none, or it has no end
         self._own_ending = ""  # why that is, if it is not its time limit
         self._own_last_s = 0.0  # before that end no more nodes are asked for; half of it, if it is near at first sight
+        self._swept_at = -_SWEEP_S
         self._submitting: set[str] = set()  # nodes whose jobs are being asked for
         self._unanswered = {name for name, record in self._records.items() if not record.job}
-        self._excluded: set[str] = {
-            record.host for record in self._records.values() if record.cause in _AVOIDED and record.host
-        }
+        self._excluded = {one.host for one in self._records.values() if one.cause in _AVOIDED and one.host}
 
     def nodes(self) -> tuple[str, ...]:
         return tuple(name for name, record in self._records.items() if not record.released)
@@ -182,8 +182,8 @@ class SlurmFleet:
     def _job_flags(self, name: str, nodes: int) -> list[str]:
         own, avoided = split_exclusions(self._plan.flags)
         avoided |= self._excluded | {record.host for record in self._records.values() if not record.released}
-        flags = ["--no-kill", "--no-requeue", f"--chdir={self._dir}", f"--output={self._dir}/job-%j.log", *own]
-        flags += [f"--job-name={name}", f"--nodes={nodes}", "--ntasks-per-node=1"]
+        flags = ["--no-kill", "--no-requeue", f"--output={self._dir}/job-%j.log", *own]
+        flags += [f"--chdir={self._dir}", f"--job-name={name}", f"--nodes={nodes}", "--ntasks-per-node=1"]
         return [*flags, *([f"--exclude={','.join(sorted(filter(None, avoided)))}"] if any(avoided) else [])]
 
     def _keeper_script(self) -> str:
@@ -208,6 +208,8 @@ class SlurmFleet:
         for name in [name for name in self._unanswered if name in self._records]:
             self._change({name: {"job": self._commands.find_job(self._records[name].job_name)}})
             self._unanswered.discard(name)
+        if time.monotonic() > self._swept_at + _SWEEP_S:
+            self._cancel_strays()
         live = {name: record for name, record in self._records.items() if not record.released}
         jobs = {record.job for record in live.values()} | {self._plan.allocation}
         view = self._commands.look(filter(None, jobs), (record.host for record in live.values() if record.host))
@@ -219,9 +221,16 @@ class SlurmFleet:
         self._change({name: news for name, news in found.items() if news})
         return view
 
+    def _cancel_strays(self) -> None:
+        """Cancel jobs of this run that no record tells of: Slurm took them after we had given up asking for them."""
+        self._swept_at = time.monotonic()
+        jobs = self._commands.find_jobs()
+        for job in slurm_step_liveness.find_strays(jobs, self._records.values()):
+            _log.warning("job %d (%s) came after it was given up; it is cancelled", job, jobs[job])
+            self._commands.cancel(str(job))
+
     def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
-        """Return those fields of a node's record that Slurm's answers change, such as the node's host or place in the
-        network."""
+        """Return those fields of a node's record that Slurm's answers change, such as its host or its place."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
             host = job.hosts[record.order]

@@ -1,6 +1,7 @@
 """Parses what Slurm's commands print into plain values; runs no command itself."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -8,9 +9,10 @@ import msgspec
 from holdfast.core.decoding import from_json
 
 # The fields of one job, in this order, as `squeue -O` prints them with SLURM_TIME_FORMAT=%s.
-JOB_FIELDS = ("JobID", "State", "Reason", "EndTime", "PreemptTime", "NodeList", "Name")
+JOB_FIELDS = ("JobID", "State", "Reason", "EndTime", "PreemptTime", "NodeList", "Name", "Reservation")
 STEP_FORMAT = "%i|%j|%N"  # of `squeue -s`
 HOST_FORMAT = "%N|%T|%E"  # of `sinfo -N`
+PLACE_FORMAT = "%A|%j|%Z"  # of `squeue`: where jobs were submitted from
 JSON_FROM = (23, 11)  # in the JSON of older versions a job that is completing cannot be told from one that is over
 
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
@@ -22,6 +24,7 @@ _GRACE_S = 30.0  # taken for the grace of a preemption that is not known
 _FLAGS = frozenset({"COMPLETING", "CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
 _ENDED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE (?:TO|to) ([\w ]+?))? \*\*\*")
 _HOSTS = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 # Sentences of Slurm that another try may not hear again; whatever else it says of a request is a refusal.
 _PASSING = re.compile(
@@ -43,6 +46,8 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     name: str = ""
     cancelled_by: str = ""  # "": by nobody, or nobody knows
+    reservation: str = ""  # or several, with commas: Slurm chose one of them
+    ends_with: str = ""  # the reservation that ends before the job's time limit does
 
     @property
     def is_queued(self) -> bool:
@@ -68,11 +73,20 @@ class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
             return "preempted"
         if self.state == "CANCELLED":
             return f"job {self.id} was cancelled{f' by {self.cancelled_by}' if self.cancelled_by else ''}"
-        return f"Slurm ends job {self.id}, and has not said why" if self.state == "COMPLETING" else ""
+        if self.state == "COMPLETING":
+            return f"Slurm ends job {self.id}, and has not said why"
+        return f"reservation {self.ends_with} ends" if self.ends_with else ""
 
     @property
     def failed(self) -> bool:
         return self.state in _FAILED
+
+
+class SlurmReservation(msgspec.Struct, frozen=True, kw_only=True):
+    """A reservation that ends the jobs in it when it ends."""
+
+    ends_at: float
+    hosts: tuple[str, ...]
 
 
 class SlurmStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +131,7 @@ def parse_jobs(text: str) -> dict[int, SlurmJob]:
         fields = line.strip().split("|")
         if len(fields) < len(JOB_FIELDS) or not fields[0].isdecimal():
             continue
-        id, state, reason, ends, preempted, hosts, name = fields[: len(JOB_FIELDS)]
+        id, state, reason, ends, preempted, hosts, name, reservation = fields[: len(JOB_FIELDS)]
         found[int(id)] = SlurmJob(
             id=int(id),
             state=state,
@@ -127,6 +141,7 @@ def parse_jobs(text: str) -> dict[int, SlurmJob]:
             preempted=_instant(preempted) > 0,
             hosts=expand_hosts(hosts),
             name=name,
+            reservation=_meant(reservation),
         )
     return found
 
@@ -157,7 +172,39 @@ def _json_job(entry: dict[str, Any]) -> SlurmJob | None:
         preempted=preempted_at > 0,
         hosts=expand_hosts(str(entry.get("nodes") or "")),
         name=str(entry.get("name") or ""),
+        reservation=str(entry.get("resv_name") or ""),
     )
+
+
+def parse_reservations(text: str) -> dict[str, SlurmReservation]:
+    """Read `scontrol --oneliner show reservation` with SLURM_TIME_FORMAT=%s. Leave out reservations that let their jobs
+    go on after them."""
+    rows = (dict(_PAIR.findall(line)) for line in text.splitlines())
+    return {
+        row["ReservationName"]: SlurmReservation(
+            ends_at=_instant(row.get("EndTime", "")), hosts=expand_hosts(row.get("Nodes", ""))
+        )
+        for row in rows
+        if "ReservationName" in row and "FLEX" not in row.get("Flags", "").split(",")
+    }
+
+
+def end_with_reservation(job: SlurmJob, reservations: Mapping[str, SlurmReservation]) -> SlurmJob:
+    """Return the job with the end of its reservation, if that is before its own: Slurm then ends it."""
+    found = [(name, reservations[name]) for name in job.reservation.split(",") if name in reservations]
+    ends = {name: one.ends_at for name, one in found if {*job.hosts} <= {*one.hosts} and one.ends_at}
+    if not ends or not job.hosts:
+        return job
+    name, ends_at = min(ends.items(), key=lambda end: end[1])
+    if job.ends_at and job.ends_at <= ends_at:
+        return job
+    return msgspec.structs.replace(job, ends_at=ends_at, ends_with=name)
+
+
+def parse_places(text: str) -> dict[int, tuple[str, str]]:
+    """Read lines of `squeue` with PLACE_FORMAT; return the name and the folder of each job."""
+    rows = (line.strip().split("|", 2) for line in text.splitlines())
+    return {int(row[0]): (row[1], row[2]) for row in rows if len(row) == 3 and row[0].isdecimal()}
 
 
 def parse_end(log: str) -> str:

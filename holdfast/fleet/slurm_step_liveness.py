@@ -1,5 +1,7 @@
 """Judges where a node is, from the fleet's record of it and Slurm's answers."""
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from holdfast.fleet.slurm_commands import ClusterView
@@ -27,6 +29,16 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def step_name(node: str) -> str:
     return f"holdfast-{node}"
+
+
+def find_strays(jobs: Mapping[int, str], records: Iterable[NodeRecord]) -> tuple[int, ...]:
+    """Return those of this run's jobs, names by ids, that no record tells of, and that nobody is asking for now."""
+    known, asked = {0}, {""}
+    for record in records:
+        known.add(record.job)
+        if not (record.job or record.released):
+            asked.add(record.job_name)
+    return tuple(job for job, name in jobs.items() if job not in known and name not in asked)
 
 
 def judge_node(node: str, record: NodeRecord, view: ClusterView, *, launching: bool) -> FleetNode:

@@ -106,7 +106,9 @@ def test_output_that_cannot_be_judged_evicts_nobody(start: Start, tmp_path: Path
     job = start("--nnodes", "1", "--set", f"words.catalog={rows}", script=STALLS)
     job.trains(generation=2)
     [judge] = psutil.Process(job.agent("n0")).children()
-    assert "holdfast.agent.rank.last_words_judge" in judge.cmdline() and not judge.children(), "who was at it is gone"
+    assert "holdfast.agent.rank.last_words_judge" in judge.cmdline() and len(judge.children()) <= 1, (
+        "who was at it is gone, and one may wait for the next"
+    )
     job.finish()
     job.ends(0)
     assert f"more than {last_words_judge.DEADLINE_S:g} s" in (job.run_dir / "nodes/n0/agent.log").read_text()

@@ -233,11 +233,11 @@ def test_quantized_tensors_keep_their_scale(where: str, request: pytest.FixtureR
     """Torch's own writer and reader leave the scale of the tensor that is loaded into."""
     if where == "memory":
         request.getfixturevalue("keeper")
-    writer = Writer(tmp_path / "checkpoints")
+    path = tmp_path / "checkpoints"
+    writer = Writer(path)
     for step, scale in ((1, 0.1), (2, 0.25)):
         torch_dcp.save(quantized(scale), checkpoint_id=str(step), storage_writer=writer)
         found = quantized(0.5)
-        path = tmp_path / "checkpoints"
         read = {"checkpoint_id": path / f"step-0000000{step}"} if where == "torch" else {"storage_reader": Reader(path)}
         torch_dcp.load(found, **read)
         for name, tensor in quantized(scale).items():

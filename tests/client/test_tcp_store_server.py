@@ -134,6 +134,46 @@ def test_it_ends_when_no_controller_has_been_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_one_that_no_controller_will_reach_ends_with_the_last_rank(tmp_path: Path, told: bool) -> None:
+    """Another host has the run by now. If both see the run directory, that one's socket may be in the place of ours."""
+    path, others = tmp_path / "store.sock", []
+    with start(tmp_path, 1800.0) as process:
+        controller = Controller(tmp_path)
+        rank = client(controller.ask(open=1)["port"])
+        if told:
+            assert controller.ask(leave=True) == {}
+        else:
+            path.unlink()
+            others.append(unix_sockets.listen(path))
+        controller.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=4)
+        rank.set("key", "a group that is made late")
+        del rank
+        assert process.wait(timeout=30) == 0
+    assert path.exists() != told
+    for other in others:
+        unix_sockets.connect(path).close()  # it is left alone
+        other.close()
+
+
+def test_a_controller_that_comes_back_keeps_it(tmp_path: Path) -> None:
+    with start(tmp_path, 4.0) as process:
+        first = Controller(tmp_path)
+        port = first.ask(open=1)["port"]
+        assert first.ask(leave=True) == {}
+        second = Controller(tmp_path)
+        first.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=3)
+        assert second.ask(open=1) == {"port": port}
+        second.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=2)  # it has until its own time is over
+        assert process.wait(timeout=30) == 0
+
+
 def test_groups_beside_the_generations_have_stores_of_their_own() -> None:
     stores = StoreServers("127.0.0.1")
     training = stores.open(3)

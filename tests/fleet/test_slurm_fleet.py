@@ -22,6 +22,7 @@ def controller_in_a_job(place: Path, patch: pytest.MonkeyPatch, lasts_s: float) 
         return ClusterView(asked=frozenset(jobs), jobs={7: job}, steps=(), hosts=up)
 
     patch.setattr(fleet._commands, "look", look)
+    patch.setattr(fleet._commands, "find_jobs", dict)
     return fleet, ends_at
 
 

@@ -49,6 +49,7 @@ class Slurm:
         self.asked: list[str] = []
         patch.setattr(fleet._commands, "_run", self._run)
         patch.setattr(fleet._commands, "look", self._look)
+        patch.setattr(fleet._commands, "find_jobs", dict)
         patch.setattr(SlurmCommands, "start_step", self._start_step)
 
     def _run(self, words: Sequence[str], *more: object) -> None:

@@ -7,7 +7,15 @@ import msgspec
 import pytest
 
 from holdfast.fleet import slurm_reports
-from holdfast.fleet.slurm_reports import SlurmHost, expand_hosts, parse_hosts, parse_jobs, parse_jobs_json, parse_steps
+from holdfast.fleet.slurm_reports import (
+    SlurmHost,
+    SlurmJob,
+    expand_hosts,
+    parse_hosts,
+    parse_jobs,
+    parse_jobs_json,
+    parse_steps,
+)
 
 # squeue -O JobID:|,State:|,Reason:|,EndTime:|,PreemptTime:|,NodeList:|,Name:| of 22.05.8, with SLURM_TIME_FORMAT=%s
 JOBS_22_05 = """\
@@ -71,6 +79,7 @@ JSON_23_11 = {
             "preempt_time": number(0),
             "nodes": "n[2-4]",
             "name": "holdfast-r-n0",
+            "resv_name": "maint",
         },
         {"job_id": 4, "job_state": ["RUNNING", "CONFIGURING"], "end_time": number(0, infinite=True), "nodes": "n1"},
         {"job_id": 5, "job_state": ["PENDING"], "state_reason": "Priority", "nodes": "", "end_time": number(0)},
@@ -89,6 +98,7 @@ def test_jobs_of_json() -> None:
     assert list(jobs) == [3, 4, 5, 7, 8, 9, 10]
     assert jobs[3].is_running and jobs[3].ends_at == 1794954450.0 and jobs[3].hosts == ("n2", "n3", "n4")
     assert not jobs[3].preempted and jobs[3].name == "holdfast-r-n0" and jobs[3].reason == ""
+    assert (jobs[3].reservation, jobs[4].reservation) == ("maint", "")
     assert jobs[4].is_starting and jobs[4].ends_at == 0.0
     assert jobs[5].is_queued and jobs[5].reason == "Priority"
     assert jobs[7].completing and not jobs[7].is_over
@@ -97,10 +107,54 @@ def test_jobs_of_json() -> None:
     assert jobs[10].is_over and not jobs[10].failed
 
 
+# As scontrol --oneliner show reservation of 22.05.8 prints them with SLURM_TIME_FORMAT=%s, by hand.
+RESERVATIONS = """\
+ReservationName=a StartTime=1794950000 EndTime=1794954000 Duration=01:06:40 Nodes=n[1-3] NodeCnt=3 CoreCnt=6 \
+Features=(null) PartitionName=main Flags=SPEC_NODES TRES=cpu=6 Users=root Groups=(null) Accounts=(null) State=ACTIVE
+ReservationName=b StartTime=1794950000 EndTime=1794953000 Duration=00:50:00 Nodes=n[4-5] NodeCnt=2 CoreCnt=4 \
+Features=(null) PartitionName=(null) Flags=DAILY,SPEC_NODES TRES=cpu=4 Users=root State=ACTIVE
+ReservationName=loose StartTime=1794950000 EndTime=1794953000 Nodes=n[1-5] Flags=FLEX,SPEC_NODES State=ACTIVE
+ReservationName=licenses StartTime=1794950000 EndTime=1794953000 Nodes=(null) Flags=ANY_NODES State=ACTIVE
+No reservations in the system
+"""
+
+
+@pytest.mark.parametrize(
+    ("reservation", "limit", "end"),
+    [
+        ("a", 1794960000.0, (1794954000.0, "reservation a ends")),
+        ("a", 0.0, (1794954000.0, "reservation a ends")),
+        ("a", 1794952000.0, (1794952000.0, "")),
+        ("a", 1794954000.0, (1794954000.0, "")),
+        ("b,a", 1794960000.0, (1794954000.0, "reservation a ends")),
+        ("b", 1794960000.0, (1794960000.0, "")),
+        ("loose", 1794960000.0, (1794960000.0, "")),
+        ("licenses", 0.0, (0.0, "")),
+        ("over", 1794960000.0, (1794960000.0, "")),
+        ("", 1794960000.0, (1794960000.0, "")),
+    ],
+)
+def test_a_job_ends_with_its_reservation(reservation: str, limit: float, end: tuple[float, str]) -> None:
+    """Of several that it asked for, Slurm has chosen the one that has its hosts."""
+    job = SlurmJob(id=3, state="RUNNING", hosts=("n2", "n3"), ends_at=limit, reservation=reservation)
+    found = slurm_reports.end_with_reservation(job, slurm_reports.parse_reservations(RESERVATIONS))
+    assert (found.ends_at, found.ending) == end
+
+
+def test_a_job_that_waits_has_no_end_yet() -> None:
+    job = SlurmJob(id=3, state="PENDING", reservation="a")
+    assert slurm_reports.end_with_reservation(job, slurm_reports.parse_reservations(RESERVATIONS)) == job
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"jobs": 3}', b"squeue: error: no JSON here"])
 def test_what_is_no_json_of_jobs_is_an_error(content: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         parse_jobs_json(content)
+
+
+def test_where_jobs_come_from() -> None:
+    told = "46|holdfast-r-n0|/data/ann/a|b\n47|wrap|/tmp\nsqueue: error: what\n"
+    assert slurm_reports.parse_places(told) == {46: ("holdfast-r-n0", "/data/ann/a|b"), 47: ("wrap", "/tmp")}
 
 
 def test_lists_of_hosts() -> None:

@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.fleet.slurm_commands import ClusterView, split_exclusions
 from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob, SlurmStep
-from holdfast.fleet.slurm_step_liveness import NodeRecord, is_cut_off, judge_node, step_name
+from holdfast.fleet.slurm_step_liveness import NodeRecord, find_strays, is_cut_off, judge_node, step_name
 from holdfast.model.fleet_node_reports import FleetState
 
 RUNNING = SlurmJob(id=7, state="RUNNING", hosts=("c1", "c2"), ends_at=500.0)
@@ -24,6 +24,14 @@ def state_of(record: NodeRecord, seen: ClusterView, *, launching: bool = False) 
 
 def changed(job: SlurmJob, **fields: object) -> SlurmJob:
     return msgspec.structs.replace(job, **fields)
+
+
+def test_jobs_that_no_record_tells_of_are_strays() -> None:
+    asked = NodeRecord(job_name="holdfast-r-n1")
+    given_up = NodeRecord(job_name="holdfast-r-n2", released="gone")
+    records = (STARTED, NodeRecord(job=8, released="evicted"), asked, given_up)
+    jobs = {7: "holdfast-r-n0", 8: "holdfast-r-n3", 9: "holdfast-r-n1", 10: "holdfast-r-n2", 11: "holdfast-r-n4"}
+    assert find_strays(jobs, records) == (10, 11)
 
 
 def test_a_node_from_the_queue_to_its_step() -> None:

@@ -69,6 +69,25 @@ def test_the_end_of_a_job_is_known_ahead(jobs: dict[int, SlurmJob]) -> None:
     assert str(by_name["cancelled"].id) in by_name["cancelled"].ending and not running.ending
 
 
+RESERVED = [one for one in recordings() if "reservations" in one.values[0]]
+
+
+@pytest.mark.parametrize("told", RESERVED)
+def test_the_end_of_a_reservation_is_the_end_of_its_jobs(told: dict[str, Any]) -> None:
+    """What it holds is its 30 minutes, of the 60 that the job has asked for; another one lets its jobs go on."""
+    [running] = [job for job in slurm_reports.parse_jobs(told["jobs"]).values() if job.name == "running"]
+    reservations = slurm_reports.parse_reservations(told["reservations"])
+    assert running.reservation == "held" and {*reservations} == {"held", "later"}
+    assert "=loose " in told["reservations"]
+    found = slurm_reports.end_with_reservation(running, reservations)
+    assert found.ending == "reservation held ends" and found.ends_at == reservations["held"].ends_at
+    assert running.ends_at - 2000 < found.ends_at < running.ends_at - 1600
+
+
+def test_one_version_at_least_is_recorded_with_reservations() -> None:
+    assert RESERVED
+
+
 @pytest.mark.parametrize("told", recordings())
 def test_steps_hosts_and_refusals(told: dict[str, Any]) -> None:
     [step] = [step for step in slurm_reports.parse_steps(told["steps"]) if step.name == "holdfast-n0"]

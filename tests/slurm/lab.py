@@ -128,6 +128,7 @@ class SlurmLab:
         self._inits: dict[str, int] = {}  # pids, seen from here
         self._cables: dict[str, str] = {}
         self._laid = 0
+        self._reserved: list[str] = []
 
     @property
     def bin(self) -> Path:
@@ -239,8 +240,17 @@ class SlurmLab:
     def heal(self, node: str) -> None:
         self._in_switch("ip", "link", "set", self._cables[node], "up")
 
+    def reserve(self, name: str, minutes: int, *nodes: str) -> None:
+        """Reserve these machines from now on."""
+        self._reserved.append(name)
+        where, who = f"Nodes={','.join(nodes)}", "Users=root"
+        words = (f"ReservationName={name}", "StartTime=now", f"Duration={minutes}", who, where)
+        self.call("scontrol", "create", "reservation", *words)
+
     def recover(self, least: int = 0) -> None:
         """Bring back every machine, as the next test finds it; wait for `least` of them, or for all."""
+        while self._reserved:
+            self.call("scontrol", "delete", f"ReservationName={self._reserved.pop()}", check=False)
         for node in self.nodes:
             if node not in self._machines:
                 self.boot(node)

@@ -11,7 +11,7 @@ from holdfast.fleet.slurm_reports import HOST_FORMAT, JOB_FIELDS, STEP_FORMAT
 from tests.cli.driver import until
 from tests.slurm.lab import SlurmLab, lacking, run_lab
 
-_KEPT = ("job_id", "job_state", "state_reason", "end_time", "preempt_time", "nodes", "name")
+_KEPT = ("job_id", "job_state", "state_reason", "end_time", "preempt_time", "nodes", "name", "resv_name")
 _STUBBORN = "trap '' TERM; while :; do sleep 1; done"
 _REFUSED = {
     "partition": ("--partition=nowhere",),
@@ -43,7 +43,8 @@ class Recording:
         """All states at once: what has ended stays in the queue for MinJobAge."""
         node, call = self.lab.nodes, self.lab.call
         script = "srun --overlap --job-name=holdfast-n0 --nodes=1 sleep 900"
-        running = self.submit("running", "-w", node[0], "--time=60", script=script)
+        self._reserve("held", "StartTime=now", "Duration=30")
+        running = self.submit("running", "-w", node[0], "--time=60", "--reservation=held", script=script)
         unlimited = self.submit("unlimited", "-w", node[1])
         leaving = self.submit("told-to-go", "-w", node[2], "--time=60")
         stubborn = self.submit("completing", "-w", node[3], "--time=60", script=_STUBBORN)
@@ -81,13 +82,15 @@ class Recording:
         self.lab.call("scancel", urgent)
         self.wait(urgent, "CANCELLED")
 
+    def _reserve(self, name: str, *words: str) -> None:
+        words = (f"ReservationName={name}", *words, "Users=root", f"Nodes={self.lab.nodes[0]}")
+        self.lab.call("scontrol", "create", "reservation", *words)
+
     def _queue(self) -> None:
         self.submit("queued-resources", "--nodes=7", "--time=5")
         self.submit("queued-begin", "--begin=now+1hour")
-        self.lab.call(
-            *("scontrol", "create", "reservation", "ReservationName=later", "StartTime=now+2hours", "Duration=60"),
-            *("Users=root", f"Nodes={self.lab.nodes[0]}"),
-        )
+        self._reserve("later", "StartTime=now+2hours", "Duration=60")
+        self._reserve("loose", "StartTime=now+4hours", "Duration=60", "Flags=FLEX")
         self.submit("queued-reservation", "--reservation=later", "--time=5")
         self.lab.call("scontrol", "create", "PartitionName=shut", "Nodes=ALL", "State=DOWN", "MaxTime=INFINITE")
         self.submit("queued-partition", "-p", "shut", "--time=5")
@@ -101,6 +104,7 @@ class Recording:
             "jobs": call("squeue", "--states=all", "--noheader", f"--Format={fields}", SLURM_TIME_FORMAT="%s"),
             "steps": call("squeue", "--noheader", "--steps", f"--format={STEP_FORMAT}"),
             "hosts": call("sinfo", "--noheader", "--Node", f"--nodes={nodes}", f"--format={HOST_FORMAT}"),
+            "reservations": call("scontrol", "--oneliner", "show", "reservation", SLURM_TIME_FORMAT="%s"),
             "json": {parser: self._read_json(parser) for parser in self._parsers()},
             "logs": {path.stem: path.read_text() for path in sorted(self.lab.dir.glob("*.log"))},
             "refused": {name: self._refused(flags) for name, flags in _REFUSED.items()},

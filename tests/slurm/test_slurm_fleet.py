@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from holdfast.fleet import slurm_fleet
 from holdfast.fleet.slurm_fleet import SlurmFleet
 from holdfast.fleet.slurm_reports import expand_hosts
+from holdfast.fleet.slurm_step_liveness import NodeRecord
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetState
 from tests.cli.driver import until
@@ -91,6 +93,20 @@ async def test_who_may_not_drain_hosts_evicts_all_the_same(
     assert host_of(fleet, new) != host, "it is left out by its name"
 
 
+async def test_the_end_of_a_reservation_is_that_of_its_nodes(
+    fleet: SlurmFleet, slurm_lab: SlurmLab, tmp_path: Path
+) -> None:
+    slurm_lab.reserve("soon", 20, slurm_lab.nodes[0])
+    fleet = places.slurm(tmp_path, "--reservation=soon")  # and --time=30
+    [node] = await fleet.acquire(1)
+    until(lambda: places.slurm_alive(tmp_path, node), "the node to be up")
+    seen = (await fleet.survey())[node]
+    assert time.time() + 1100 < seen.ends_at <= time.time() + 1200 and seen.reason == "reservation soon ends"
+    slurm_lab.call("scontrol", "update", "ReservationName=soon", "Duration=60")
+    seen = (await fleet.survey())[node]
+    assert time.time() + 1700 < seen.ends_at <= time.time() + 1800 and not seen.reason, "its time limit is first"
+
+
 async def test_two_refills_on_one_host_are_one_too_many(fleet: SlurmFleet, tmp_path: Path) -> None:
     """Slurm may give one host to two jobs, and two nodes of a job on one host are lost together."""
     fleet = places.slurm(tmp_path, shared=True)
@@ -160,3 +176,51 @@ async def test_a_submission_that_was_cut_short_is_found_by_its_name(
     all_up(again, tmp_path)
     await again.give_back("n0", "not needed")
     assert os.listdir(tmp_path / slurm_fleet.FOLDER)
+
+
+async def test_a_submission_that_slurm_takes_after_it_was_given_up_is_cancelled(
+    fleet: SlurmFleet, slurm_lab: SlurmLab, tmp_path: Path
+) -> None:
+    """A slurmctld under load says that it does not answer, and answers. The same is left of a controller that was
+    killed while it asked."""
+    own, come, script = tmp_path / "bin", tmp_path / "come", tmp_path / "script"
+    own.mkdir()
+    real = f'while [ ! -e {come} ]; do sleep 0.05; done; {slurm_lab.bin}/sbatch "$@" < {script}'
+    late = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    lines = ("#!/bin/sh", f"cat > {script}", f"({real}) > /dev/null 2>&1 &", f"echo '{late}' >&2", "exit 1", "")
+    (own / "sbatch").write_text("\n".join(lines))
+    (own / "sbatch").chmod(0o755)
+    path = fleet._commands._env["PATH"]
+    fleet._commands._env["PATH"] = f"{own}:{path}"
+    with pytest.raises(OSError, match="Socket timed out"):
+        await fleet.acquire(1)
+    assert fleet.nodes() == ()
+    fleet._commands._env["PATH"] = path
+    twin = places.slurm(tmp_path / "twin")  # of another folder, and so with other jobs
+    [kept], [theirs] = await fleet.acquire(1), await twin.acquire(1)
+    come.touch()
+
+    def jobs() -> set[int]:
+        return {int(word) for word in slurm_lab.call("squeue", "-h", "-t", "PD,R", "-o", "%A").split()}
+
+    until(lambda: len(jobs()) == 3, "the job that comes late")
+    fleet._swept_at -= slurm_fleet._SWEEP_S
+    await fleet.survey()
+    until(lambda: jobs() == {fleet._records[kept].job, twin._records[theirs].job}, "its end")
+    await twin.give_back(theirs, "not needed")
+
+
+async def test_a_run_of_the_same_name_keeps_its_jobs(fleet: SlurmFleet, slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    """Two runs with one --rdzv-id: what one had asked for when its controller ended is not what the other has."""
+    (tmp_path / "other" / tmp_path.name).mkdir(parents=True)
+    twin = places.slurm(tmp_path / "other" / tmp_path.name)
+    [theirs] = await twin.acquire(1)
+    name = twin._records[theirs].job_name
+    fleet._add({"n0": NodeRecord(job_name=name)})
+    fleet = places.slurm(tmp_path)
+    seen = await fleet.survey()
+    assert seen["n0"].state is FleetState.GONE, "nobody has a job for it"
+    await fleet.give_back("n0", "gone")
+    job = str(twin._records[theirs].job)
+    assert slurm_lab.call("squeue", "-h", "-t", "PD,R", "-o", "%A").split() == [job]
+    await twin.give_back(theirs, "not needed")

@@ -80,8 +80,7 @@ def test_a_controller_that_slept_starts_no_step_writes_no_record_and_ends(
     second.finish()
     second.ends(0)
     second.until(lambda: not second.queue(), "an empty queue")
-    for pid in stores_of(second):  # of the first host: it waits for ranks until its own time is over
-        os.kill(pid, signal.SIGKILL)
+    second.until(lambda: not stores_of(second), "the end of the first host's store, with its last rank", patience_s=20)
 
 
 def test_without_a_database_the_lease_in_the_run_directory_decides_which_host_goes_on(start_slurm: StartSlurm) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.checkpoint import stored_checkpoints
 from holdfast.cli.commands.report_command import load_report
-from holdfast.fleet import slurm_fleet
+from holdfast.fleet import slurm_fleet, slurm_reports
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetReport
 from tests.cli.driver import TRAIN, until
@@ -95,6 +95,41 @@ def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
     until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue")
     report = load_report(tmp_path / "run")
     assert report.code == 0 and report.generation >= 2, "one journal"
+    check_storage(text(), store)
+
+
+def test_a_batch_job_ends_ahead_of_its_reservation_and_has_a_successor_by_then(
+    start_slurm: StartSlurm, tmp_path: Path, calm_weights: str
+) -> None:
+    lab, store = start_slurm.lab, tmp_path / "store"
+    lab.reserve("short", 3, *lab.nodes[:2])
+    shown = lab.call("scontrol", "--oneliner", "show", "reservation", "short", SLURM_TIME_FORMAT="%s")
+    ends_at = slurm_reports.parse_reservations(shown)["short"].ends_at
+    (tmp_path / "job.py").write_text(slowed(MADE))
+    words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "2", "--slurm", "time=60 reservation=short"]
+    words += ["--set", "recovery.leave_s=40", "--set", "probe.allow=false", "job.py", str(tmp_path)]
+    start_slurm.call_holdfast(*words, HOLDFAST_STEPS=STEPS, HOLDFAST_STORE=str(store))
+    output = tmp_path / "run.out"
+
+    def text() -> str:
+        return output.read_text(errors="replace") if output.exists() else ""
+
+    def grows() -> object:
+        return len(text()), lab.call("squeue", "-h", "-o", "%i %T")
+
+    until(lambda: "reservation short ends: the fleet takes all" in text(), "the end of its time", 200, grows)
+    until(lambda: "ended with code 95" in text(), "its state on storage", 60, grows)
+    queued = until(
+        lambda: lab.call("squeue", "-h", "-n", "holdfast-run", "-t", "PD", "-o", "%A").split(), "a successor"
+    )
+    assert time.time() < ends_at, "all of it before Slurm would have ended it"
+    [successor] = queued
+    until(lambda: lab.call("squeue", "-h", "-t", "R", "-o", "%i").split() == [], "the end of the first", 60, grows)
+    lab.call("scontrol", "update", f"JobId={successor}", "ReservationName=", "TimeLimit=30")
+    lab.call("scontrol", "release", successor, check=False)
+    until(lambda: text().count("] weights ") == 2 and "done: " in text(), "its end", 250, grows)
+    assert text().count(f"] weights {calm_weights}") == 2, text()
+    until(lambda: not lab.call("squeue", "-h").strip(), "an empty queue")
     check_storage(text(), store)
 
 

@@ -74,8 +74,7 @@ class RankProcesses:
     ) -> None:
         self.spec = node
         self.held: dict[RankKey, HolderRank] = {}
-        self.warm = asyncio.Event()
-        self.cold = ""  # why there is no zygote, for the log
+        self.warm, self.cold = asyncio.Event(), ""  # the latter: why there is no zygote, for the log
         self.slots = ProgressSlots(node.nproc)
         self.kept = 0  # ranks that went on in their processes at the newest launch, if no stop came since
         self._say = say

@@ -42,7 +42,7 @@ class ZygotePreload:
     def first_preload(self) -> PreloadZygote:
         """Return the first zygote's preload: few modules, as ranks wait for it, plus those already imported here."""
         self._asked = (*self._entry.preload, *(name for name in self._entry.later if name in sys.modules))
-        return PreloadZygote(modules=self._asked, env=self._environment({}))
+        return PreloadZygote(modules=self._asked, env=self._environment({}), ranks=self._nproc)
 
     def adopt_modules(self, modules: tuple[str, ...]) -> None:
         """Take over the list of modules that an earlier agent had the zygote import."""
@@ -108,7 +108,7 @@ class ZygotePreload:
         return not self._heard and now < self._trains_since + _NAMES_S
 
     def _make_preload(self, modules: tuple[str, ...], env: dict[str, str], key: str) -> PreloadZygote:
-        preload = PreloadZygote(modules=modules, learned=self._learned, env=env, key=key)
+        preload = PreloadZygote(modules=modules, learned=self._learned, env=env, key=key, ranks=self._nproc)
         self._asked = tuple(dict.fromkeys((*self._asked, *preload.names())))
         return preload
 

@@ -1,7 +1,6 @@
 """Joins this host to a job that spans hosts: each host runs the same command, and one host runs the controller."""
 
 import contextlib
-import errno
 import os
 import secrets
 import socket
@@ -14,6 +13,7 @@ import msgspec
 
 from holdfast.agent.sources.gpu import read_gpus
 from holdfast.cli.launch import release_packing
+from holdfast.cli.launch.controller_listener import listen_to_lead
 from holdfast.cli.launch.enrolment_client import (
     EnrolmentClient,
     EnrolmentError,
@@ -341,7 +341,8 @@ class HostJoin:
 def join_job(args: RunArgs, settings: Settings, entry: EntryPoint) -> int:
     joining = HostJoin(args, settings, entry)
     console = make_console(args, joining.run, joining.run_dir)
-    if joining.may_lead and (listener := _try_to_lead(joining.host, joining.port, args.node_rank)) is not None:
+    leads = joining.may_lead and (args.node_rank in (None, 0) or joining.host in _LOOPBACK)
+    if leads and (listener := listen_to_lead(joining.host, joining.port)) is not None:
         with listener:
             return joining.lead_job(listener, console) or 0
     return joining.follow_job(console, lambda: False) or 0
@@ -365,27 +366,6 @@ def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | 
     if found.run and args.run_id and found.run != args.run_id:
         raise UsageError(f"door.certificate {door.certificate} is for the run {found.run}, not for {args.run_id}")
     return found
-
-
-def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
-    """Bind the endpoint for a controller on this host; return its socket, or None if the controller runs elsewhere."""
-    if node_rank not in (None, 0) and host not in _LOOPBACK:
-        return None
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as e:
-        raise UsageError(f"cannot resolve {host}, the host of the endpoint: {e.strerror}") from None
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(4096)
-    except OSError as e:
-        listener.close()
-        if e.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-            return None
-        raise UsageError(f"cannot listen at {host}:{port}: {e.strerror}") from None
-    return listener
 
 
 def _read_identity() -> HostIdentity:

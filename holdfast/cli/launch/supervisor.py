@@ -34,6 +34,7 @@ _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
 _BEGIN_S = 2.0  # for a fork server to begin with a controller, or we execute it ourselves
 _ROOM_BYTES = 1 << 20  # a disk with less than this is full
+_QUIT, _LEAVE = b'{"quit": true}\n', b'{"leave": true}\n'  # to the store: at once; with the last rank
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -119,11 +120,12 @@ class Supervisor:
         with show_footer(self._run_dir):
             code = self._keep_controller()
         if code is None:
+            _tell_store(self._run_dir, _LEAVE)
             pump.await_shown(self._asked.more_than(2))
             return None
         self._end_nodes()
         _gather_outputs(self._run_dir / "releases")
-        _end_store(self._run_dir)
+        _tell_store(self._run_dir, _QUIT)
         self._end_fork_server()
         if (self._run_dir / "exit.json").exists() and not run_directory.goes_on(self._run_dir):
             run_dir_secrets.forget_secrets(self._run_dir)
@@ -297,11 +299,11 @@ class Supervisor:
                 say(f"jobs of this run may be left in Slurm: {e}; see {self._run_dir}/{slurm_fleet.FOLDER}/nodes.json")
 
 
-def _end_store(run_dir: Path) -> None:
-    """Tell the store process to quit if it still runs. Otherwise it would wait for another controller."""
+def _tell_store(run_dir: Path, line: bytes) -> None:
+    """Tell the store process, if it still runs, to quit or to leave. It would wait for another controller."""
     try:
         with unix_sockets.connect(run_dir / "store.sock") as store:
-            store.sendall(b'{"quit": true}\n')
+            store.sendall(line)
     except OSError:
         return  # it is gone already, or there was none
 
@@ -344,7 +346,7 @@ def watch_node(
         time.sleep(_LOOK_S)
     _end_one_node(folder)  # should the holder have been killed, what it held may still be there
     _gather_outputs(folder.parents[1] / "releases")
-    _end_store(folder.parents[1])  # of a controller that this host carried before another did
+    _tell_store(folder.parents[1], _QUIT)  # of a controller that this host carried before another did
     pump.await_shown(asked.more_than(2))
     code = os.waitstatus_to_exitcode(ended[1])
     say(_farewell_text(folder, code))

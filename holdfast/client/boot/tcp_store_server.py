@@ -3,29 +3,37 @@
     python -m holdfast.client.boot.tcp_store_server RUN_DIR LOST_S HOST
 
 Controllers send one line of JSON at a time to RUN_DIR/store.sock. The answer to {"open": generation} is {"port": port};
-the answer to {"close": generation} or {"quit": true} is {}. Unlike a store in a rank, this process outlives ranks and
-controllers; it ends LOST_S seconds after the last controller has disconnected.
+the answer to {"close": generation}, {"quit": true} or {"leave": true} is {}. Unlike a store in a rank, this process
+outlives ranks and controllers; it ends LOST_S seconds after the last controller has disconnected. If no other one can
+come, because a controller on another host has the run or store.sock leads elsewhere by now, it serves the ranks that
+are connected, and ends with the last of them.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from torch.distributed import TCPStore
 
 from holdfast.core.decoding import from_json
+from holdfast.linux.tcp_connections import count_connections
 from holdfast.wire import unix_sockets
+
+_LOOK_S = 1.0  # while no controller is connected
 
 
 class StoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     open: int | None = None
     close: int | None = None
     quit: bool = False
+    leave: bool = False
 
 
 class StoreServers:
@@ -34,6 +42,7 @@ class StoreServers:
     def __init__(self, host: str) -> None:
         self._host = host
         self._stores: dict[int, TCPStore] = {}
+        self._own: dict[int, int] = {}  # connections that each server has to itself, by port
         self._newest = -1
 
     def open(self, generation: int) -> int:
@@ -44,17 +53,30 @@ class StoreServers:
         """
         if generation < 0:
             if generation not in self._stores:
-                self._stores[generation] = _start_server(self._host)
+                self._stores[generation] = self._start_server()
             return self._stores[generation].port
         if generation < self._newest:
             raise ValueError(f"generation {generation} is over: the store serves generation {self._newest}")
         if generation not in self._stores:
-            self._stores = {generation: _start_server(self._host)}
+            self._stores = {generation: self._start_server()}
             self._newest = generation
         return self._stores[generation].port
 
     def close(self, generation: int) -> None:
         self._stores.pop(generation, None)
+
+    def have_ranks(self) -> bool:
+        """Return whether a rank is connected to any server; also if the kernel does not tell."""
+        try:
+            return any(count_connections(store.port) > self._own.get(store.port, 0) for store in self._stores.values())
+        except OSError:
+            return True
+
+    def _start_server(self) -> TCPStore:
+        store = _start_server(self._host)
+        with contextlib.suppress(OSError):
+            self._own[store.port] = count_connections(store.port)  # nobody else knows of it yet
+        return store
 
 
 def _start_server(host: str) -> TCPStore:
@@ -70,23 +92,42 @@ def _start_server(host: str) -> TCPStore:
 class StoreDesk:
     """Answers controllers. It ends when a controller sends quit, or when none has been connected for a while."""
 
-    def __init__(self, stores: StoreServers) -> None:
+    def __init__(self, stores: StoreServers, is_reachable: Callable[[], bool]) -> None:
+        """`is_reachable` says whether another controller can still connect."""
         self._stores = stores
+        self._is_reachable = is_reachable
         self._controllers = 0
-        self._quit = False
+        self._quit = self._left = False
         self._changed = asyncio.Event()
 
     async def wait_for_quit(self, lost_s: float) -> None:
         while not self._quit:
             self._changed.clear()
-            try:
-                async with asyncio.timeout(None if self._controllers else lost_s):
-                    await self._changed.wait()
-            except TimeoutError:
+            if self._controllers:
+                await self._changed.wait()
+            elif not await self._await_controller(lost_s):
                 return
+
+    async def _await_controller(self, lost_s: float) -> bool:
+        """Wait until a controller connects. Return False if none does within `lost_s`, or if none can and no rank is
+        connected."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + lost_s
+        while not self._changed.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(until - clock(), _LOOK_S)):
+                    await self._changed.wait()  # first: one may be about to connect
+                    break
+            if clock() >= until or (self._is_abandoned() and not self._stores.have_ranks()):
+                return False
+        return True
+
+    def _is_abandoned(self) -> bool:
+        return self._left or not self._is_reachable()
 
     async def serve_controller(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._change_count(1)
+        self._left = False
         try:
             async for line in reader:
                 writer.write(json.dumps(self._answer_line(line)).encode() + b"\n")
@@ -109,6 +150,7 @@ class StoreDesk:
         if question.close is not None:
             self._stores.close(question.close)
         self._quit = self._quit or question.quit
+        self._left = self._left or question.leave  # until a controller connects
         return {}
 
     def _change_count(self, by: int) -> None:
@@ -118,12 +160,25 @@ class StoreDesk:
 
 async def run(run_dir: Path, lost_s: float, host: str) -> None:
     path = run_dir / "store.sock"
-    desk = StoreDesk(StoreServers(host))
-    server = await asyncio.start_unix_server(desk.serve_controller, sock=unix_sockets.listen(path))
+    listener = unix_sockets.listen(path)
+    own = os.stat(path)
+
+    def is_ours() -> bool:
+        """Return whether the path still leads here: on a shared file system another host may have replaced it."""
+        try:
+            return os.path.samestat(os.stat(path), own)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # a file system that does not answer now
+
+    desk = StoreDesk(StoreServers(host), is_ours)
+    server = await asyncio.start_unix_server(desk.serve_controller, sock=listener)
     try:
         await desk.wait_for_quit(lost_s)
     finally:
-        path.unlink(missing_ok=True)
+        if is_ours():
+            path.unlink(missing_ok=True)
         server.close()
 
 

@@ -334,7 +334,7 @@ PLANTED = (
     Mutant(nobody_is_waited_for, 2),
     Mutant(fleets_are_believed, 672),
     Mutant(wall_clock, 2),
-    Mutant(forgets_reborn, 627),
+    Mutant(forgets_reborn, 731),
     Mutant(old_ranks_stay, 779, draw_setup),
     Mutant(silence_unheard, 48),
     Mutant(not_refilled, 31),
