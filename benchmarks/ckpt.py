@@ -14,15 +14,15 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks import _ckpt_io, _ckpt_peer, _ckpt_restore, _ckpt_stall
+from benchmarks import _ckpt_io, _ckpt_peer, _ckpt_restore, _ckpt_small, _ckpt_stall
 from benchmarks._ckpt_restore import Restored
 from benchmarks._ckpt_stall import COPY, OURS, SAVES, Stalls
 from benchmarks._ckpt_ways import WAYS
 from benchmarks._report import Findings, report
 
 STALL_GOALS = {1: 0.8, 2: 1.0}  # by ranks
-FIRST_GOAL, MEMORY_GOAL, COPIES_GOAL = 1.5, 2.05, 2.0
-PARTS = ("stalls", "storage", "restores", "peer")
+FIRST_GOAL, MEMORY_GOAL, COPIES_GOAL, SMALL_GOAL = 1.5, 2.05, 2.0, 1.0
+PARTS = ("stalls", "storage", "restores", "peer", "small")
 GROWTH_BYTES = 1 << 20  # over all those saves: less than one such leak of a page each would be more
 
 Runs = dict[str, list[float | None]]
@@ -86,6 +86,13 @@ class Bench:
         _ckpt_peer.judge_peer(sides, self.table, self.findings)
         self.runs |= {f"peer: {side}": list[float | None](took) for side, took in sides.items()}
 
+    def small(self) -> None:
+        with tempfile.TemporaryDirectory(dir=self.folder) as base:
+            sides = _ckpt_small.measure(Path(base))
+        pairs = _ckpt_io.ratio(sides, _ckpt_small.OURS, _ckpt_small.TORCH)[1]
+        self._at_most("load_of_20000_small_tensors_over_torch", pairs, SMALL_GOAL)
+        self.runs |= {side: list[float | None](took) for side, took in sides.items()}
+
     def _measured(self, way: str, ranks: int) -> Stalls:
         found = _ckpt_stall.measure(way, ranks, self.folder)
         label = f"{way or 'alone'}, {ranks} rank{'s' * (ranks > 1)}"
@@ -124,7 +131,7 @@ def main(asked: list[str]) -> int:
     # Not /tmp, which is memory on many machines: direct I/O to it would measure nothing.
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=os.environ.get("BENCH_DIR", ".")) as folder:
         bench = Bench(Path(folder).resolve())
-        parts = dict(zip(PARTS, (bench.stalls, bench.storage, bench.restores, bench.peer), strict=True))
+        parts = dict(zip(PARTS, (bench.stalls, bench.storage, bench.restores, bench.peer, bench.small), strict=True))
         for part in asked or PARTS:
             parts[part]()
     bench.findings.skipped |= {part: "not asked for" for part in PARTS if asked and part not in asked}

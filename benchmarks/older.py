@@ -111,8 +111,8 @@ def compare(older: Path, newer: Path, parts: list[str]) -> tuple[Figures, Figure
     for part in parts:
         for turn in range(ROUNDS):
             for tree, figures in sides if turn % 2 == 0 else sides[::-1]:
-                for name, values in measure(tree, part).items():
-                    figures.setdefault(f"{part}: {name}", []).extend(values)
+                found = {f"{part}: {name}": values for name, values in measure(tree, part).items()}
+                figures |= {name: figures.get(name, []) + values for name, values in found.items()}
                 print(f"{part}, round {turn + 1} of {ROUNDS}: {'now' if tree is newer else 'older'}", file=sys.stderr)
     return sides[0][1], sides[1][1]
 

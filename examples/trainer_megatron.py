@@ -93,8 +93,9 @@ def load_own(found: str, model: Any, optimizer: Any, schedule: Any) -> None:
     model.module.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     for one in optimizer.chained_optimizers:
-        for kept in one.optimizer.state.values():
-            kept["step"] = kept["step"].clone()  # Megatron gives one count to all, which Adam of torch would add up
+        for group in one.optimizer.param_groups:
+            for weights in group["params"]:  # Megatron has given Adam of torch one count for all, of the first step
+                one.optimizer.state[weights]["step"] = torch.tensor(float(group["step"]))
     schedule.load_state_dict(state["schedule"])
     torch.set_rng_state(state["random"])
 

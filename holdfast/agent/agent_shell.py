@@ -11,7 +11,7 @@ import signal
 import msgspec
 
 from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AssembleParts, ControllerLink
-from holdfast.agent.masked_news import learn_secrets, mask_news
+from holdfast.agent.masked_news import learn_secrets, mask_beat, mask_listing, mask_news
 from holdfast.agent.rank.failed_not_exited import LatchedFailures
 from holdfast.agent.rank.loss_alarms import LossAlarms
 from holdfast.agent.rank.node_beat import make_beat, make_hello, returned_ranks, show_first_step
@@ -92,7 +92,7 @@ class Agent:
                 on_rank_exit=self._on_rank_exit,
                 on_alarm=lambda alarm: self._step(AlarmNoticed(alarm)),
                 on_copies=self._send_beat,
-                on_checkpoints=self._send,
+                on_checkpoints=lambda listing: self._send(mask_listing(self.mask, listing)),
                 on_marks=self._send_marks,
                 on_traffic=lambda links: self._send(TrafficReport(node=self.node, links=links)),
                 on_logged=lambda told, source: self.losses.on_logged(told, source),
@@ -412,7 +412,7 @@ class Agent:
         """Add the keeper's progress to a beat, with its times converted to the controller's clock."""
         told, clock = self.keeper.complete_beat(beat), self.controller_clock
         at = told.stored_at + clock.offset_s if told.stored_at and clock.known else 0.0
-        return msgspec.structs.replace(told, stored_at=at)
+        return mask_beat(self.mask, msgspec.structs.replace(told, stored_at=at))
 
     async def _poll_ranks(self) -> None:
         while True:

@@ -1,10 +1,13 @@
-"""Masks secrets in what an agent tells: alarms of its detectors, and reasons why an errand failed."""
+"""Masks secrets in what an agent tells: alarms of its detectors, what came of errands, and news of storage, whose
+address may hold a password."""
 
-import msgspec
+from msgspec.structs import replace
 
 from holdfast.core.agent_state_machine import AlarmNoticed, ErrandDone, News
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing, fit_text
 from holdfast.logs.secret_masking import Masker, env_secrets
 from holdfast.model.code_release import Release
+from holdfast.model.observation import Beat
 
 
 def mask_news(mask: Masker, news: News) -> News:
@@ -12,9 +15,23 @@ def mask_news(mask: Masker, news: News) -> News:
     match news:
         case AlarmNoticed(alarm):
             return AlarmNoticed(mask.mask_alarm(alarm))
-        case ErrandDone(detail=detail) if detail:
-            return msgspec.structs.replace(news, detail=mask(detail))
+        case ErrandDone():
+            return replace(
+                news,
+                detail=mask(news.detail),
+                findings=tuple(replace(one, detail=mask(one.detail)) for one in news.findings),
+                played=tuple(replace(one, detail=mask(one.detail)) for one in news.played),
+            )
     return news
+
+
+def mask_beat(mask: Masker, beat: Beat) -> Beat:
+    return replace(beat, missed=replace(beat.missed, why=mask(beat.missed.why))) if beat.missed else beat
+
+
+def mask_listing(mask: Masker, listing: CheckpointListing) -> CheckpointListing:
+    checkpoints = tuple(replace(one, why=fit_text(mask(one.why))) for one in listing.checkpoints)
+    return replace(listing, base=mask(listing.base), checkpoints=checkpoints)
 
 
 def learn_secrets(mask: Masker, *releases: Release) -> None:

@@ -126,7 +126,7 @@ class Zygotes:
         log = os.open(self._node_dir / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         preloads = [word for module in preload.names() for word in ("--preload", module)]
         end = theirs.detach()
-        args = ("--fd", str(end), *preloads)
+        args = ("--fd", str(end), "--ranks", str(preload.ranks), *preloads)
         program = Program(module="holdfast.client.boot.zygote", args=args, env=preload.env, bare=True)
         files = OpenFiles(stdout=log, stderr=log, keep=(end,))
         pid = preimported_fork.fork(program, files, lambda: self._ports.close_inherited(ours), tied=True)

@@ -124,11 +124,20 @@ def read_json(path: Path) -> Any:
 
 def read_places(folder: Path) -> list[RecordPlace]:
     """Return the records that the folder's `.metadata` names. Raise OutlineError if that file is not torch's."""
+    return [_read_place(one) for one in _read_metadata(folder, "storage_data").values()]
+
+
+def read_names(folder: Path) -> list[str]:
+    """Return the names of all that is in a checkpoint. Raise OutlineError if its `.metadata` is not torch's."""
+    return [str(name) for name in _read_metadata(folder, "state_dict_metadata")]
+
+
+def _read_metadata(folder: Path, field: str) -> dict[object, object]:
     metadata = outline_pickle(read_small(folder / METADATA, _MOST_METADATA_BYTES))
-    held = metadata.state.get("storage_data") if isinstance(metadata, Blank) else None
+    held = metadata.state.get(field) if isinstance(metadata, Blank) else None
     if not isinstance(held, dict):
         raise OutlineError("this is not torch metadata")
-    return [_read_place(one) for one in held.values()]
+    return held
 
 
 def _read_place(one: object) -> RecordPlace:

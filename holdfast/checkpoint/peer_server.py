@@ -117,6 +117,7 @@ class UnprovenLink:
     def __init__(self, link: socket.socket, host: str) -> None:
         self.link, self.host = link, host
         self.node = ""  # by its certificate, once it has proved itself; "": a node of this host
+        self.certificate: dict[str, Any] = {}
         self.unwanted = False
         self.spoke = False  # it has sent something, as an honest keeper does at once
 
@@ -234,7 +235,7 @@ class PeerServer:
         guard = self._guard
 
         def accepts(shown: dict[str, Any]) -> bool:
-            one.node = mutual_tls.certificate_node(shown)
+            one.node, one.certificate = mutual_tls.certificate_node(shown), shown
             return one.node == owner and guard.accepts_caller(shown)
 
         try:
@@ -258,8 +259,9 @@ class PeerServer:
             if one.unwanted:
                 return False
         secured.do_handshake()
-        one.node = mutual_tls.certificate_node(secured.getpeercert())
-        if not self._guard.accepts_caller(secured.getpeercert()):
+        one.certificate = secured.getpeercert() or {}
+        one.node = mutual_tls.certificate_node(one.certificate)
+        if not self._guard.accepts_caller(one.certificate):
             return False
         self._known_hosts.add(one.host)
         return True
@@ -267,15 +269,18 @@ class PeerServer:
     def _serve_requests(self, one: UnprovenLink) -> None:
         """Answer requests one after the other until the other end hangs up."""
         with suppress(OSError, TransportError):
-            while self._answer_request(one.link, one.node):
+            while self._answer_request(one):
                 one.link.settimeout(WAIT_S)
 
-    def _answer_request(self, link: socket.socket, node: str) -> bool:
+    def _answer_request(self, one: UnprovenLink) -> bool:
+        link, node = one.link, one.node
         try:
             ask = from_json(read_line(link), PeerRequest)
         except msgspec.DecodeError:
             _send_reply(link, PeerReply(error="not a request of this version of holdfast"))
             return False
+        if self._guard and not self._guard.accepts_caller(one.certificate):
+            return False  # its node has left the job since it called
         link.settimeout(WAIT_S)
         while node and not self._may_ask(node):
             time.sleep(_BREATH_S)

@@ -128,6 +128,8 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
             after = -1
         if not 0 <= after < _MOST_SEQ:
             return _error_response(400, "after must be a number: the sequence number of the last entry you have")
+        if controller.is_over:
+            return _error_response(503, "the job has ended, and its journal is closed; holdfast report reads it")
         controller.journal.flush()
         return _json_response(_redact_for_caller(list(islice(controller.journal.read(after), _MAX_ENTRIES))))
 

@@ -93,6 +93,7 @@ class Controller:
         self._survey_due = False  # a node has heard that its end is near
         self._stepping = False
         self.began_job = False  # the journal was empty, as at a new job, or after all of it was lost
+        self.is_over = False  # the job has ended, and the journal is closed
 
     @property
     def epoch(self) -> int:
@@ -137,6 +138,7 @@ class Controller:
             await self._done.wait()
             for task in self._acts:
                 task.cancel()  # a launch may still wait for nodes that are gone
+        self.is_over = True
         self.journal.close()
         return self.ledger.make_account().code or 0 if self.ledger.finish else 1
 
@@ -221,6 +223,8 @@ class Controller:
 
     def process_event(self, event: Event) -> None:
         """Process one event: step the decider, journal the decision, start its actions. Every event comes here."""
+        if self.is_over:
+            return  # people and nodes may still call while hooks hear of the end
         # A step that failed has changed the decider and is not in the journal: only the next controller knows what is.
         assert not self._stepping, "a step failed; see above"
         _ = self.epoch  # before the state changes

@@ -35,6 +35,7 @@ class StoreProcess:
         self._lost_s = lost_s
         self._env = env
         self._process: ProgramProcess | None = None
+        self._starting: asyncio.Future[ProgramProcess] | None = None  # the newest start; its thread cannot be cancelled
         self._asking = asyncio.Lock()
         self._streams: Streams | None = None
         self._over = False
@@ -72,6 +73,9 @@ class StoreProcess:
     async def quit(self) -> None:
         """End the store process, which would otherwise wait for another controller."""
         self._over = True
+        if self._starting is not None:  # whoever waited for it may have been cancelled
+            with contextlib.suppress(OSError):
+                self._process = await self._starting
         with contextlib.suppress(OSError, ValueError):
             async with asyncio.timeout(_QUIT_S):
                 await self._send_quit()
@@ -120,7 +124,8 @@ class StoreProcess:
                 if starts == _STARTS or self._over:
                     raise OSError("the store process does not stay up; see store.log")
                 starts += 1
-                self._process = await asyncio.to_thread(self._start_process)
+                self._starting = asyncio.ensure_future(asyncio.to_thread(self._start_process))
+                self._process = await asyncio.shield(self._starting)
             if time.monotonic() > until:
                 raise TimeoutError(f"the store process did not start within {_UP_S:g} s; see store.log")
             await asyncio.sleep(_LOOK_S)

@@ -84,9 +84,7 @@ class SlurmFleet:
         self._swept_at = -_SWEEP_S
         self._submitting: set[str] = set()  # nodes whose jobs are being asked for
         self._unanswered = {name for name, record in self._records.items() if not record.job}
-        self._excluded: set[str] = {
-            record.host for record in self._records.values() if record.cause in _AVOIDED and record.host
-        }
+        self._excluded = {one.host for one in self._records.values() if one.cause in _AVOIDED and one.host}
 
     def nodes(self) -> tuple[str, ...]:
         return tuple(name for name, record in self._records.items() if not record.released)
@@ -232,8 +230,7 @@ class SlurmFleet:
             self._commands.cancel(str(job))
 
     def _news_of(self, name: str, record: NodeRecord, view: ClusterView, used: set[str]) -> dict[str, Any]:
-        """Return those fields of a node's record that Slurm's answers change, such as the node's host or place in the
-        network."""
+        """Return those fields of a node's record that Slurm's answers change, such as its host or its place."""
         job, news = view.jobs.get(record.job), dict[str, Any]()
         if job is not None and job.is_running and not record.host and record.order < len(job.hosts):
             host = job.hosts[record.order]

@@ -39,6 +39,16 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     return _connect(path, "ro" if has_log(path) else "ro&immutable=1", _BUSY_S)
 
 
+def version_without_log(path: Path) -> tuple[int, ...]:
+    """Return what differs once somebody has written to a file without a log. A connection that was opened to such a
+    file shows it as it was then. Return () for a file with a log, whose connections show what is written later."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return () if has_log(path) else (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
 def open_to_write(path: Path, *, shared: bool) -> sqlite3.Connection:
     return _connect(path, "rwc", _HELD_S if shared else _BUSY_S)
 

@@ -54,8 +54,7 @@ class SqliteJournal:
         """Open the journal. With `mark_path`, lost entries are detected; with `cipher`, environments are encrypted.
         Raises JournalError. A writer needs `shared` if other hosts see the file. `check_lease` is called before every
         write, and raises if this writer may not write any more."""
-        self._path = path
-        self._cipher = cipher
+        self._path, self._cipher = path, cipher
         self._read_only, self._shared = read_only, shared
         self._check_lease = check_lease
         self._mark_path = mark_path
@@ -100,6 +99,7 @@ class SqliteJournal:
         return self._epoch
 
     def _connect(self) -> sqlite3.Connection:
+        self._version = sqlite_file.version_without_log(self._path) if self._read_only else ()  # before it is opened
         if self._read_only:
             return sqlite_file.open_to_read(self._path)
         return sqlite_file.open_to_write(self._path, shared=self._shared)
@@ -351,7 +351,7 @@ class SqliteJournal:
 
     def read(self, after: int = 0) -> Iterator[Entry]:
         after = min(max(after, 0), _MOST)
-        if self._retries:
+        if self._retries or (self._version and self._version != sqlite_file.version_without_log(self._path)):
             self._db.close()
             self._db = self._connect()
         for left in range(self._retries, -1, -1):

@@ -49,6 +49,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     code: Number | None = None  # exit code, negative for a signal
     raised: str = ""  # type of the Python exception that ended the rank
     alone: bool = False  # the rank's log shows this exception and no other, and no sign of another failure before it
+    own: bool = False  # so it is, the script's own code raised it, and its words tell of nothing outside this rank
     pressed: str = ""  # a killed rank: the sign that memory was scarce, where the kernel does not count its kills
     klass: str = ""  # class of the failure taxonomy
     title: str = ""  # the class in words; "": they are those of its name

@@ -3,7 +3,7 @@ saves right before it yields the next batch, because all work of the step before
 training continues at the same batch, with the same order of batches and the same random numbers."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator, DistributedType
 
 import holdfast
-from holdfast.checkpoint.foreign_file_faults import first_fault
+from holdfast.checkpoint.foreign_file_faults import distcp_fault, first_fault
 from holdfast.checkpoint.image_metadata import GeneratorStates
 from holdfast.checkpoint.state_image import StateError, bytes_of
 from holdfast.client.checkpointing.checkpointer import Checkpointer
@@ -21,7 +21,7 @@ from holdfast.core.decoding import from_msgpack
 from holdfast.trainers.newest_trainer_checkpoint import OwnCheckpoint, find_own_checkpoint, list_newest_first
 
 _NAME = r"checkpoint_(\d+)"  # as `automatic_checkpoint_naming` gives it
-_SAVED = frozenset({".safetensors", ".bin", ".pkl", ".json"})
+_SAVED = frozenset({".safetensors", ".bin", ".pkl", ".pt", ".json"})
 Extras = dict[str, Any]
 
 
@@ -144,19 +144,8 @@ class HeldTraining:
             loader.set_epoch(self.epoch)
 
     def _find_own(self, folder: Path) -> OwnCheckpoint | None:
-        ranks = self._accelerator.num_processes
-
-        def fault_of(checkpoint: Path) -> str:
-            names = {path.name for path in checkpoint.iterdir() if path.suffix in _SAVED}
-            names |= {f"random_states_{rank}.pkl" for rank in range(ranks)} | {
-                "optimizer.bin",
-                "custom_checkpoint_0.pkl",
-            }
-            if not any(name.startswith(("model", "pytorch_model")) for name in names):
-                return "it has no weights"
-            return first_fault(checkpoint / name for name in sorted(names))
-
-        return find_own_checkpoint(folder, _NAME, fault_of)
+        needed = _list_needed(self._accelerator)
+        return find_own_checkpoint(folder, _NAME, lambda checkpoint: _fault_of(checkpoint, needed))
 
     def _backward_with_loss(self, loss: Any, **kwargs: Any) -> None:
         self._loss = loss.detach() if hasattr(loss, "detach") else loss
@@ -171,6 +160,40 @@ def refusal_of(accelerator: Accelerator) -> str:
     if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
         return "FSDP 1 flattens parameters; set fsdp_version to 2"
     return ""
+
+
+def _list_needed(accelerator: Accelerator) -> list[tuple[str, ...]]:
+    """Return what `load_state` will load: for each part its file, or what there may be instead of it."""
+    weights = [
+        (
+            f"model{end}.safetensors",
+            f"pytorch_model{end}.bin",
+            f"pytorch_model_fsdp{end}.bin",
+            f"pytorch_model_fsdp_{n}",
+        )
+        for n, end in _number_parts(accelerator._models)
+    ]
+    optimizers = [(f"optimizer{end}.bin", f"optimizer_{n}") for n, end in _number_parts(accelerator._optimizers)]
+    schedules = [(f"scheduler{end}.bin",) for _, end in _number_parts(accelerator._schedulers)]
+    custom = [(f"custom_checkpoint_{n}.pkl",) for n in range(len(accelerator._custom_objects))]
+    scaler = [("scaler.pt",)] if accelerator.scaler is not None else []
+    random = [(f"random_states_{rank}.pkl",) for rank in range(accelerator.num_processes)]
+    return [*weights, *optimizers, *schedules, *custom, *scaler, *random]
+
+
+def _number_parts(parts: Sequence[object]) -> list[tuple[int, str]]:
+    return [(n, f"_{n}" if n else "") for n in range(len(parts))]
+
+
+def _fault_of(checkpoint: Path, needed: list[tuple[str, ...]]) -> str:
+    """Return what is wrong with a checkpoint of `save_state`; "" if all that is needed is there, and all is whole."""
+    there = {path.name: path.is_dir() for path in checkpoint.iterdir()}
+    names = {next((name for name in ways if name in there), ways[0]) for ways in needed}
+    files = {name for name in (*names, *there) if not there.get(name)}
+    if fault := first_fault(checkpoint / name for name in sorted(files) if Path(name).suffix in _SAVED):
+        return fault
+    faults = ((name, distcp_fault(checkpoint / name)) for name in sorted(names) if there.get(name))
+    return next((f"{name}: {fault}" for name, fault in faults if fault), "")
 
 
 def _read_order(loader: Any) -> bytes:

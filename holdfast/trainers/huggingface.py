@@ -20,8 +20,9 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
 import holdfast
-from holdfast.checkpoint.foreign_file_faults import first_fault
+from holdfast.checkpoint.foreign_file_faults import distcp_fault, first_fault
 from holdfast.checkpoint.state_image import StateError
+from holdfast.checkpoint.trainer_checkpoints import verify_trainer_checkpoint
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.state_preview import PeekedState, peek_state
@@ -204,8 +205,12 @@ def _fault_of(folder: Path, args: TrainingArguments) -> str:
     if f"checkpoint-{json.loads((folder / _STATE).read_bytes()).get('global_step')}" != folder.name:
         return f"{_STATE} is of another step"
     random = [f"rng_state_{rank}.pth" for rank in range(args.world_size)] if args.world_size > 1 else ["rng_state.pth"]
-    if (folder / "latest").is_file() or any(path.is_dir() for path in folder.glob("*_fsdp_*")):
-        return first_fault([folder / name for name in random])  # DeepSpeed, FSDP: parts that they check themselves
+    if (tag := folder / "latest").is_file():  # of DeepSpeed, which loads the folder that this names
+        parts = verify_trainer_checkpoint(str(folder / tag.read_text().strip())).fault
+        return parts or first_fault([folder / name for name in random])
+    if sharded := [*folder.glob("pytorch_model_fsdp_*/"), *folder.glob("optimizer_*/")]:
+        parts = next((f"{one.name}: {fault}" for one in sorted(sharded) if (fault := distcp_fault(one))), "")
+        return parts or first_fault([folder / name for name in random])
     shards = set[str]()
     for index in (folder / name for name in _SHARDS if (folder / name).is_file()):
         if fault := first_fault([index]):
@@ -214,4 +219,5 @@ def _fault_of(folder: Path, args: TrainingArguments) -> str:
     weights = shards or {name for name in _WEIGHTS if (folder / name).is_file()}
     if not weights:
         return "it has no weights"
-    return first_fault(folder / name for name in (*sorted(weights), "optimizer.pt", "scheduler.pt", *random))
+    scaler = ["scaler.pt"] if (folder / "scaler.pt").exists() else []
+    return first_fault(folder / name for name in (*sorted(weights), "optimizer.pt", "scheduler.pt", *scaler, *random))

@@ -1,6 +1,7 @@
-"""For the Trainer of Lightning: add `HoldfastCallback` to its callbacks. A callback may set the position of Lightning's
-loops before they run, so the state is restored when the fit starts. Lightning cannot skip batches: those of finished
-steps are loaded once more, and dropped."""
+"""For the Trainer of Lightning: add `HoldfastCallback` to its callbacks, or `HoldfastPlugin` to its plugins. A callback
+may set the position of Lightning's loops before they run, so the state is restored when the fit starts. Lightning
+cannot skip batches: those of finished steps are loaded once more, and dropped. A plugin reads and writes checkpoints,
+those that `ckpt_path` names."""
 
 import os
 from pathlib import Path
@@ -13,7 +14,6 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 
 import holdfast
-from holdfast.checkpoint.foreign_file_faults import first_fault
 from holdfast.checkpoint.image_metadata import GeneratorStates
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.stored_checkpoints import find_checkpoints
@@ -21,7 +21,10 @@ from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.checkpointer_args import storage_of
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.rank_collectives import RankWorld
+from holdfast.client.checkpointing.state_preview import peek_state
 from holdfast.core.decoding import from_msgpack
+from holdfast.trainers.lightning_plugin import HoldfastPlugin as HoldfastPlugin
+from holdfast.trainers.lightning_plugin import find_lightning_fault, list_lightning_checkpoints
 from holdfast.trainers.newest_trainer_checkpoint import say_left_out
 from holdfast.wire.rank_keeper_messages import StateRequest
 
@@ -58,13 +61,15 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
         storage = storage_of(self._storage["path"], None, 0, None)
         if storage and any(one.ok or one.unvouched for one in find_checkpoints(storage.url)):
             return None
-        for path in sorted(Path(folder).glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
-            fault = first_fault([path / "meta.pt" if path.is_dir() else path])
-            if not fault:
-                return str(path)
-            if rank == 0:
-                say_left_out(str(path), fault)
-        return None
+        left_out, whole = dict[str, str](), None
+        for one in list_lightning_checkpoints(Path(folder)):
+            if not (fault := find_lightning_fault(Path(one.path))):
+                whole = one.path
+                break
+            left_out[one.path] = fault
+        if rank == 0:
+            say_left_out(left_out, whole or "")
+        return whole
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         holdfast.attach(mesh=getattr(trainer.strategy, "device_mesh", None))
@@ -82,8 +87,11 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
         self._checkpointer = Checkpointer(
             model=trainer.model, optimizer=trainer.optimizers, extra=self._extra, **self._storage
         )
-        if trainer.ckpt_path is not None or not (step := self._checkpointer.restore()):
+        if not self._is_ours_first(trainer) or not (step := self._checkpointer.restore()):
             return  # Lightning loads what it was told to, after this
+        if trainer.ckpt_path is not None:
+            trainer._checkpoint_connector._loaded_checkpoint = {}  # so that it restores no more of that
+            trainer.ckpt_path = None
         self._saved = self._told = step
         self._generators, self._epoch = read_generators(), _decode(self._extra["epoch"])
         trainer.fit_loop.load_state_dict(self._extra["loops"])
@@ -145,6 +153,18 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
     def load_state_dict(self, state_dict: Extras) -> None:
         told, world = state_dict["generators"], RankWorld()
         self._epoch = _decode(told[world.rank]) if len(told) == world.size else None
+
+    def _is_ours_first(self, trainer: Trainer) -> bool:
+        """Return whether a state of holdfast's comes before what `ckpt_path` names: because the job has chosen it after
+        a fault, or because both are of this run, and ours is newer. All ranks must call this."""
+        if trainer.ckpt_path is None:
+            return True
+        ours = peek_state(self._storage["path"])
+        loaded = trainer._checkpoint_connector._loaded_checkpoint.get("global_step", 0)
+        plugin = trainer.strategy.checkpoint_io
+        plugin = getattr(plugin, "checkpoint_io", plugin)  # in AsyncCheckpointIO
+        is_own = isinstance(plugin, HoldfastPlugin) and plugin.is_own(trainer.ckpt_path)
+        return ours.is_chosen or (is_own and ours.step > loaded)
 
     def _read_callbacks(self, trainer: Trainer) -> Extras:
         """Return the states of the other callbacks, such as the best models so far."""

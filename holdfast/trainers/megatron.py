@@ -18,7 +18,7 @@ from megatron.core.optimizer.optimizer import ChainedOptimizer, MegatronOptimize
 from torch.optim import Optimizer
 
 import holdfast
-from holdfast.checkpoint.foreign_file_faults import distcp_fault, first_fault
+from holdfast.checkpoint.foreign_file_faults import distcp_fault, first_fault, read_names
 from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.trainers.newest_trainer_checkpoint import OwnCheckpoint, find_own_checkpoint
@@ -105,7 +105,8 @@ class TrackedGenerators:
 
 def newest_checkpoint(folder: str | os.PathLike[str]) -> OwnCheckpoint | None:
     """Return the newest whole checkpoint `iter_N` in a folder, or None. Only checkpoints in the format torch_dist of
-    `dist_checkpointing.save` are found. All ranks must call this."""
+    `dist_checkpointing.save` with an optimizer's state are found, so none of weights that are there to begin with. All
+    ranks must call this."""
     return find_own_checkpoint(Path(folder), _NAME, _fault_of)
 
 
@@ -131,4 +132,7 @@ def _find_replicas() -> "dist.ProcessGroup | None":
 
 
 def _fault_of(folder: Path) -> str:
-    return first_fault([folder / "metadata.json", folder / "common.pt"]) or distcp_fault(folder)
+    fault = first_fault([folder / "metadata.json", folder / "common.pt"]) or distcp_fault(folder)
+    if not fault and not any("optimizer." in name for name in read_names(folder)):
+        return "it has weights alone, and no state of an optimizer"
+    return fault

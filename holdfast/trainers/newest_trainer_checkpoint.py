@@ -3,8 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from holdfast.client.checkpointing.rank_collectives import RankWorld
@@ -25,19 +26,34 @@ def find_own_checkpoint(folder: Path, name: str, find_fault: Callable[[Path], st
     checkpoint is not whole, or "". It reads every byte, so checkpoints are tested in turn, newest first, until one is
     whole.
     """
+    return find_first_whole(lambda: list_newest_first(folder, name), find_fault)
+
+
+def find_first_whole(
+    list_checkpoints: Callable[[], list[OwnCheckpoint]],
+    find_fault: Callable[[Path], str],
+    left_out: Mapping[str, str] = MappingProxyType({}),
+) -> OwnCheckpoint | None:
+    """Return the newest checkpoint, of those that one rank of each node lists, that all nodes find whole, or None.
+    `left_out` has the faults of others, by their paths, to be told beside those that are found. All ranks must call
+    this."""
     world = RankWorld()
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # the other ranks of a node would see the same
-    listed = world.gather_all(list_newest_first(folder, name) if looks else None)
+    listed = world.gather_all(list_checkpoints() if looks else None)
     seen = [set(all_of_node) for all_of_node in listed if all_of_node is not None]
+    faulty = dict(left_out)
+    whole = None
     for one in sorted(set.union(*seen), reverse=True):
         faults = ["not every node sees it"]
         if all(one in all_of_node for all_of_node in seen):
             faults = [fault for fault in world.gather_all(find_fault(Path(one.path)) if looks else "") if fault]
         if not faults:
-            return one
-        if world.rank == 0:
-            say_left_out(one.path, faults[0])
-    return None
+            whole = one
+            break
+        faulty[one.path] = faults[0]
+    if world.rank == 0:
+        say_left_out(faulty, whole.path if whole else "")
+    return whole
 
 
 def list_newest_first(folder: Path, name: str) -> list[OwnCheckpoint]:
@@ -46,5 +62,8 @@ def list_newest_first(folder: Path, name: str) -> list[OwnCheckpoint]:
     return sorted((OwnCheckpoint(int(found[1]), str(path)) for found, path in named if found), reverse=True)
 
 
-def say_left_out(path: str, fault: str) -> None:
-    print(f"holdfast: {plain_line(path)} is left out: {plain_line(fault)}", file=sys.stderr, flush=True)
+def say_left_out(faults: Mapping[str, str], used: str) -> None:
+    """Say of each checkpoint that is not whole why it is left out, and which one is used in its place, if any."""
+    instead = f"{plain_line(used)}, the newest whole one, is used" if used else "none is whole"
+    for path, fault in faults.items():
+        print(f"holdfast: {plain_line(path)} is left out: {plain_line(fault)}; {instead}", file=sys.stderr, flush=True)

@@ -33,6 +33,7 @@ Generation = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 RankCount = Annotated[int, msgspec.Meta(ge=0, le=1024)]  # of one node
 _MODULE, _NAME_CHARS, _MODULES = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", 200, 4096
 ModuleName = Annotated[str, msgspec.Meta(pattern=_MODULE, max_length=_NAME_CHARS)]
+ModuleNames = Annotated[tuple[ModuleName, ...], msgspec.Meta(max_length=_MODULES)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -91,7 +92,7 @@ class ScriptImports(msgspec.Struct, frozen=True, kw_only=True, tag="imports"):
     ranks. A lost message is sent again only on the next link."""
 
     generation: Generation
-    modules: Annotated[tuple[ModuleName, ...], msgspec.Meta(max_length=_MODULES)]
+    modules: ModuleNames
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):

@@ -46,6 +46,7 @@ class PreloadZygote(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
     learned: tuple[str, ...] = ()  # the same, but they are done without if a rank could not be forked with them
     env: dict[str, str]
     key: str = ""
+    ranks: int = 0  # of the node: the zygote has as many forks ready
 
     def names(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.modules, *self.learned)))

@@ -18,6 +18,7 @@ from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.main import build_agent
 from holdfast.agent.rank import last_words
 from holdfast.agent.rank.rank_processes import RankProcesses
+from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.core.agent_state_machine import (
     AlarmNoticed,
     ClockTick,
@@ -28,6 +29,7 @@ from holdfast.core.agent_state_machine import (
 )
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.job_progress import LEAD
+from holdfast.core.snapshots.checkpoint_listing import CheckpointListing, ListedCheckpoint
 from holdfast.logs import catalog_files
 from holdfast.logs.secret_masking import Masker
 from holdfast.model.code_release import Release
@@ -35,7 +37,9 @@ from holdfast.model.copy_aim import Aim
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
-from holdfast.model.observation import Exit
+from holdfast.model.observation import Beat, Exit
+from holdfast.model.probe_findings import Finding
+from holdfast.model.replay_task import ReplayResult
 from holdfast.wire import agent_messages, holder_messages, run_and_node_specs
 from holdfast.wire.agent_messages import (
     AimMessage,
@@ -336,6 +340,33 @@ async def test_what_an_agent_tells_is_masked(agent: Agent) -> None:
     first, second = bodies
     assert isinstance(first, Alarm) and (first.reason, first.evidence) == (hidden, (hidden,))
     assert isinstance(second, Done) and second.detail == hidden
+
+
+PLACE = "sftp://me:correct-horse@host/ckpt"
+
+
+async def test_what_an_agent_tells_of_probes_replays_and_storage_is_masked(agent: Agent) -> None:
+    """A site's own test prints what it likes, and the address of a storage may hold a password."""
+    agent._staged = True
+    agent._on_packet(ControllerPacket(1, Welcome(at=500.0, beat_s=1.0, releases=())))
+    told(agent)
+    quoted = f"cannot reach {PLACE}"
+    finding, played = (
+        Finding(probe="command", level=2, ok=False, detail=quoted),
+        ReplayResult(rank=0, ended=False, detail=quoted),
+    )
+    errand = StopHere(id=5, generation=1, grace_s=0.0)
+    agent._step(ErrandDone(errand, False, findings=(finding,), played=(played,)))
+    keeper = agent.keeper
+    assert isinstance(keeper, Keeper)
+    keeper._persisting.note_missed(0, 7, quoted)
+    beat = agent._complete_beat(Beat(node="n0", generation=1, step=7, at=1.0))
+    listed = ListedCheckpoint(name="step-7", step=7, why=quoted)
+    keeper._persisting._report(CheckpointListing(generation=1, base=PLACE, checkpoints=(listed,)))
+    found = told(agent)
+    assert {type(one) for one in found} == {Post, CheckpointListing}
+    assert "correct-horse" not in str(found) and str(found).count("<credentials>") == 4
+    assert beat.missed and beat.missed.why == "cannot reach sftp://<credentials>@host/ckpt"
 
 
 OLD_NEWS = (

@@ -135,7 +135,9 @@ async def test_words_that_take_for_ever_stop_nobody(
     assert (alarm.code, alarm.klass, alarm.reason) == (1, "", "exited with code 1 (ValueError: odd)")
     assert [line[:6] for line in alarm.evidence] == ["before", "stallx"], "a person may read them all the same"
     assert f"more than {last_words_judge.DEADLINE_S:g} s" in caplog.text
-    assert until(lambda: not psutil.Process(bench[1]).children(), "the end of who was at it")
+    assert until(
+        lambda: len(psutil.Process(bench[1]).children()) <= 1, "the end of who was at it; one may wait for the next"
+    )
     assert (await bench[0].judge_exit(EXIT, tmp_path / "quick")).klass == "python_exception", (
         "and the next one is judged"
     )
@@ -154,12 +156,38 @@ async def test_a_judge_that_does_not_answer_is_not_waited_for(
     bench: tuple[JudgeClient, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(last_words_judge_client, "_WAIT_S", 0.2)
-    os.kill(bench[1], signal.SIGSTOP)
+    judge = psutil.Process(bench[1])
+    until(judge.children, "a fork that waits for the first request")
+    stopped = [judge, *judge.children()]
+    for process in stopped:
+        process.suspend()
     try:
         alarm = await bench[0].judge_exit(msgspec.structs.replace(EXIT, latched=""), said(tmp_path, BOOM))
     finally:
-        os.kill(bench[1], signal.SIGCONT)
+        for process in stopped:
+            process.resume()
     assert alarm.reason == "exited with code 1"
+
+
+async def test_the_next_words_wait_for_no_fork(bench: tuple[JudgeClient, int], tmp_path: Path) -> None:
+    judge = psutil.Process(bench[1])
+    for _ in range(2):
+        until(judge.children, "a fork that waits for the next request")
+        judge.suspend()  # so it can fork nothing now
+        try:
+            assert (await bench[0].judge_exit(EXIT, said(tmp_path, BOOM))).klass == "python_exception"
+        finally:
+            judge.resume()
+        until(lambda: not judge.children(), "the end of the fork that has judged")
+
+
+async def test_a_fork_that_somebody_killed_is_replaced(bench: tuple[JudgeClient, int], tmp_path: Path) -> None:
+    judge = psutil.Process(bench[1])
+    until(judge.children, "a fork that waits for the first request")
+    killed = judge.children()[0]
+    killed.kill()
+    until(lambda: not killed.is_running() or killed.status() == psutil.STATUS_ZOMBIE, "its end")
+    assert (await bench[0].judge_exit(EXIT, said(tmp_path, BOOM))).klass == "python_exception"
 
 
 def test_a_catalog_that_was_spoilt_meanwhile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

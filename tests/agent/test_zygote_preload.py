@@ -1,10 +1,12 @@
 """What a node's zygote imports, and when."""
 
 import json
+import os
 import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.rank.zygote_preload import ZygotePreload
@@ -13,9 +15,9 @@ from tests.fleet.places import TEMPLATE
 ABSENT = "a_module_that_nobody_has"
 
 
-def preloading(folder: Path, learned: str = "") -> ZygotePreload:
+def preloading(folder: Path, learned: str = "", **node_has: int) -> ZygotePreload:
     entry = msgspec.structs.replace(TEMPLATE.entry, preload=("torch",), later=(ABSENT, "json"))
-    node = msgspec.structs.replace(TEMPLATE, entry=entry, learned=learned)
+    node = msgspec.structs.replace(TEMPLATE, entry=entry, learned=learned, **node_has)
     return ZygotePreload(node, folder / "imports.json", SystemClock())
 
 
@@ -106,6 +108,30 @@ def test_a_node_without_ranks_takes_what_another_host_has(tmp_path: Path) -> Non
     assert made.better_preload(held=False, trains=False, key="") is None
     made.on_warm(("rich",))
     assert made.proven == ("rich",) and not (tmp_path / "learned.json").exists()
+
+
+def test_what_an_earlier_run_has_learned_waits_where_ranks_that_start_leave_no_processor_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If they share processors, the launch waits for it, so that it is imported once."""
+    for processors, crowded, early in (
+        (1, True, True),
+        (2, False, False),
+        (3, False, False),
+        (4, False, False),
+        (5, False, True),
+    ):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=processors: set(range(count)))
+        made = preloading(tmp_path, nproc=2, host_nodes=2)
+        made.first_preload()
+        made.on_warm(())
+        made.on_told(("rich",))
+        assert made.is_crowded is crowded
+        better = made.better_preload(held=False, trains=True, key="")
+        assert (better is not None and better.learned == ("rich",)) is early, processors
+        if not early:
+            made._idle_since -= 60.0
+            assert made.better_preload(held=False, trains=True, key=""), "it is a standby"
 
 
 def test_an_agent_that_comes_later_asks_for_nothing_twice(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import socket
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.checkpoint import peer_server
@@ -18,6 +19,8 @@ from holdfast.checkpoint.peer_transport import (
     TransportError,
     fetch_content,
 )
+from holdfast.checkpoint.relayed_push_tickets import show_ticket
+from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 
 
@@ -67,4 +70,30 @@ def test_strangers_that_speak_push_out_no_host_that_has_proved_itself(
         begun.settimeout(0.2)
         with pytest.raises(TimeoutError):
             begun.recv(1)
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_a_node_that_has_left_gets_nothing_more_by_a_link_that_it_has(tmp_path: Path, relayed: bool) -> None:
+    """It had only to keep the link open for as long as it liked."""
+    authority = CertificateAuthority(tmp_path / "ca")
+    ours, its = (enrol_local_node(authority, name, tmp_path / name) for name in ("n0", "n1"))
+    members = {"n1"}
+    guard, refusal = PeerAdmission(ours, lambda node, serial: node in members), PeerRefusal("no such state")
+    asked = msgspec.json.encode(PeerRequest(verb="plan", rank=0, layout="aa")) + b"\n"
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        server = PeerServer(listener, guard, lambda ask, node: refusal, lambda ask: refusal, 8)
+        server.start()
+        plain = stack.enter_context(socket.create_connection(listener.getsockname(), timeout=20))
+        if relayed:
+            [ticket] = server._tickets.grant("n1", 1)
+            show_ticket(plain, ticket)
+        link = stack.enter_context(mutual_tls.client_tls(its, controller=False).wrap_socket(plain))
+        for _ in range(2):
+            link.sendall(asked)
+            assert b"no such state" in link.recv(1 << 12)
+        members.clear()
+        link.sendall(asked)
+        assert not link.recv(1 << 12), "not even an answer"
         listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there

@@ -15,7 +15,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.controller_request import ControllerNotRunning, NotAController, RequestRefused
 from holdfast.wire.credentials import mutual_tls
-from holdfast.wire.credentials.certificate_authority import CertificateAuthority
+from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from tests.wire.given import Organisation
 
@@ -87,6 +87,16 @@ async def test_whoever_else_answers_gets_no_token(job: tuple[int, Path], tmp_pat
             await ask(port, node.authority)
 
 
+async def test_a_node_is_nobody_whatever_the_address_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All certificates of a job have the common name holdfast, as a Service in Kubernetes may have."""
+    authority = CertificateAuthority(tmp_path / "door")
+    async with Port(enrol_local_node(authority, "n1", tmp_path / "keys")) as port:
+        monkeypatch.setattr(DistantController, "_dial", lambda self: socket.create_connection(("127.0.0.1", port), 20))
+        controller = DistantController("https://holdfast", TOKEN, authority.keys.authority)
+        with pytest.raises(ControllerNotRunning, match="CERTIFICATE_VERIFY_FAILED"):
+            await asyncio.to_thread(controller.ask, "/api/v1/status")
+
+
 async def test_what_stands_in_front_of_a_controller_proves_itself_by_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,12 +115,33 @@ async def test_what_stands_in_front_of_a_controller_proves_itself_by_its_address
         ("https://127.0.0.1:1", ("nowhere", "authority"), 2),
         ("https://127.0.0.1:1", ("", "authority"), 2),
         ("http://127.0.0.1:1", ("token", "authority"), 1),
+        ("http://[::1]:1", ("token", "authority"), 1),
+        ("http://192.0.2.1:1", ("token", "authority"), 2),  # the token would cross a network in the clear
+        ("http://host0:1", ("token", "authority"), 2),
+        ("https://127.0.0.1:1", ("binary", "authority"), 2),
+        ("https://127.0.0.1:1", ("two lines", "authority"), 2),
+        ("https://127.0.0.1:1", ("letters", "authority"), 2),
+        ("https://127.0.0.1:1", ("empty", "authority"), 2),
+        ("https://", ("token", "authority"), 2),
+        ("https://:1", ("token", "authority"), 2),
+        ("https://[::1", ("token", "authority"), 2),
+        ("https://[abc]:1", ("token", "authority"), 2),
+        ("https://me@host:1", ("token", "authority"), 2),
+        ("https://a b:1", ("token", "authority"), 2),
+        ("https://a\x07:1", ("token", "authority"), 2),
+        ("https://a\udcff:1", ("token", "authority"), 2),
+        ("https://..:1", ("token", "authority"), 2),
+        (f"https://{'a' * 300}:1", ("token", "authority"), 2),
     ],
 )
 def test_status_of_an_address_that_does_not_answer(
     address: str, files: tuple[str, str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "two lines").write_text("one\ntwo")
+    (tmp_path / "letters").write_text("t\u20ac")
+    (tmp_path / "empty").touch()
     authority = CertificateAuthority(tmp_path / "door").keys.authority
     token = ("--token-file", str(tmp_path / files[0])) if files[0] else ()
     assert status_command.main([address, *token, "--cacert", str(authority)]) == code

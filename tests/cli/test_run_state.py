@@ -10,7 +10,8 @@ import pytest
 from holdfast.core.snapshots.copy_keepers import choose_keepers
 from holdfast.model.job_and_seats import Seat
 from tests.cli.conftest import Start
-from tests.cli.driver import Job
+from tests.cli.driver import Job, run_command
+from tests.cli.test_run_survival import another_controller
 
 pytestmark = pytest.mark.e2e
 
@@ -80,6 +81,29 @@ def test_a_killed_rank_costs_no_step_and_snapshots_outlive_the_agent(start: Star
     assert said(job, "from")[2:] == [[str(step), "memory"] for step in steps for _ in range(2)]
     log = (job.run_dir / "controller.log").read_text()
     assert all(re.search(rf" step {step}: 2 .*\bmemory$", log, re.MULTILINE) for step in steps)
+
+
+@pytest.mark.slow
+def test_a_held_job_goes_on_from_memory_though_it_is_resumed_before_its_nodes_have_found_the_next_controller(
+    start: Start,
+) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "1", script=TRAIN)
+    job.trains()
+    assert run_command("hold", str(job.run_dir), folder=job.folder).returncode == 0
+    agents = [job.agent(node) for node in ("n0", "n1")]
+    for agent in agents:
+        job.kill(agent, signal.SIGSTOP)
+    before = job.controller()
+    job.kill(before)
+    another_controller(job, before)
+    assert run_command("resume", "--no-wait", str(job.run_dir), folder=job.folder).returncode == 0
+    for agent in agents:
+        job.kill(agent, signal.SIGCONT)
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    [(first, source), (second, _)] = said(job, "from")[2:]
+    assert int(first) > 0 and (first, source) == (second, "memory")
 
 
 def backed(job: Job) -> bool:

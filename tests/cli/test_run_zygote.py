@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.agent_shell import COLD_START
+from holdfast.cli.run_dirs.remembered_imports import FOLDER
 from tests.cli.conftest import Start
 from tests.cli.driver import TRAIN, Job, gone
 
@@ -75,6 +76,11 @@ def test_ranks_of_a_real_job_are_forked_and_heal(start: Start) -> None:
 TELLS = "import sys\nprint('ready', 'rich.table' in sys.modules, flush=True)\nimport rich.table\n" + TRAIN
 
 
+def has_more_modules(job: Job) -> None:
+    zygotes = job.run_dir / "nodes" / "n0" / "agent.log"
+    job.until(lambda: "zygote: " in zygotes.read_text(), "a zygote with more modules")
+
+
 def readiness(job: Job) -> list[str]:
     return [line.split()[-1] for line in job.text().splitlines() if "] ready " in line]
 
@@ -89,6 +95,22 @@ def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Sta
     job.finish()
     job.ends(0)
     assert readiness(job) == ["False", "True"]
+
+
+@pytest.mark.slow
+def test_the_next_run_of_a_script_has_it_before_its_first_launch(start: Start) -> None:
+    """Where ranks share processors, they are forked with it; where each has one, they do not wait for it."""
+    many = len(os.sched_getaffinity(0)) + 1
+    for number, known in ((1, ["False"] * many), (2, ["False"] * many + ["True"] * many)):
+        job = start("--nproc-per-node", str(many), script=TELLS, zygote=True)
+        job.trains()
+        has_more_modules(job)
+        job.until(lambda: any((Path(os.environ["HOLDFAST_HOME"]) / FOLDER).glob("*.json")), "a note for the next run")
+        job.finish()
+        job.ends(0)
+        assert readiness(job) == known
+        job.run_dir.rename(job.folder / f"run-{number}")
+        (job.folder / "finish").unlink()
 
 
 # It prints, as many scripts do, before it needs what takes longest to import.

@@ -76,7 +76,12 @@ class Zygote:
     """The stub holder with its zygote; both are forked where there is a server that has imported what they need."""
 
     def __init__(
-        self, preload: tuple[str, ...], folder: Path, env: dict[str, str] = ENV, server: Path | None = None
+        self,
+        preload: tuple[str, ...],
+        folder: Path,
+        env: dict[str, str] = ENV,
+        server: Path | None = None,
+        ranks: int = 0,
     ) -> None:
         self.folder = folder
         self.env = env
@@ -84,7 +89,9 @@ class Zygote:
         self.holder: ForkedHolder | subprocess.Popen[str] = (
             ForkedHolder(preload, folder, server)
             if server
-            else subprocess.Popen(command, stdin=-1, stdout=-1, env=env, cwd=folder, text=True)
+            else subprocess.Popen(
+                command, stdin=-1, stdout=-1, env=env | {"STUB_RANKS": str(ranks)}, cwd=folder, text=True
+            )
         )
         self.pid: int = self.hear()["zygote"]
         self.warm = self.hear()

@@ -20,10 +20,10 @@ from holdfast.checkpoint import memory_copy
 FEATURES, BATCH = 12, 4
 
 
-def made(how: str, seed: int) -> nn.Module:
+def made(how: str, seed: int, wide: int = 36) -> nn.Module:
     """A model on its ranks; all start with the same weights."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(FEATURES, 36), nn.Tanh(), nn.Linear(36, FEATURES), nn.Linear(FEATURES, 7))
+    model = nn.Sequential(nn.Linear(FEATURES, wide), nn.Tanh(), nn.Linear(wide, FEATURES), nn.Linear(FEATURES, 7))
     model.register_buffer("seen", torch.zeros(2))
     world = dist.get_world_size()
     if how == "ddp":
@@ -69,12 +69,13 @@ def main() -> None:
     asked.add_argument("how")
     asked.add_argument("last", type=int)
     asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--wide", type=int, default=36)
     asked.add_argument("--path")
     asked.add_argument("--kill", default="")  # rank:step:when
     told = asked.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model = made(told.how, told.seed)
+    model = made(told.how, told.seed, told.wide)
     seen = next(model.buffers())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)

@@ -44,7 +44,8 @@ def reap(keys: dict[int, str], ended: dict[int, int]) -> None:
 
 
 def start_zygote(ours: socket.socket, end: int, forked: bool) -> int:
-    args = ("--fd", str(end), *(word for name in sys.argv[1:] for word in ("--preload", name)))
+    ranks = ("--ranks", os.environ.pop("STUB_RANKS", "0"))
+    args = ("--fd", str(end), *ranks, *(word for name in sys.argv[1:] for word in ("--preload", name)))
     program = Program(module="holdfast.client.boot.zygote", args=args, env=dict(os.environ), bare=True)
     if forked:
         pid = preimported_fork.fork(program, OpenFiles(stdout=2, stderr=2, keep=(end,)), ours.close, tied=True)

@@ -1,6 +1,7 @@
 """A Checkpointer on many ranks: exact after a kill, whole on storage, and cut anew for another number of ranks."""
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from math import prod
@@ -106,6 +107,23 @@ def test_on_storage(warm: Zygote, group: Group, tmp_path: Path, how: str, world:
     chunks = {name: found for name, found in metadata.state_dict_metadata.items() if name.startswith("model.0.weight")}
     cells = [prod(chunk.sizes) for found in chunks.values() for chunk in found.chunks]  # type: ignore[union-attr]
     assert sum(cells) == 36 * 12, "what replicas share is there once"
+
+
+@pytest.mark.parametrize("how", ["fsdp", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_a_model_that_was_changed_is_told_by_each_rank_in_one_sentence(
+    warm: Zygote, group: Group, tmp_path: Path, how: str
+) -> None:
+    job, path = Job(warm, group), tmp_path / "checkpoints"
+    job.told(2, how, "4", "--path", str(path))
+    before = sorted(path.rglob("*"))
+    ended = job.run(2, how, "6", "--path", str(path), "--wide", "48")
+    assert [one.code for one in ended] == [1, 1], ended
+    for one in ended:
+        assert one.err.count("Traceback (most recent call last)") == 1, one.err
+        *_, told = (line for line in one.err.splitlines() if "StateError: " in line)
+        assert f"{path}/step-00000004 " in told
+        assert re.search(r"model\.0\.(bias is 36 there and 48|weight is 36x12 there and 48x12) here", told), told
+    assert sorted(path.rglob("*")) == before
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

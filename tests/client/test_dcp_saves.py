@@ -204,16 +204,46 @@ def test_bytes_come_back_from_memory_as_they_were(keeper: FakeKeeper, tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("kind", ["quantized", "sparse", "made of others"])
+@pytest.mark.parametrize("kind", ["sparse", "made of others"])
 def test_other_kinds_of_tensors_are_refused(tmp_path: Path, kind: str) -> None:
     made: dict[str, Callable[[], torch.Tensor]] = {
-        "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
         "sparse": lambda: torch.eye(3).to_sparse(),
         "made of others": lambda: TwoTensor(torch.ones(300, 300), torch.ones(300, 300)),
     }
-    with pytest.raises(CheckpointException, match=r"\bodd .*(qint8|sparse_coo|TwoTensor)"):
+    with pytest.raises(CheckpointException, match=r"\bodd .*(sparse_coo|TwoTensor)"):
         torch_dcp.save({"x": torch.ones(3), "odd": made[kind]()}, storage_writer=Writer(tmp_path / "ckpt"))
     assert not (tmp_path / "ckpt").exists()
+
+
+def quantized(scale: float) -> dict[str, Any]:
+    row = torch.arange(6.0).view(2, 3)
+    each = torch.tensor([scale, 2 * scale])
+    return {
+        **{str(kind): torch.quantize_per_tensor(row, scale, 3, kind) for kind in (torch.qint8, torch.quint8)},
+        "large": torch.quantize_per_tensor(row, scale, 0, torch.qint32),
+        "by rows": torch.quantize_per_channel(row, each, torch.tensor([0, 1]), 0, torch.qint8),
+        "part": torch.quantize_per_tensor(torch.arange(4000.0), scale, 3, torch.qint8)[8:10],
+        "plain": row + scale,
+    }
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("where", ["ours", "torch", "memory"])
+def test_quantized_tensors_keep_their_scale(where: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Torch's own writer and reader leave the scale of the tensor that is loaded into."""
+    if where == "memory":
+        request.getfixturevalue("keeper")
+    path = tmp_path / "checkpoints"
+    writer = Writer(path)
+    for step, scale in ((1, 0.1), (2, 0.25)):
+        torch_dcp.save(quantized(scale), checkpoint_id=str(step), storage_writer=writer)
+        found = quantized(0.5)
+        read = {"checkpoint_id": path / f"step-0000000{step}"} if where == "torch" else {"storage_reader": Reader(path)}
+        torch_dcp.load(found, **read)
+        for name, tensor in quantized(scale).items():
+            assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+    if where == "torch":
+        assert sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) < 400_000
 
 
 def test_many_small_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

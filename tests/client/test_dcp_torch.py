@@ -21,6 +21,9 @@ DTYPES = [
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.bool),
     *(torch.complex64, torch.complex128),
 ]
+# These have no numbers that all of torch can make: they are looked at as bytes.
+RARE = [torch.uint32, torch.uint64, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.complex32]
+RARE += [getattr(torch, name) for name in ("float8_e8m0fnu", "float4_e2m1fn_x2") if hasattr(torch, name)]
 WAYS = [("ours", "torch"), ("torch", "ours"), ("ours", "ours")]
 
 
@@ -52,6 +55,21 @@ def test_every_dtype(tmp_path: Path, dtype: torch.dtype, way: tuple[str, str]) -
     found = state_of(dtype, 4)
     torch_dcp.load(found, storage_reader=reader_of(way[1], tmp_path))
     assert_same(found, state_of(dtype, 3))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+@pytest.mark.parametrize("dtype", RARE, ids=str)
+def test_every_bit_of_rare_dtypes(tmp_path: Path, dtype: torch.dtype, way: tuple[str, str]) -> None:
+    assert len({*DTYPES, *RARE}) >= 20
+    writer = Writer(tmp_path) if way[0] == "ours" else FileSystemWriter(tmp_path)
+    wanted = torch.arange(256, dtype=torch.uint8)
+    torch_dcp.save({"x": wanted.view(dtype), "rows": wanted.view(dtype).view(4, -1)}, storage_writer=writer)
+    none = torch.zeros(256, dtype=torch.uint8)
+    found = {"x": none.clone().view(dtype), "rows": none.clone().view(dtype).view(4, -1)}
+    torch_dcp.load(found, storage_reader=reader_of(way[1], tmp_path))
+    for tensor in found.values():
+        assert tensor.dtype == dtype and torch.equal(tensor.view(torch.uint8).flatten(), wanted)
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)

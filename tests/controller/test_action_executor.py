@@ -161,6 +161,26 @@ async def test_ranks_without_a_step_in_common_are_told_of_with_what_mends_it() -
     assert bench.said == [incident_text.advise_apart(bench.outcomes[0].apart)]
 
 
+@pytest.mark.parametrize("news", ["back", "silent", "stopped"])
+async def test_a_launch_is_planned_when_its_nodes_have_told_what_they_hold_or_are_silent(news: str) -> None:
+    """And never once it is to be stopped."""
+    bench = Bench("a", limits=Limits())
+    carried = asyncio.create_task(bench.carry_out(LAUNCH))
+    await settle()
+    assert not bench.told and not bench.notes.get_note("plan.json")
+    if news == "back":
+        bench.links.open_link("b", NotedOutbox("b", bench.told))
+        bench.dispatch.on_relink("b")
+    elif news == "silent":
+        bench.dispatch.on_silent("b")
+    else:
+        bench.dispatch.on_stop(LAUNCH.generation)
+    await settle()
+    assert [node for node, _ in bench.told] == {"back": ["a", "b"], "silent": ["a"], "stopped": []}[news]
+    assert [outcome.ok for outcome in bench.outcomes] == ([False] if news == "stopped" else [])
+    carried.cancel()
+
+
 async def test_failures_are_named_by_node() -> None:
     bench = Bench()
     carried = asyncio.create_task(bench.carry_out(STOP))

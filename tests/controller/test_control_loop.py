@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli.launch import controller_main
 from holdfast.config import Settings
 from holdfast.controller import control_loop
 from holdfast.controller.control_loop import Controller
@@ -20,7 +23,7 @@ from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Decision, Entry
 from holdfast.wire.agent_messages import Ack
-from tests.controller.conftest import RELEASE, Open, make
+from tests.controller.conftest import HEADERS, RELEASE, Open, make
 from tests.controller.fakes import FakeFleet
 
 JOB = Job(run_id="r", min_nodes=1, max_nodes=1)
@@ -205,6 +208,33 @@ async def test_a_job_that_is_done_waits_for_nobody(tmp_path: Path) -> None:
     controller.end_at_once()
     async with asyncio.timeout(120):
         assert await task == 7
+
+
+async def test_whoever_calls_after_the_end_gets_a_sentence(desk_of: Open) -> None:
+    """The port stays open while hooks hear of the end, and a person may press Ctrl-C once more."""
+    async with desk_of() as desk:
+        desk.controller.process_event(Order(verb="stop", who="me", code=7, now=True))
+        await desk.until(lambda: desk.controller.is_over, "the end")
+        seq = desk.controller.seq
+        desk.controller.process_event(Order(verb="stop", who="me"))
+        desk.controller.end_at_once()
+        assert desk.controller.seq == seq
+        answer = await desk.client.get("/api/v1/entries", headers=HEADERS)
+        assert (answer.status, list(await answer.json())) == (503, ["error"])
+        assert (await desk.client.get("/api/v1/status", headers=HEADERS)).status == 200
+
+
+@pytest.mark.parametrize("in_allocation", [True, False])
+async def test_slurms_sigterm_counts_once_though_it_comes_twice(desk_of: Open, in_allocation: bool) -> None:
+    """To this process itself, where Slurm tracks processes, and by the supervisor; else the second hurries the end."""
+    async with desk_of() as desk:
+        await desk.train()
+        controller_main._on_signals(desk.controller, in_allocation=in_allocation)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await desk.phase(Phase.ENDING)
+            await asyncio.sleep(0.05)
+        assert desk.controller.dispatch._hurried is not in_allocation
 
 
 async def test_a_step_that_fails_is_the_end(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from holdfast.config import Settings
 from holdfast.controller.access.caller_admission import ANY_NODE, Caller, Right
-from holdfast.controller.actions.action_executor import LaunchPlan
+from holdfast.controller.actions.launch_plan import LaunchPlan
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.decider_events import Begin, Ended, Outcome, Progress, Ready, Successor

@@ -6,7 +6,8 @@ import re
 import msgspec
 
 from holdfast.cli.terminal.quantity_text import storage_said
-from holdfast.controller.actions.action_executor import WITHOUT_GRACE, LaunchPlan
+from holdfast.controller.actions.action_executor import WITHOUT_GRACE
+from holdfast.controller.actions.launch_plan import LaunchPlan
 from holdfast.model.action import Finish
 from holdfast.model.decider_events import Outcome
 from holdfast.model.decider_limits import Limits

@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from holdfast.controller.store_process import StoreProcess
@@ -108,6 +109,23 @@ async def test_one_that_is_still_coming_up_is_ended_too(tmp_path: Path, env: dic
     async with asyncio.timeout(120):
         await attending  # it does not start another
     until(lambda: gone(process_of(store)), "the end of the store")
+
+
+async def test_one_that_nobody_waits_for_any_more_is_ended_too(tmp_path: Path, env: dict[str, str]) -> None:
+    """The job may be over while a thread is starting it."""
+    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)
+    attending = asyncio.create_task(store.connect_ahead())
+    await asyncio.sleep(0)
+    attending.cancel()
+    await asyncio.wait([attending])
+    async with asyncio.timeout(120):
+        await store.quit()
+    assert not running_stores(tmp_path)
+
+
+def running_stores(run_dir: Path) -> list[int]:
+    words = {"holdfast.client.boot.tcp_store_server", str(run_dir)}
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if words <= {*(p.info["cmdline"] or [])}]
 
 
 async def test_a_store_that_does_not_stay_up_is_an_error(tmp_path: Path, env: dict[str, str]) -> None:

@@ -18,8 +18,8 @@ from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.detect import vanished_ranks
 from holdfast.core.snapshots.node_eviction_bonds import copy_bonds
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.decider_events import Ended, MeshReport, Successor
-from holdfast.model.detector_alarm import Alarm
+from holdfast.model.decider_events import Ended, MeshReport, Order, Successor
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, LaunchHere, StopHere
@@ -136,6 +136,49 @@ async def test_nodes_that_know_of_more_than_both_files_are_believed(tmp_path: Pa
         assert "generation 6 " in told and waits
     async with life(tmp_path) as third:
         assert third.controller.epoch == 6
+
+
+HELD = Copy(rank=0, step=9, node="a", layout="x", world=1, whole=True)
+
+
+async def returned(desk: Desk) -> LaunchHere:
+    """Node a comes back with a state in its memory; the launch that it is told."""
+    agent = await desk.link("a")
+    hello = Hello(node="a", host="h", nproc=1, order=0, generation=1, ready=True, epoch=1, copies=(HELD,))
+    await agent.ws.send_bytes(agent_messages.encode(hello))
+    launch = await agent.errand()
+    assert isinstance(launch, LaunchHere) and launch.generation == 2
+    return launch
+
+
+async def test_a_launch_that_was_written_down_and_not_planned_goes_on_from_what_its_nodes_hold(tmp_path: Path) -> None:
+    """The controller died between the journal's entry and the plan; the next one acts before any node is back."""
+    async with life(tmp_path) as first:
+        agent = await first.train()
+        plan = (tmp_path / "plan.json").read_bytes()
+        await agent.post(Alarm(kind=Kind.CRASH, at=2.0, suspects=("a",), reason="killed", generation=1))
+        stop = await agent.errand()
+        assert isinstance(stop, StopHere)
+        await agent.post(Done(id=stop.id, node="a", ok=True, copies=(HELD,)))
+        launch = await agent.errand()
+        assert isinstance(launch, LaunchHere) and launch.restore.step == 9
+    (tmp_path / "plan.json").write_bytes(plan)
+    async with life(tmp_path) as second:
+        assert second.controller.view.phase is Phase.LAUNCHING
+        assert (await returned(second)).restore.step == 9
+
+
+async def test_a_resume_before_any_node_is_back_goes_on_from_what_nodes_hold(tmp_path: Path) -> None:
+    async with life(tmp_path) as first:
+        agent = await first.train()
+        first.controller.process_event(Order(verb="hold", who="Ada"))
+        await agent.answer(await agent.errand())
+        await first.phase(Phase.HELD)
+        first.controller.journal.flush()
+    async with life(tmp_path) as second:
+        second.controller.process_event(Order(verb="resume", who="Ada"))
+        await asyncio.sleep(0.05)
+        assert (await returned(second)).restore.step == 9
 
 
 async def test_a_mark_that_is_gone_is_told(tmp_path: Path) -> None:

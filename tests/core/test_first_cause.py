@@ -256,6 +256,17 @@ def test_errors_that_two_ranks_make_by_themselves_are_both_named() -> None:
     assert (record.ranks, record.suspects, record.echoes) == ((0, 1), ("n0", "n1"), 1)
 
 
+def test_what_two_scripts_raise_themselves_is_named_whatever_its_type() -> None:
+    one, other = (error(at, rank, "RuntimeError", own=True, confidence=0.59) for rank, at in ((0, 10.0), (1, 10.3)))
+    one, other = (msgspec.structs.replace(a, reason=f"failed {a.at}", signature=f"at {a.at}") for a in (one, other))
+    unsure = error(10.4, 2, "RuntimeError")
+    record = named(ONE_HOST, one, other, unsure, echo(10.4, "n3", 3))
+    assert record.cause == "rank 0 on n0 failed 10.0, and rank 1 on n1 failed 10.3 (rank 0 first)"
+    assert (record.ranks, record.echoes) == ((0, 1), 2)
+    for klass in ("nan_divergence", "checkpoint_corrupt", "file_not_found", *ECHOES):
+        assert named(ONE_HOST, one, msgspec.structs.replace(other, klass=klass)).ranks == (0,), klass
+
+
 def test_an_error_that_may_come_from_another_rank_s_is_no_culprit() -> None:
     """Whoever loses a peer may raise anything of its own; a file may be missing because its writer has failed."""
     first = error(10.0, 0, "ValueError")

@@ -137,7 +137,6 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
         return nonfinite_loss.alarm_of(told)
     if kind == "redone":
         return _redone_alarm(int(words.after("step", "0")), at, generation)
-    said, raised = tuple(words.after_all("said")), " ".join(words.after_all("raised"))
     if kind == "switch":
         return Alarm(
             kind=Kind.HEALTH,
@@ -149,19 +148,32 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
             hard=True,
         )
     if kind in ("health", "lines", "hang", "slow"):
+        said = " ".join(words.after_all("said"))
         return Alarm(
             kind=Kind(kind),
             at=at,
             suspects=() if node == "nobody" else tuple(node.split(",")),
             ranks=tuple(int(rank) for rank in words.after("rank", "").split(",") if rank),
             generation=int(words.after("generation", str(generation))),
-            reason=" ".join(said),
-            signature=UNNAMED if node == "nobody" else " ".join(said),
+            reason=said,
+            signature=UNNAMED if node == "nobody" else said,
             hard=words.has("hard"),
             stance=Stance(words.after("stance", "act")),
         )
+    return _exit_alarm(words, node, at, generation)
+
+
+def _exit_alarm(words: Words, node: str, at: float, generation: int) -> Alarm:
+    said, raised = tuple(words.after_all("said")), " ".join(words.after_all("raised"))
+    threw = " ".join(words.after_all("threw"))  # by a statement of the script's own
     rank = int(words.after("rank", "0"))
-    trace = ("Traceback (most recent call last):", f'  File "/job/train.py", line {rank + 1}, in <module>', "    go()")
+    code = f"raise {threw.partition(':')[0]}(words)" if threw else "go()"
+    trace = (
+        "Traceback (most recent call last):",
+        f'  File "/job/train.py", line {rank + 1}, in <module>',
+        f"    {code}",
+    )
+    raised = raised or threw
     exit = Exit(
         node=node,
         generation=int(words.after("generation", str(generation))),

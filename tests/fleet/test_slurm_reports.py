@@ -153,8 +153,8 @@ def test_what_is_no_json_of_jobs_is_an_error(content: bytes) -> None:
 
 
 def test_where_jobs_come_from() -> None:
-    told = "46|holdfast-r-n0|/home/ann/a|b\n47|wrap|/tmp\nsqueue: error: what\n"
-    assert slurm_reports.parse_places(told) == {46: ("holdfast-r-n0", "/home/ann/a|b"), 47: ("wrap", "/tmp")}
+    told = "46|holdfast-r-n0|/data/ann/a|b\n47|wrap|/tmp\nsqueue: error: what\n"
+    assert slurm_reports.parse_places(told) == {46: ("holdfast-r-n0", "/data/ann/a|b"), 47: ("wrap", "/tmp")}
 
 
 def test_lists_of_hosts() -> None:

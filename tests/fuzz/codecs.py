@@ -34,7 +34,7 @@ from holdfast.controller.access.block_list_file import Entries
 from holdfast.controller.access.caller_admission import UserToken
 from holdfast.controller.access.enrolment_token_api import MintBody
 from holdfast.controller.access.enrolment_tokens import TokenRecord
-from holdfast.controller.actions import action_executor
+from holdfast.controller.actions import launch_plan
 from holdfast.controller.api_description import TraceBody
 from holdfast.controller.order_admission import OrderBody
 from holdfast.controller.user_hooks import HookProgress
@@ -113,7 +113,7 @@ CODECS: dict[str, Codec] = {
     "order on the page": _json(PageOrder),
     "question for stacks": _json(StackQuestion),
     "trace": _json(TraceBody),
-    "plan": (action_executor._PLANNED, action_executor.LaunchPlan, TEXT),
+    "plan": (launch_plan._DECODER, launch_plan.LaunchPlan, TEXT),
     "past": _json(dict[str, MeasurementHistory]),
     "mesh": _json(Dims),
     "leaving": _json(Leave),

@@ -121,6 +121,23 @@ def test_a_closed_journal_is_one_file(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["journal.db"]
 
 
+def test_a_reader_of_a_closed_journal_sees_what_the_next_writers_write(tmp_path: Path) -> None:
+    """As a page does that shows a run which is resumed."""
+    path = tmp_path / "journal.db"
+    SqliteJournal(path).close()
+    reader = SqliteJournal(path, read_only=True)
+    assert list(reader.read()) == []
+    for seq in (1, 3):
+        writer = SqliteJournal(path)
+        for number in (seq, seq + 1):
+            entry = msgspec.structs.replace(ENTRY, seq=number)
+            writer.append(entry, durable=True)
+            assert list(reader.read(number - 1)) == [entry]
+        writer.close()
+    assert [entry.seq for entry in reader.read()] == [1, 2, 3, 4]
+    reader.close()
+
+
 def test_closing_does_not_wait_for_a_reader(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     journal = SqliteJournal(path)

@@ -8,6 +8,7 @@ import msgspec
 
 from tests.public import truth
 from tests.public.conftest import LaunchPublic
+from tests.public.sentences import Known, check_sentences
 from tests.public.table import STRUCK, Script
 from tests.public.witness import Witness
 
@@ -18,6 +19,7 @@ class Play:
         self.seen = Witness(self.job.run_dir, script)
         self.job.patience_s = 90.0  # imports of a large package, beside other tests
         self.busy = self.job.folder / "busy"
+        self.edited = False
 
     def go_on(self) -> "Play":
         """Wait until it is worth striking; its storage is slow from then on, so that it does not end meanwhile."""
@@ -45,6 +47,13 @@ class Play:
     def edit_comment(self) -> None:
         path = self.job.folder / self.script.path
         path.write_text(path.read_text() + "\n# An afterthought.\n")
+        self.edited = True
+
+    def check_sentences(self, ended_at: float, struck: str = "") -> None:
+        known = Known(
+            job=self.job, seen=self.seen, script=self.script, ended_at=ended_at, struck=struck, edited=self.edited
+        )
+        check_sentences(known)
 
     def end(self, code: int = 0) -> float:
         """When it was over."""

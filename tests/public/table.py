@@ -10,7 +10,7 @@ SAVES = 10  # from checkpoint to checkpoint
 STRUCK = 24  # at this step or soon after; there are checkpoints by then, and work since the last one
 
 
-class Known(Enum):
+class Resuming(Enum):
     """What can be known, without a word of the script, about where it goes on after a restart."""
 
     RESUMED = "its optimizer has the count that it was saved with"
@@ -28,7 +28,7 @@ CAUSES = {
 class Script(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     line: str  # what it prints when it has made a step, with the groups that `step_of` takes
-    known: Known
+    known: Resuming
     files: tuple[str, ...]  # that it leaves, in its own folder or in the working directory
     args: tuple[str, ...] = ()
     flags: tuple[str, ...] = ("--nproc-per-node", "2")
@@ -63,7 +63,7 @@ SCRIPTS = {
             name="nano_gpt",
             line=r"^iter (?P<step>\d+): loss (?P<loss>[\d.]+)",
             offset=1,
-            known=Known.RESUMED,
+            known=Resuming.RESUMED,
             files=("proj/out/ckpt.pt",),
             exact=False,  # its batches are drawn anew
         ),
@@ -75,7 +75,7 @@ SCRIPTS = {
             grain=10,
             offset=10,
             per_epoch=10,
-            known=Known.NOT,
+            known=Resuming.NOT,
             files=("snapshot.pt",),
         ),
         Script(
@@ -85,7 +85,7 @@ SCRIPTS = {
             offset=1 - 20,
             per_epoch=20,
             samples=4,
-            known=Known.ANEW,
+            known=Resuming.ANEW,
             files=("mnist_cnn.pt",),
         ),
         Script(
@@ -94,28 +94,28 @@ SCRIPTS = {
             per_epoch=20,
             needs="transformers",
             loss_source="Trainer.training_step()",
-            known=Known.RESUMED,
+            known=Resuming.RESUMED,
             files=("results/checkpoint-60/trainer_state.json", "results/final/model.safetensors"),
         ),
         Script(
             name="lightning_trainer",
             line=r"^step (?P<step>\d+): loss (?P<loss>[\d.]+)",
             needs="lightning",
-            known=Known.RESUMED,
+            known=Resuming.RESUMED,
             files=("checkpoints/last.ckpt",),
         ),
         Script(
             name="accelerate_loop",
             line=r"^step (?P<step>\d+) loss (?P<loss>[\d.]+)",
             needs="accelerate",
-            known=Known.RESUMED,
+            known=Resuming.RESUMED,
             files=("states/epoch_6/optimizer.bin",),
         ),
         Script(
             name="spawned_ddp",
             line=r"^step (?P<step>\d+)/\d+ loss (?P<loss>[\d.]+)",
             flags=("--nproc-per-node", "1"),
-            known=Known.RESUMED,
+            known=Resuming.RESUMED,
             files=("spawned.pt",),
             spawns=True,
             causes={
@@ -127,7 +127,7 @@ SCRIPTS = {
         Script(
             name="fsdp2_dcp",
             line=r"^step (?P<step>\d+) loss (?P<loss>[\d.]+)",
-            known=Known.RESUMED,
+            known=Resuming.RESUMED,
             files=("checkpoints/60/.metadata", "checkpoints/60/__0_0.distcp", "checkpoints/60/__1_0.distcp"),
         ),
     )

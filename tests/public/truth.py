@@ -9,11 +9,10 @@ from pathlib import Path
 from holdfast.core.record.job_report import Report
 from holdfast.model.incident_record import Change, Record
 from tests.cli.driver import Job
-from tests.public.table import STEPS, Known, Script
+from tests.public.sentences import SLACK_S, Known, check_sentences
+from tests.public.table import STEPS, Resuming, Script
 from tests.public.witness import Witness
 
-SLACK_S = 1.5  # by which times may differ that two processes of a busy machine have taken
-_CALM = 4  # sentences, but for where losses are read: where it runs, which release, the first step, the end
 _OURS = ("run", "code-", "busy", "home")  # of the launcher and the test, by the beginnings of their names
 
 
@@ -24,12 +23,12 @@ def tell_steps(count: int) -> str:
 def went_on(script: Script, good: int, origin: int) -> str:
     """How the sentence about a restart must go on, for an incident and for a planned one."""
     match script.known:
-        case Known.RESUMED:
+        case Resuming.RESUMED:
             lost = f"{tell_steps(good - origin)} and "
             return rf" from step {origin}, lost ({lost if good > origin else f'({lost})?'})(?P<s>[\d.]+) s"
-        case Known.ANEW:
+        case Resuming.ANEW:
             return rf", but the script started from step 0: lost {tell_steps(good)} and (?P<s>[\d.]+) s"
-        case Known.NOT:
+        case Resuming.NOT:
             unknown = rf" \(whether the script resumed is not known: at most {tell_steps(good)} redone\)"
             return rf"{unknown}, lost (?P<s>[\d.]+) s"
 
@@ -38,7 +37,7 @@ def check_restart(job: Job, seen: Witness, script: Script, record: Record | Chan
     """Where it was, what it went on from, and what that cost: in the record and on the console."""
     good, origin = seen.reached(1), seen.origin(2)
     assert good - 1 <= record.good_step <= good + script.grain, "the last step that all ranks had made"
-    known = None if script.known is Known.NOT else origin
+    known = None if script.known is Resuming.NOT else origin
     assert record.resumed_from == known, "what the script went on from"
     words = re.compile(begins.format(good=record.good_step) + went_on(script, record.good_step, origin))
     told = words.match(record.sentence)
@@ -58,7 +57,7 @@ def check_bill(seen: Witness, script: Script, report: Report, ended_at: float) -
     assert report.wall_s <= ended_at - seen.began_at + slack_s
     train_s, redo_s = report.spent_s["train"], report.spent_s["redo"]
     most_s = new_s + last_s + slack_s
-    if script.known is Known.NOT and seen.generations > 1:
+    if script.known is Resuming.NOT and seen.generations > 1:
         assert report.at_most == "at most ", "work that was done again is in it"
         most_s += again_s
     else:
@@ -104,7 +103,7 @@ def check_end(job: Job, seen: Witness, script: Script) -> None:
     """How far the job is said to have come."""
     newest = seen.generations
     assert seen.reached(newest) == STEPS, "by the script's own lines"
-    unknown = script.known is Known.NOT and newest > 1
+    unknown = script.known is Resuming.NOT and newest > 1
     counted = STEPS - seen.origin(newest) if unknown else STEPS
     assert job.report().step == counted
     assert job.report().since == ("the last launch" if unknown else "the start of this run")
@@ -115,11 +114,8 @@ def check_calm(job: Job, seen: Witness, script: Script, ended_at: float) -> None
     report = job.report()
     assert (report.incidents, report.changes, report.generation) == ((), (), 1)
     assert "holdfast: done: 0 incidents, ETTR" in job.sentences()[-1]
-    read = [line for line in job.sentences() if line.startswith("holdfast: loss: ")]
-    assert read == ([f"holdfast: loss: read from {script.loss_source}"] if script.loss_source else [])
-    # torch's own teardown stands for ever in some runs; then the rank is named: see tests/cli/test_run_leftover.py.
-    stood = [line for line in job.sentences() if re.match(r"holdfast: rank \d+ does not end: ", line)]
-    assert len(job.sentences()) - len(read) - len(stood) == _CALM, job.sentences()
+    check_sentences(Known(job=job, seen=seen, script=script, ended_at=ended_at))
+    assert script.loss_source == "" or f"holdfast: loss: read from {script.loss_source}" in job.sentences()
     check_end(job, seen, script)
     check_bill(seen, script, report, ended_at)
 

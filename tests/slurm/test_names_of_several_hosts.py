@@ -41,7 +41,6 @@ def test_no_two_machines_lead_one_job(slurm_lab: SlurmLab, tmp_path: Path, no_or
             job.wait()
         slurm_lab.name_hosts("ctl")
     assert {job.returncode for job in jobs.values()} == {2}, said
-    assert not any("carries the controller" in text for text in said.values()), said
     for node in (one, other):
         [line] = said[node].splitlines()
         assert line.startswith("holdfast run: ctl stands for 10.77.0."), line

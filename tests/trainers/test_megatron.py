@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_dcp
 
 from holdfast.checkpoint.state_image import StateError
 from tests.trainers.played_ranks import PlayedRanks, import_beside
@@ -167,6 +168,38 @@ def test_ranks_with_different_experts_are_no_replicas_of_each_other(
 
     ranks.run(hold)
     assert told == [replicated] * 4
+
+
+def save_own(folder: Path, *names: str) -> None:
+    """As `dist_checkpointing.save` lays it out."""
+    torch_dcp.save({name: torch.ones(8) for name in names}, checkpoint_id=folder, no_dist=True)
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    torch.save({"iteration": 7}, folder / "common.pt")
+
+
+def test_beside_the_weights_of_others_the_newest_own_checkpoint_is_found(
+    megatron: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder has weights to begin with, too: converted ones, some of the first format, and some of another job."""
+    own = ("model.weight", "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.bucket_idx_0.exp_avg")
+    save_own(tmp_path / "iter_0000003", *own)
+    save_own(tmp_path / "iter_0000007", *own)
+    save_own(tmp_path / "release", "model.weight")
+    save_own(tmp_path / "iter_0500000", "model.weight")
+    old = tmp_path / "iter_0600000" / "mp_rank_00"
+    old.mkdir(parents=True)
+    torch.save({"model": {}}, old / "model_optim_rng.pt")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("release")
+    found = megatron.newest_checkpoint(tmp_path)
+    assert found == (7, str(tmp_path / "iter_0000007"))
+    used = f"{tmp_path}/iter_0000007, the newest whole one, is used"
+    assert capsys.readouterr().err.splitlines() == [
+        f"holdfast: {tmp_path}/iter_0600000 is left out: metadata.json is missing; {used}",
+        f"holdfast: {tmp_path}/iter_0500000 is left out: it has weights alone, and no state of an optimizer; {used}",
+    ]
+    shards = tmp_path / "iter_0000007" / "__0_0.distcp"
+    shards.write_bytes(shards.read_bytes()[:-1])
+    assert megatron.newest_checkpoint(tmp_path) == (3, str(tmp_path / "iter_0000003"))
 
 
 def test_what_cannot_be_kept_is_refused(megatron: ModuleType) -> None:

@@ -79,7 +79,8 @@ def test_the_newest_whole_one_is_found(tmp_path: Path, capsys: pytest.CaptureFix
     found = find_own_checkpoint(tmp_path, r"checkpoint-(\d+)", fault_of)
     assert found == OwnCheckpoint(10, str(tmp_path / "checkpoint-10"))
     assert capsys.readouterr().err == (
-        f"holdfast: {tmp_path}/checkpoint-11 is left out: model.safetensors is cut short\n"
+        f"holdfast: {tmp_path}/checkpoint-11 is left out: model.safetensors is cut short; "
+        f"{tmp_path}/checkpoint-10, the newest whole one, is used\n"
     )
 
 
@@ -115,9 +116,10 @@ def test_every_node_must_find_it_whole(
     found = ranks.run(lambda rank: find_own_checkpoint(tmp_path, r"checkpoint-(\d+)", fault_of_eleven))
     assert found == [OwnCheckpoint(10, str(tmp_path / "checkpoint-10"))] * 4
     assert sorted(read) == [(rank, f"checkpoint-{step}") for rank in (0, 2) for step in (10, 11)]
+    used = f"{tmp_path}/checkpoint-10, the newest whole one, is used\n"
     assert capsys.readouterr().err == (
-        f"holdfast: {tmp_path}/checkpoint-12 is left out: not every node sees it\n"
-        f"holdfast: {tmp_path}/checkpoint-11 is left out: it is half\n"
+        f"holdfast: {tmp_path}/checkpoint-12 is left out: not every node sees it; {used}"
+        f"holdfast: {tmp_path}/checkpoint-11 is left out: it is half; {used}"
     )
 
 
@@ -194,5 +196,7 @@ def test_the_plans_that_megatron_keeps_beside_the_rest_do_not_matter(tmp_path: P
 
 def test_what_is_left_out_is_told_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """An index of a checkpoint may name any file as missing."""
-    newest_trainer_checkpoint.say_left_out("ckpt/checkpoint-7", "x\x1b[2J\nholdfast: all is well is missing")
-    assert capsys.readouterr().err == ("holdfast: ckpt/checkpoint-7 is left out: x holdfast: all is well is missing\n")
+    newest_trainer_checkpoint.say_left_out({"ckpt/checkpoint-7": "x\x1b[2J\nholdfast: all is well is missing"}, "")
+    assert capsys.readouterr().err == (
+        "holdfast: ckpt/checkpoint-7 is left out: x holdfast: all is well is missing; none is whole\n"
+    )

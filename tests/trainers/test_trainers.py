@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,6 @@ class TrainerExample(NamedTuple):
     half: Callable[[Path], None]  # make the newest of its own checkpoints as a kill may leave it
     saved: int = 10  # the step of the newest whole one, when it is struck
     args: tuple[str, ...] = ()
-    is_exact: bool = True  # a run from there ends in the weights of one that is left alone
 
 
 def halve_huggingface(out: Path) -> None:
@@ -57,6 +57,11 @@ def halve_accelerate(out: Path) -> None:
 def halve_lightning(out: Path) -> None:
     """Lightning saves at the end of each epoch."""
     cut_short(Path(shutil.copy(out / "step=12.ckpt", out / "step=13.ckpt")))
+
+
+def halve_last(out: Path) -> None:
+    """`last.ckpt` is what the script resumes from; of the same step there is another, whole one."""
+    cut_short(out / "last.ckpt")
 
 
 def halve_deepspeed(out: Path) -> None:
@@ -83,10 +88,10 @@ TRAINERS = {
     "huggingface": TrainerExample("transformers", halve_huggingface),
     "accelerate": TrainerExample("accelerate", halve_accelerate),
     "lightning": TrainerExample("lightning", halve_lightning, saved=12),
+    "lightning_plugin": TrainerExample("lightning", halve_last, saved=12),
     "deepspeed": TrainerExample("deepspeed", halve_deepspeed, args=("--zero", "2", "--bf16")),
     "torchtitan": TrainerExample("torchtitan", halve_torchtitan),
-    # Why its own checkpoints lead to other weights is not known; docs/TRAINERS.md says so.
-    "megatron": TrainerExample("megatron", halve_megatron, args=("--bf16",), is_exact=False),
+    "megatron": TrainerExample("megatron", halve_megatron, args=("--bf16",)),
 }
 
 
@@ -197,4 +202,28 @@ def test_its_own_checkpoints_are_used_where_ours_are_gone(name: str, launch: Lau
     assert re.search(r"\bholdfast: \S*results/\S+ .*: ", again.text()) and not restored(again), again.text()
     made = [int(step) for step in re.findall(r"\] step (\d+)\n", again.text())]
     assert made == [*range(TRAINERS[name].saved + 1, STEPS + 1)]
-    assert not TRAINERS[name].is_exact or weights(again.text()) == calm
+    assert weights(again.text()) == calm
+
+
+@pytest.mark.parametrize(("damaged", "goes_on"), [((), 13), (("last.ckpt", "step=12.ckpt"), 7)], ids=["whole", "cut"])
+def test_lightning_alone_resumes_from_its_newest_whole_checkpoint(
+    damaged: tuple[str, ...], goes_on: int, launch: Launch
+) -> None:
+    """The plugin, without the callback: nothing is kept but Lightning's own checkpoints, one after each epoch of six
+    steps. Those of step 12 may be cut short when the rank is killed."""
+    pytest.importorskip("lightning")
+    calm = launch("lightning_plugin", "--own-only", place="calm")
+    calm.ends(0)
+    job = launch("lightning_plugin", "--own-only", "--wait-s", WAIT_S)
+    job.until(lambda: "step 14\n" in job.text() or job.process.poll() is not None, "the third epoch")
+    for name in damaged:
+        cut_short(job.folder / "results" / name)
+    job.kill(job.rank(1))
+    job.ends(0)
+    assert len(job.report().incidents) == 1 and not restored(job)
+    left_out = re.findall(r"holdfast: \S+/(\S+) is left out: .*; \S+/(\S+), the newest whole one, is used", job.text())
+    assert left_out == [(name, "step=6.ckpt") for name in damaged], job.text()
+    made = [int(step) for step in re.findall(r"\] step (\d+)\n", job.text())]
+    [again] = [at for at, (before, step) in enumerate(pairwise(made), 1) if step <= before]
+    assert made[again:] == [*range(goes_on, STEPS + 1)]
+    assert weights(job.text()) == weights(calm.text())

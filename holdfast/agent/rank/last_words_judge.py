@@ -1,8 +1,8 @@
 """The judge: a process beside the agent that reads a failed rank's last words and finds the cause in them.
 
 A script may print anything, and a pattern may search a line for very long while it holds the interpreter, so a thread
-would block the agent. The judge loads the catalog once and forks for every rank that ended badly. A fork is killed at
-its deadline. The judge is forked from the agent before the agent has any threads, and dies with it.
+would block the agent. The judge loads the catalog once and has a fork for every rank that ended badly. A fork is killed
+at its deadline. The judge is forked from the agent before the agent has any threads, and dies with it.
 """
 
 import gc
@@ -11,6 +11,7 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Callable
@@ -33,6 +34,8 @@ from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages, run_and_node_specs
 
 DEADLINE_S = 2.0  # of a processor, for one rank's words: a hundred times what they take
+_CALM_S = 1.0  # without a request, until a fork is made for the next one
+_NUMBER = struct.Struct("<q")
 _PATIENCE_S = 4.0  # by the clock: a busy machine, or a file that cannot be read
 _LATE = (signal.SIGPROF, signal.SIGALRM)  # what ends who takes longer
 # What is mostly said: the patterns that look at it are compiled once, not in every fork.
@@ -89,8 +92,18 @@ def start(node_dir: Path) -> socket.socket:
     return ours
 
 
+class JudgeFork:
+    """A fork of the judge, which takes one request and judges it."""
+
+    def __init__(self, pid: int, taken: int) -> None:
+        self.pid, self.pidfd = pid, os.pidfd_open(pid)
+        self.taken = taken  # a pipe from it: the number of the request that it has taken
+        self.id: int | None = None  # that number
+
+
 class JudgeProcess:
-    """The judge in its own process: receives requests, and forks a process to judge each."""
+    """The judge in its own process. A fork waits for the next request, so that no alarm has to wait for a fork; the
+    next one is made in calm, or when a request comes before that."""
 
     def __init__(self, sock: socket.socket, known: FailureCatalog, mask: Masker) -> None:
         """`mask` is for what an alarm quotes; it is warmed here, not in every fork."""
@@ -99,68 +112,103 @@ class JudgeProcess:
         self._mask = mask
         mask("")
         self._selector = selectors.DefaultSelector()
-        self._selector.register(sock, selectors.EVENT_READ)
-        self._forks: dict[int, tuple[int, int]] = {}  # by its pidfd: its pid, and what it was asked
+        self._waiting: JudgeFork | None = None
+        self._over = False  # the agent is gone
 
     def run(self) -> None:
         """Serve requests until the agent is gone."""
-        while True:
-            for key, _ in self._selector.select():
-                if key.fd in self._forks:
-                    self._on_fork_exit(key.fd)
-                elif packet := child_process.receive_packet(self._sock, holder_messages.PACKET_BYTES):
-                    self._fork_for(to_judge(packet))
-                else:
-                    return
+        self._selector.register(self._sock, selectors.EVENT_READ, self._on_request)
+        self._fork_for_next()
+        while not self._over:
+            found = self._selector.select(None if self._waiting else _CALM_S)
+            for key, _ in found:
+                if key.fileobj in self._selector.get_map():  # one before it may have dealt with this one as well
+                    key.data()
+            if not found:
+                self._fork_for_next()
 
-    def _fork_for(self, asked: JudgeRequest) -> None:
-        judge = os.getpid()
+    def _fork_for_next(self) -> bool:
+        """Fork a process that waits for the next request; return False if there is no memory for it."""
+        judge, (taken, take) = os.getpid(), os.pipe()
         try:
             pid = os.fork()
         except OSError as e:
             _log.warning("the judge cannot fork a process to read last words: %s", e)
-            self._send_answer(JudgeAborted(id=asked.id, late=False))
-            return
+            os.close(taken)
+            os.close(take)
+            return False
         if pid == 0:
             process_attributes.die_with_parent(judge)
-            self._mask.learn(asked.secrets)
-            _judge_in_fork(self._sock, asked, self._known, self._mask)
-        fd = os.pidfd_open(pid)
-        self._forks[fd] = (pid, asked.id)
-        self._selector.register(fd, selectors.EVENT_READ)
+            _judge_next(self._sock, take, self._known, self._mask)
+        os.close(take)
+        fork = self._waiting = JudgeFork(pid, taken)
+        self._selector.unregister(self._sock)
+        self._selector.register(taken, selectors.EVENT_READ, lambda: self._on_taken(fork))
+        self._selector.register(fork.pidfd, selectors.EVENT_READ, lambda: self._on_fork_exit(fork))
+        return True
 
-    def _on_fork_exit(self, fd: int) -> None:
-        pid, id = self._forks.pop(fd)
-        self._selector.unregister(fd)
-        os.close(fd)
-        status = os.waitpid(pid, 0)[1]
-        if status:
-            self._send_answer(JudgeAborted(id=id, late=-os.waitstatus_to_exitcode(status) in _LATE))
+    def _on_request(self) -> None:
+        """A request came while no fork waits."""
+        if self._fork_for_next():
+            return
+        if packet := child_process.receive_packet(self._sock, holder_messages.PACKET_BYTES):
+            self._send_answer(JudgeAborted(id=to_judge(packet).id, late=False))
+        else:
+            self._over = True
+
+    def _on_taken(self, fork: JudgeFork) -> None:
+        self._selector.unregister(fork.taken)
+        number = os.read(fork.taken, _NUMBER.size)
+        os.close(fork.taken)
+        fork.id = _NUMBER.unpack(number)[0] if number else None
+        self._waiting = None
+        self._selector.register(self._sock, selectors.EVENT_READ, self._on_request)
+
+    def _on_fork_exit(self, fork: JudgeFork) -> None:
+        if fork is self._waiting:
+            self._on_taken(fork)
+        self._selector.unregister(fork.pidfd)
+        os.close(fork.pidfd)
+        status = os.waitpid(fork.pid, 0)[1]
+        if fork.id is not None and status:
+            self._send_answer(JudgeAborted(id=fork.id, late=-os.waitstatus_to_exitcode(status) in _LATE))
+        self._over = self._over or (fork.id is None and status == 0)
 
     def _send_answer(self, answer: Answer) -> None:
         child_process.send_packet(self._sock, encode(answer))
 
 
-def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog, mask: Masker) -> None:
-    """Judge one exit: send an alarm without the last words at once, then an alarm with them; end this fork. What they
-    quote is masked here, where it cannot hold up anybody."""
-    for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
-        signal.signal(number, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
-    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+def _judge_next(sock: socket.socket, take: int, known: FailureCatalog, mask: Masker) -> None:
+    """Wait for a request, tell the judge its number, judge it, and end this fork; end with 0 if the agent is gone."""
     gc.disable()  # to look through all that we share with the judge would copy it
+    packet = child_process.receive_packet(sock, holder_messages.PACKET_BYTES)
+    if not packet:
+        os._exit(0)
     code = 1
     try:
-        where = Path(asked.where)
-        exit = msgspec.structs.replace(asked.exit, words=last_words.last_words(where), said=last_words.last_line(where))
-        for judge, last in ((alarm_without_words, False), (alarm_of, True)):
-            alarm = mask.mask_alarm(judge(exit, known))
-            child_process.send_packet(sock, encode(JudgeAlarm(id=asked.id, alarm=alarm, last=last)))
+        asked = to_judge(packet)
+        os.write(take, _NUMBER.pack(asked.id))
+        mask.learn(asked.secrets)
+        _judge_exit(sock, asked, known, mask)
         code = 0
     finally:
         if code:
             traceback.print_exc()
         os._exit(code)
+
+
+def _judge_exit(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog, mask: Masker) -> None:
+    """Send an alarm without the last words at once, then an alarm with them. What they quote is masked here, where it
+    cannot hold up anybody."""
+    for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+    where = Path(asked.where)
+    exit = msgspec.structs.replace(asked.exit, words=last_words.last_words(where), said=last_words.last_line(where))
+    for judge, last in ((alarm_without_words, False), (alarm_of, True)):
+        alarm = mask.mask_alarm(judge(exit, known))
+        child_process.send_packet(sock, encode(JudgeAlarm(id=asked.id, alarm=alarm, last=last)))
 
 
 def load_catalog(limits: WordLimits) -> FailureCatalog:

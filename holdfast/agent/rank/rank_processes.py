@@ -74,8 +74,7 @@ class RankProcesses:
     ) -> None:
         self.spec = node
         self.held: dict[RankKey, HolderRank] = {}
-        self.warm = asyncio.Event()
-        self.cold = ""  # why there is no zygote, for the log
+        self.warm, self.cold = asyncio.Event(), ""  # the latter: why there is no zygote, for the log
         self.slots = ProgressSlots(node.nproc)
         self.kept = 0  # ranks that went on in their processes at the newest launch, if no stop came since
         self._say = say
@@ -185,7 +184,8 @@ class RankProcesses:
         """Start or continue every rank of the seat; return an error in words, empty if all have started."""
         if errand.generation > 1:
             self._preloading.forgo_names()
-            self.learn_imports()  # a fault so early that nobody has yet: once for all is sooner than in each rank
+        if errand.generation > 1 or self._preloading.is_crowded:
+            self.learn_imports()  # nobody has yet, in this run: once for all is sooner than in each rank
         for key, rank in list(self.held.items()):
             if rank.code is not None and key.generation < errand.generation:
                 del self.held[key]

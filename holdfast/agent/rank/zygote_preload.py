@@ -17,13 +17,14 @@ _IDLE_S = 5.0  # a node that has been without ranks for so long is a standby
 # A launch waits as long for a zygote that is being made. What that one has yet to import, ranks forked from the old one
 # import themselves meanwhile, and in no more time; unless they would have to share processors.
 _SOON_S = 1.0
-_BETTER_S = 10.0
+_BETTER_S = 45.0
 _NAMES_S = 5.0  # after its first step is seen, a rank has so long to write what it has imported
 
 
 class ZygotePreload:
     def __init__(self, node: NodeSpec, imports: Path, clock: AgentClock) -> None:
         self._clock = clock
+        self._nproc, self._beside = node.nproc, node.nproc * node.host_nodes  # the latter on this host
         self._entry = node.entry
         self._shared = Path(node.learned) if node.learned else None
         self._imports = imports  # written by a rank at its first step
@@ -41,7 +42,7 @@ class ZygotePreload:
     def first_preload(self) -> PreloadZygote:
         """Return the first zygote's preload: few modules, as ranks wait for it, plus those already imported here."""
         self._asked = (*self._entry.preload, *(name for name in self._entry.later if name in sys.modules))
-        return PreloadZygote(modules=self._asked, env=self._environment({}))
+        return PreloadZygote(modules=self._asked, env=self._environment({}), ranks=self._nproc)
 
     def adopt_modules(self, modules: tuple[str, ...]) -> None:
         """Take over the list of modules that an earlier agent had the zygote import."""
@@ -65,9 +66,14 @@ class ZygotePreload:
     async def wait_until_made(self, ranks: int) -> None:
         """Wait a short time for a zygote that is being made. After a timeout, further calls return at once."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_BETTER_S if ranks > len(os.sched_getaffinity(0)) else _SOON_S):
+            async with asyncio.timeout(_BETTER_S if ranks > _processors() else _SOON_S):
                 await self._made.wait()
         self._made.set()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Return whether the node's ranks share processors, so that one import for all of them is soonest."""
+        return self._nproc > _processors()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
         """Return the request for a new zygote with more of the modules that the script imports up to its first step.
@@ -76,11 +82,14 @@ class ZygotePreload:
 
         `held` says whether ranks run here. If not, as on a standby, the imports that other nodes reported are used.
         Some modules (the entry point's `later`) would slow ranks that start. So they wait until ranks train (`trains`)
-        or, on a node without ranks, until the node has been idle for a while.
+        or, on a node without ranks, until the node has been idle for a while. The script's imports wait as well if an
+        earlier run has learned them and ranks that start leave no processor free, unless the launch waits for them.
         """
         self._learn_imports(held)
         calm = trains if held else self._clock.monotonic() > self._idle_since + _IDLE_S
         modules = (*self._entry.preload, *(self._entry.later if calm else ()))
+        if not held and not calm and not self.is_crowded and self._beside >= _processors():
+            return None
         if self._making or {*modules, *self._learned} <= set(self._asked):  # another would begin anew
             return None
         if held and trains and self._awaits_names():  # the one without them would be made first, and theirs long after
@@ -99,7 +108,7 @@ class ZygotePreload:
         return not self._heard and now < self._trains_since + _NAMES_S
 
     def _make_preload(self, modules: tuple[str, ...], env: dict[str, str], key: str) -> PreloadZygote:
-        preload = PreloadZygote(modules=modules, learned=self._learned, env=env, key=key)
+        preload = PreloadZygote(modules=modules, learned=self._learned, env=env, key=key, ranks=self._nproc)
         self._asked = tuple(dict.fromkeys((*self._asked, *preload.names())))
         return preload
 
@@ -118,6 +127,10 @@ class ZygotePreload:
             if held and self._shared:
                 with contextlib.suppress(OSError):
                     run_and_node_specs.publish_file(self._shared, json.dumps(self._learned).encode())
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _read_names(path: Path) -> tuple[str, ...]:

@@ -79,10 +79,14 @@ class ReleaseStager:
         if why := await self.release_fault(release):
             return why
         self._launched = [*(d for d in self._launched if d != release.digest), release.digest][-2:]
-        if (error := await self._have_or_stand(release)) or not release.digest:
+        stands = await self._stand(release)
+        if not stands and ((error := await self.ensure_staged(release)) or not release.digest):
             self._in_place = ""
             return error
         await self.gather_outputs()
+        if stands:  # compared just now
+            self._in_place, self._differs = release.digest, ""
+            return ""
         try:
             differs = await asyncio.to_thread(self._choose_tree, release)
         except (OSError, ArchiveError) as e:
@@ -149,12 +153,16 @@ class ReleaseStager:
         return f"release {release.number} cannot be staged: {error}" if error else ""
 
     async def _have_or_stand(self, release: Release) -> str:
-        """Stage a release, or postpone this if the user's own tree equals it: starting ranks need the processors."""
+        """Stage a release unless the user's own tree stands in for it; return an error in words, or ""."""
+        return "" if await self._stand(release) else await self.ensure_staged(release)
+
+    async def _stand(self, release: Release) -> bool:
+        """Return whether the user's own tree stands in for a release. Then postpone the staging of the release, as
+        starting ranks need the processors."""
         stands = await asyncio.to_thread(self._stands, release)
         if stands:
             self._later[release.digest] = release
-            return ""
-        return await self.ensure_staged(release)
+        return stands
 
     def _stands(self, release: Release) -> bool:
         """Return whether the user's own tree stands in for the release: it is equal, and no copy has been made."""
@@ -164,7 +172,7 @@ class ReleaseStager:
         index = release_tree_overlay.read_index(at) or self._adopt_index(release.digest)
         if index is None or at.exists() or not _is_own(index, release):
             return False
-        return not release_tree_overlay.find_edits(index)[0]
+        return not _compare_tree(at, index)
 
     def _adopt_index(self, digest: str) -> release_tree_overlay.TreeIndex | None:
         """Copy a release's index of files from the run's own folder and return it; None if the folder has none."""

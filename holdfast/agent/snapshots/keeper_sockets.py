@@ -61,7 +61,8 @@ class KeeperSockets:
             self.admit_peers(self._admitted)
 
     def _is_peer(self, node: str, serial: str) -> bool:
-        return certificate_id(node, serial) in self._members | self._leaving
+        shown = certificate_id(node, serial)
+        return shown in self._members or shown in self._leaving
 
     def _is_leaving(self, node: str, serial: str) -> bool:
         return certificate_id(node, serial) in self._leaving

@@ -1,5 +1,6 @@
 """Lays out the items of a torch save plan in an image."""
 
+import io
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 
 from holdfast.checkpoint import image_metadata
 from holdfast.checkpoint.dcp.torch_metadata import index_of
@@ -17,7 +18,7 @@ from holdfast.checkpoint.state_image import StateError, check_tensor, extra_spec
 _SPARE_BYTES = 32 << 10
 _END = b"HFEND001"  # after the room of a value come this and its length
 
-Things = dict[MetadataIndex, Any]
+Things = dict[MetadataIndex, Any]  # tensors and encoded values
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -30,14 +31,38 @@ def check_items(items: Sequence[WriteItem]) -> None:
     """Raise StateError for tensors that cannot be saved, before anything is written."""
     for item in items:
         kind = item.tensor_data and item.tensor_data.properties
-        if kind and (kind.layout != torch.strided or _is_quantized(kind.dtype)):
+        if kind and (kind.layout != torch.strided or (is_quantized(kind.dtype) and not _is_whole(item))):
             raise StateError(
                 f"{item.index.fqn} cannot be saved: its kind is not supported: {kind.layout}, {kind.dtype}"
             )
 
 
-def _is_quantized(dtype: torch.dtype) -> bool:
+def is_quantized(dtype: torch.dtype) -> bool:
     return str(dtype).startswith(("torch.qint", "torch.quint"))
+
+
+def _is_whole(item: WriteItem) -> bool:
+    return item.tensor_data is not None and item.tensor_data.chunk.sizes == item.tensor_data.size
+
+
+def resolve_items(items: Sequence[WriteItem], planner: SavePlanner) -> tuple[list[WriteItem], Things]:
+    """Return the items and what they hold. A quantized tensor becomes a value, so that its scale comes back, too: a
+    load that copied its numbers into another tensor would leave that tensor's scale as it is."""
+    found, things = [], Things()
+    for item in items:
+        thing = planner.resolve_data(item)
+        if isinstance(thing, torch.Tensor) and is_quantized(thing.dtype):
+            torch.save(thing.detach().clone(), content := io.BytesIO())
+            item, thing = WriteItem(value_index(item), WriteItemType.BYTE_IO), content
+        found.append(item)
+        things[item.index] = thing
+    return found, things
+
+
+def value_index(item: WriteItem) -> MetadataIndex:
+    """Return the index under which this item is stored."""
+    chunk = item.tensor_data
+    return MetadataIndex(item.index.fqn) if chunk and is_quantized(chunk.properties.dtype) else item.index
 
 
 def arrange_plan(

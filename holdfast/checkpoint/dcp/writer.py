@@ -12,7 +12,12 @@ import msgspec
 import torch
 from torch.distributed.checkpoint import StorageWriter
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.distributed_c10d import _get_default_store
@@ -25,9 +30,12 @@ from holdfast.checkpoint.dcp.plan_layout import (
     Things,
     arrange_plan,
     check_items,
+    is_quantized,
     pack_layout,
     pad_value,
     rank_and_world,
+    resolve_items,
+    value_index,
 )
 from holdfast.checkpoint.dcp.reader import completed_future
 from holdfast.checkpoint.dcp.torch_metadata import index_of
@@ -119,9 +127,8 @@ class Writer(StorageWriter):
         self._last = call.step
         self._reached[self._storage.url] = call.step
         link = self._keeper
-        items = plan.items if link is None else self._whole(planner)
-        things = {item.index: planner.resolve_data(item) for item in items}
-        owned = {item.index for item in plan.items}
+        items, things = resolve_items(plan.items if link is None else self._whole(planner), planner)
+        owned = {value_index(item) for item in plan.items}
         layout = self._layout = arrange_plan(items, things, owned, self._layout, (self._rank, call.world))
         self._fill(self._begun(layout, link), things)
         if link:
@@ -136,6 +143,9 @@ class Writer(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         written = [one for some in results for one in some]
         metadata.storage_data = {one.index: one.storage_data for one in written if one.index.fqn != EXTRA}
+        for name, one in metadata.state_dict_metadata.items():
+            if isinstance(one, TensorStorageMetadata) and is_quantized(one.properties.dtype):
+                metadata.state_dict_metadata[name] = BytesStorageMetadata()
         metadata.storage_meta = self.storage_meta()  # where a planner has kept that of another writer
         content = pickle.dumps(metadata, protocol=2)
         if self._slot and (link := KeeperClient.for_this_rank()):

@@ -33,7 +33,7 @@ from holdfast.linux import process_attributes
 
 _ABOUT = (
     "Show a run in a browser: what it does, what it lost and why. RUN may also be a journal file, or the address of a "
-    "controller (http://HOST:PORT), for which you need a token. Ctrl-C ends it."
+    "controller (https://HOST:PORT), for which you need a token. Ctrl-C ends it."
 )
 _GONE_S = 1.0
 _BACKLOG = 1024

@@ -20,6 +20,7 @@ from holdfast.cli.launch.run_leases import ask_on_loop, hold_lease
 from holdfast.cli.launch.slurm_launch import make_plan
 from holdfast.cli.launch.wait_teller import WaitTeller
 from holdfast.cli.run_dirs import run_dir_secrets, run_directory
+from holdfast.cli.run_dirs.remembered_imports import ImportsMemory, recall_imports
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text, storage_said
 from holdfast.controller.access.audit_log import AuditLog
@@ -175,34 +176,35 @@ async def _run_controller(
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
     controller = built.controller
+    memory = ImportsMemory(run.entry, lambda: built.ingest.registry.imports)
+    built.ingest.registry.record_imports(recall_imports(run.entry))
     audit = AuditLog(run_dir)
     port = NetworkPort(built, run, run_dir, audit, tokens)
-    door = ApiEntrance(admit_by_socket, audit, minting=port.minting)
-    runners = [await _open_door(built, run_dir, door), await port.open()]
+    runners = [await _open_door(built, run_dir, audit, port), await port.open()]
 
     def begun() -> None:
         teller.set_phase(controller.view.phase)
-        _on_signals(controller, OUT_OF_TIME if run.allocation else 128 + signal.SIGTERM)
+        _on_signals(controller, in_allocation=bool(run.allocation))
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
         run_and_node_specs.write_json(run_dir / "controller.json", address)
 
     async with asyncio.TaskGroup() as tasks:
-        attending = tasks.create_task(store.connect_ahead(start=not run.resumed_at))
         telling = tasks.create_task(hooks.run())
-        watching = tasks.create_task(store.watch_process(controller.on_store_lost))
-        receiving = tasks.create_task(port.porch.run(listener))
-        asking = tasks.create_task(opinions.run(controller.announce_news))
-        handing = tasks.create_task(record.hand_over())
-        waiting = tasks.create_task(WaitTeller(controller.view, controller.clock, say).run())
+        works = [store.connect_ahead(start=not run.resumed_at), store.watch_process(controller.on_store_lost)]
+        works += [port.porch.run(listener), opinions.run(controller.announce_news), record.hand_over(), memory.run()]
+        works += [WaitTeller(controller.view, controller.clock, say).run()]
+        beside = [tasks.create_task(one) for one in works]
         code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
+        await store.quit()  # one that was started ahead, if an earlier controller had ended the job
         opinions.finish_up()
-        for task in (attending, watching, receiving, handing, asking, waiting):
+        for task in beside:
             task.cancel()
         hooks.finish_up()
         await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
         telling.cancel()
         await asyncio.to_thread(traces.finish_up)
     account = controller.ledger.make_account()
+    memory.write_news()
     await _close_doors(run_dir, runners)
     record.forget_keys()
     teller.tell_end(account, code, goes_on=run_directory.outlives_nodes(run) and code == OUT_OF_TIME)
@@ -216,9 +218,9 @@ async def _close_doors(run_dir: Path, runners: list[web.AppRunner]) -> None:
     (run_dir / "controller.json").unlink(missing_ok=True)
 
 
-async def _open_door(built: BuiltController, run_dir: Path, door: ApiEntrance) -> web.AppRunner:
+async def _open_door(built: BuiltController, run_dir: Path, audit: AuditLog, port: "NetworkPort") -> web.AppRunner:
     """Open the unix socket for callers on this host, whom the kernel identifies."""
-    runner = make_runner(make_api(built, door))
+    runner = make_runner(make_api(built, ApiEntrance(admit_by_socket, audit, minting=port.minting)))
     await runner.setup()
     await web.SockSite(runner, unix_sockets.listen(run_directory.door_path(run_dir), backlog=_BACKLOG)).start()
     return runner
@@ -357,12 +359,15 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
     )
 
 
-def _on_signals(controller: Controller, terminated: int) -> None:
-    """Stop the job on the first signal, and at once on the second.
-    `terminated` becomes the job's exit code if the first is SIGTERM, which Slurm sends to end an allocation."""
+def _on_signals(controller: Controller, *, in_allocation: bool) -> None:
+    """Stop the job on the first signal, and at once on the second. Slurm ends an allocation by SIGTERM, which gives the
+    job an exit code of its own. It counts once: it may reach this process by itself as well as by the supervisor."""
     asked: list[int] = []
+    terminated = OUT_OF_TIME if in_allocation else 128 + signal.SIGTERM
 
     def stop(number: int) -> None:
+        if in_allocation and number == signal.SIGTERM and number in asked:
+            return
         asked.append(number)
         if len(asked) == 1:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

@@ -3,6 +3,7 @@
 import argparse
 import getpass
 import http.client
+import ipaddress
 import socket
 import ssl
 import sys
@@ -14,6 +15,7 @@ import msgspec
 
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.decoding import from_json
+from holdfast.core.terminal_sanitizer import plain_line
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.controller_request import ControllerNotRunning, NotAController, RequestRefused
 from holdfast.wire.credentials import mutual_tls
@@ -25,16 +27,11 @@ _MOST_BYTES = 1 << 28
 class DistantController:
     def __init__(self, address: str, token: str, authority: Path | None) -> None:
         """`authority` signed the controller's certificate; None: an authority that this host trusts anyway."""
-        self._place, self._token = urlsplit(address), token
-        self.name = self._place.netloc
-        try:
-            port = self._place.port
-        except ValueError:
-            raise UsageError(f"{address} names no port") from None
-        self._host, self._port = self._place.hostname or "", port or (443 if self._place.scheme == "https" else 80)
+        self._host, self._port, is_secure = _parse_address(address)
+        self.name, self._token = urlsplit(address).netloc, token
         self._own: ssl.SSLContext | None = None  # checks a controller
         self._proxy: ssl.SSLContext | None = None  # checks whatever stands in front of one
-        if self._place.scheme == "https":
+        if is_secure:
             self._own, self._proxy = _make_contexts(authority)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -75,18 +72,47 @@ class DistantController:
         return socket.create_connection((self._host, self._port), timeout=_ANSWER_S)
 
 
+def _parse_address(address: str) -> tuple[str, int, bool]:
+    """Return an address's host and port, and whether it is https. Raise UsageError if it cannot be called, or if the
+    token would cross a network in the clear."""
+    try:
+        place = urlsplit(address)
+        host, port, is_secure = place.hostname or "", place.port, place.scheme == "https"
+        host.encode("idna")
+    except ValueError:
+        host, port, is_secure, place = "", None, False, urlsplit("")
+    if not host or "@" in place.netloc or not place.netloc.isprintable() or " " in place.netloc:
+        raise UsageError(f"{plain_line(address)} is no address of a controller; one looks like https://host0:29400")
+    if not is_secure and not _is_loopback(host):
+        raise UsageError(f"{address} would show your token to everybody on the way to {host}; give an https address")
+    return host, port or (443 if is_secure else 80), is_secure
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _make_contexts(authority: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext]:
     """Return the TLS contexts that check a controller, as nodes do, and whatever stands in front of one."""
     if authority is None:
-        return None, ssl.create_default_context()
+        return None, _make_proxy_tls(None)
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     own.minimum_version = ssl.TLSVersion.TLSv1_3
     own.verify_flags |= mutual_tls.NO_CHECK_TIME
     try:
         own.load_verify_locations(authority)
-        return own, ssl.create_default_context(cafile=authority)
+        return own, _make_proxy_tls(authority)
     except (OSError, ssl.SSLError) as e:
         raise UsageError(f"{authority} cannot be used as an authority: {e}") from None
+
+
+def _make_proxy_tls(authority: Path | None) -> ssl.SSLContext:
+    tls = ssl.create_default_context(cafile=authority)
+    tls.hostname_checks_common_name = False  # it is "holdfast" in the certificate of every node
+    return tls
 
 
 def add_address_flags(parser: argparse.ArgumentParser) -> None:
@@ -104,11 +130,15 @@ def open_address(address: str, args: argparse.Namespace) -> DistantController:
 
 
 def _read_token(path: Path | None) -> str:
-    if path is not None:
-        return path.read_text(encoding="utf-8").strip()
-    if not sys.stdin.isatty():
+    if path is None and not sys.stdin.isatty():
         raise UsageError("give your token for this address with --token-file; holdfast token add makes one")
-    return getpass.getpass("token: ").strip()
+    try:
+        token = (getpass.getpass("token: ") if path is None else path.read_text(encoding="utf-8")).strip()
+    except UnicodeDecodeError:
+        token = ""
+    if not token or not token.isascii() or not token.isprintable():
+        raise UsageError(f"{path or 'what you typed'} is no token; holdfast token add makes one")
+    return token
 
 
 def _refusal_text(content: bytes, status: int) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from holdfast.cli.run_dirs.run_dir_trust import foreign_reason
 
-HOME_NAMES = ("newest", "runs", "elsewhere", "join", "chaos", "people.json", "blocked.json")  # what holdfast puts there
+# What holdfast puts there.
+HOME_NAMES = ("newest", "runs", "elsewhere", "script-imports", "join", "chaos", "people.json", "blocked.json")
 
 
 def holdfast_home() -> Path:

@@ -16,8 +16,9 @@ import msgspec
 from holdfast.cli.run_flags.flag_values import StreamChoice
 from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.live_footer import make_room
+from holdfast.cli.terminal.overwritten_rows import show_newest, split_rows
 from holdfast.cli.terminal.quantity_text import counted_noun
-from holdfast.cli.terminal.traceback_folding import TracebackFolding, split_before_report
+from holdfast.cli.terminal.traceback_folding import TracebackFolding
 from holdfast.core.terminal_sanitizer import sanitize_line, sentence_of_ours
 from holdfast.wire.run_and_node_specs import RunSpec
 
@@ -83,8 +84,8 @@ class _FollowedFile:
         self.prefix = prefix
         self.fd = fd
         self.offset = 0
-        self.rest = b""  # of a line without its end
-        self.bar = b""  # what was last shown of it, if it is a progress bar
+        self.open_rows = [b""]  # the line without its end, and the rows of progress bars below it
+        self.bars: list[bytes] = []  # what was last shown of them, if they are progress bars
         self.shown_at = 0.0  # when something was
 
 
@@ -181,9 +182,10 @@ class Console:
 
     def _finish_file(self, file: _FollowedFile) -> None:
         self._follow_file(file)
-        if file.rest and file.rest != file.bar:
-            self._show_lines(file, [file.rest])
-        file.rest = file.bar = b""
+        rows = [row for row in file.open_rows if row]
+        if rows and file.open_rows != file.bars:
+            self._show_lines(file, rows)
+        file.open_rows, file.bars = [b""], []
         self._unfold_traceback(file)
 
     def _find_files(self) -> None:
@@ -219,7 +221,7 @@ class Console:
         try:
             size = os.stat(file.path).st_size
             if size < file.offset:
-                file.offset, file.rest = 0, b""  # it was rotated
+                file.offset, file.open_rows = 0, [b""]  # it was rotated
             while file.offset < size and (chunk := self._read_chunk(file, size)):
                 self._show_chunk(file, chunk)
         except FileNotFoundError:
@@ -231,7 +233,7 @@ class Console:
             file.offset = size - _KEEP
             note = f"... {behind - _KEEP} bytes not shown here; see {file.path}\n"
             write_all(file.fd, file.prefix + note.encode())
-            file.rest = b""
+            file.open_rows = [b""]
         with file.path.open("rb") as source:
             source.seek(file.offset)
             chunk = source.read(min(_CHUNK, size - file.offset))
@@ -240,19 +242,20 @@ class Console:
         return chunk
 
     def _show_chunk(self, file: _FollowedFile, chunk: bytes) -> None:
-        *lines, file.rest = (file.rest + chunk).split(b"\n")
+        lines, file.open_rows = split_rows(file.open_rows, chunk)
         if lines:
             self._show_lines(file, lines)
-        if b"\r" in file.rest and time.monotonic() >= file.shown_at + _BAR_S:
-            file.bar = file.rest
-            self._show_lines(file, [file.bar])
-        if len(file.rest) > _CHUNK:
-            self._show_lines(file, [file.rest])
-            file.rest = b""
+        rest, *below = file.open_rows
+        if (b"\r" in rest or below) and time.monotonic() >= file.shown_at + _BAR_S:
+            file.bars = file.open_rows
+            self._show_lines(file, [row for row in file.bars if row])
+        if len(rest) > _CHUNK:
+            self._show_lines(file, [rest])
+            file.open_rows = [b"", *below]
 
     def _show_lines(self, file: _FollowedFile, lines: list[bytes]) -> None:
         # A progress bar overwrites its line; on a shared console only its newest state is worth one.
-        newest = [part for line in lines for part in _newest_state(line)]
+        newest = [part for line in lines for part in show_newest(line)]
         if file is self._said:
             for line in newest:
                 self._show_sentence(line)
@@ -274,13 +277,6 @@ class Console:
 
     def _put_lines(self, file: _FollowedFile, lines: list[bytes]) -> None:
         write_all(file.fd, b"".join(file.prefix + shown_line(line, file.path) + b"\n" for line in lines))
-
-
-def _newest_state(line: bytes) -> list[bytes]:
-    """Return what a terminal shows of a line: the text after its last carriage return. If a traceback or a report
-    begins within that text, split it there."""
-    _, drawn, newest = line.rstrip(b"\r").rpartition(b"\r")
-    return split_before_report(newest) if drawn else [newest]
 
 
 def _file_size(path: Path) -> int:

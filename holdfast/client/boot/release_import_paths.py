@@ -10,13 +10,14 @@ from holdfast.wire.releases.staged_release import StagedRelease, editable_mappin
 
 
 def find_strays() -> tuple[str, ...]:
-    """Return the preloaded modules that are not installed. They may come from a user's tree, which may change later."""
+    """Return the preloaded modules that are not installed, but for our own. They may come from a user's tree, which may
+    change later."""
     roots = library_roots()
     folder_of = functools.cache(os.path.realpath)  # of two thousand modules in four hundred folders
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str):
+        if not isinstance(file, str) or name.partition(".")[0] == "holdfast":
             continue
         real = os.path.realpath(file) if os.path.islink(file) else f"{folder_of(os.path.dirname(file))}/module"
         if not any(is_within(real, root) for root in roots):
@@ -32,7 +33,7 @@ def move_imports(staged: StagedRelease, preloaded: tuple[str, ...]) -> None:
         mapping.update({name: staged.staged_path(path) for name, path in mapping.items()})
     for name in preloaded:
         file = getattr(sys.modules.get(name), "__file__", None)
-        if isinstance(file, str) and is_within(os.path.realpath(file), staged.root) and not name.startswith("holdfast"):
+        if isinstance(file, str) and is_within(os.path.realpath(file), staged.root):
             del sys.modules[name]
     if staged.at:
         user_source_paths.install_finder(staged)

@@ -1,16 +1,19 @@
 """The zygote: a process that has imported what ranks need but has touched no GPU; ranks are forked from it.
 
-    python -u -m holdfast.client.boot.zygote --fd N [--preload MODULE]...
+    python -u -m holdfast.client.boot.zygote --fd N [--ranks N] [--preload MODULE]...
 
 The node's holder of ranks starts the zygote with one end of a packet socket as file N. The zygote always has a child,
-the usher, forked in advance. The usher takes the waiting requests, forks a rank for each and ends. The kernel then
-makes the ranks children of the holder, a subreaper. A rank therefore costs one fork of latency, not two.
+the usher, forked in advance. The usher takes the waiting requests, gives each a rank and ends. The kernel then makes
+the ranks children of the holder, a subreaper. When there has been no request for a while, the usher forks as many
+processes in advance as the node has ranks, the blanks. A blank that gets a request becomes its rank. So ranks that
+start while the processors are busy wait for no fork, and later ranks for one, not two.
 """
 
 import argparse
 import gc
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -49,6 +52,8 @@ LATER_PRELOAD = (
 DEFAULT_PRELOAD = (*FIRST_PRELOAD, *LATER_PRELOAD)
 
 _NO_MORE = 3  # exit code of an usher whose socket has ended
+_CALM_S = 0.5  # without a request, until blanks are forked: ranks that start just now need the processors
+_NEXT_S = 0.005  # while there are blanks, the next request is awaited for so long; a node's requests come together
 
 
 class RankBirth(NamedTuple):
@@ -59,6 +64,13 @@ class RankBirth(NamedTuple):
     go: int  # says when it is the holder's child, and known to it
 
 
+class BlankRank(NamedTuple):
+    """A process forked in advance, which becomes the rank that it gets a request for."""
+
+    pid: int
+    sock: socket.socket  # takes one request and its open files
+
+
 class ZygoteLink(NamedTuple):
     """The zygote's connection to the holder, and what forked ranks undo: environment variables and stray modules."""
 
@@ -66,14 +78,15 @@ class ZygoteLink(NamedTuple):
     holder: int
     coerced: dict[str, str]  # variables that this interpreter and its imports set, and those of a fresh one would
     strays: tuple[str, ...] = ()  # modules that may be of a user's tree
+    ranks: int = 0  # that the node has
 
 
-def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
+def warm_up(fd: int, preload: list[str], ranks: int) -> ZygoteLink:
     """Import the modules to preload, then tell the zygote's parent process that the zygote is ready."""
     holder = os.getppid()
     process_attributes.die_with_parent(holder)
     process_attributes.close_all_but({0, 1, 2, fd})
-    serving = ZygoteLink(socket.socket(fileno=fd), holder, _coerced_locale())
+    serving = ZygoteLink(socket.socket(fileno=fd), holder, _coerced_locale(), ranks=ranks)
     serving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
     if not sys.flags.safe_path:
         sys.path.pop(0)  # in the place of the working directory; a script has its own folder there
@@ -109,7 +122,7 @@ def serve_forks(serving: ZygoteLink) -> RankBirth | None:
             os.close(start)
             process_attributes.die_with_parent(zygote)
             birth = _run_usher(serving, theirs, go)
-            serving.socket.close()
+            serving.socket.close()  # in a rank
             theirs.close()
             return birth
         theirs.close()
@@ -138,7 +151,12 @@ def _announce_ranks(holder: socket.socket, answers: list[bytes], start: int) -> 
 
 
 def _run_usher(serving: ZygoteLink, answers: socket.socket, go: int) -> RankBirth:
-    """Fork a rank for every waiting request, then exit. Only the forked ranks return from this function."""
+    """Make a rank for every waiting request, then exit. Only the ranks return from this function."""
+    blanks: list[BlankRank] = []
+    if serving.ranks and not _has_packet(serving.socket, _CALM_S):
+        for _ in range(serving.ranks):
+            if (birth := _fork_blank(serving.socket, answers, go, blanks)) is not None:
+                return birth
     packet = serving.socket.recv(PACKET_BYTES)
     if not packet:
         os._exit(_NO_MORE)
@@ -146,18 +164,58 @@ def _run_usher(serving: ZygoteLink, answers: socket.socket, go: int) -> RankBirt
         request = to_zygote(packet)
         try:
             files = RankFiles.open(request)
-            pid = os.fork()
+            pid = _fill_blank(blanks, packet, files) or os.fork()
             if pid == 0:
                 return RankBirth(request, files, go)
             files.close()
             answers.send(encode(RankForked(key=request.key, pid=pid)))
         except OSError as e:
             answers.send(encode(ForkFailed(key=request.key, error=str(e))))
-        try:
-            packet = serving.socket.recv(PACKET_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            packet = b""
+        packet = b""
+        if _has_packet(serving.socket, _NEXT_S if blanks else 0.0):
+            packet = serving.socket.recv(PACKET_BYTES)
     os._exit(0)
+
+
+def _has_packet(sock: socket.socket, within_s: float) -> bool:
+    return bool(select.select([sock], [], [], within_s)[0])
+
+
+def _fork_blank(zygote: socket.socket, answers: socket.socket, go: int, blanks: list[BlankRank]) -> RankBirth | None:
+    """Fork a blank and add it to `blanks`; without memory for it, do nothing. Only a blank that has become a rank
+    returns a RankBirth. A blank ends when the usher closes its socket, or ends."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
+    try:
+        pid = os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        return None
+    if pid:
+        theirs.close()
+        blanks.append(BlankRank(pid, ours))
+        return None
+    for sock in (zygote, answers, ours, *(blank.sock for blank in blanks)):
+        sock.close()  # whoever reads at its other end hears of an end that we would keep open
+    packet, files, _, _ = socket.recv_fds(theirs, PACKET_BYTES, len(RankFiles._fields))
+    if not packet:
+        os._exit(0)
+    theirs.close()
+    return RankBirth(to_zygote(packet), RankFiles(*files), go)
+
+
+def _fill_blank(blanks: list[BlankRank], packet: bytes, files: RankFiles) -> int:
+    """Give a request and its open files to a blank; return its pid, or 0 if there is none."""
+    while blanks:
+        blank = blanks.pop()
+        with blank.sock:
+            try:
+                socket.send_fds(blank.sock, [packet], list(files))
+            except OSError:
+                continue  # somebody has killed it
+        return blank.pid
+    return 0
 
 
 def _try_import(name: str) -> bool:
@@ -193,13 +251,14 @@ def _coerced_locale() -> dict[str, str]:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="holdfast.client.boot.zygote")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--ranks", type=int, default=0)
     parser.add_argument("--preload", action="append", default=[])
     return parser.parse_args()
 
 
 def main() -> None:
     args = _parse_arguments()
-    serving = warm_up(args.fd, args.preload)
+    serving = warm_up(args.fd, args.preload, args.ranks)
     if (birth := serve_forks(serving)) is None:
         return
     try:

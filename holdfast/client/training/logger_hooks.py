@@ -67,8 +67,9 @@ def follow_loggers(progress: RankProgress, *, is_rank: bool = True) -> None:
         return
     progress.logged = LoggedLosses(progress.note_logged, _announce_source)
     finder = LoggerFinder(progress.logged, find_tracker_hooks() if is_rank else None)
-    for module in finder.modules & set(sys.modules):
-        finder.hook_module(sys.modules[module])
+    for name in finder.modules:  # few; to walk the table of all modules would copy their pages after a fork
+        if name in sys.modules:
+            finder.hook_module(sys.modules[name])
     sys.meta_path.insert(0, finder)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
+from holdfast.controller.actions.launch_plan import LaunchPlan, known_lines, read_plan
 from holdfast.controller.actions.node_probing import NodeProbing
 from holdfast.controller.actions.release_staging import ReleaseStaging
 from holdfast.controller.actions.replay_runs import ReplayRuns
@@ -18,11 +19,10 @@ from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.snapshot_aims import SnapshotAims
 from holdfast.controller_interfaces import Fleet, FleetRefusal, Notes, Store
 from holdfast.core.decide.job_view import JobView
-from holdfast.core.decoding import make_decoder
 from holdfast.core.incident import incident_text
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
-from holdfast.core.snapshots.lineage import Line, add_launch, bans_before, is_of_line
+from holdfast.core.snapshots.lineage import add_launch, bans_before, is_of_line
 from holdfast.core.snapshots.restore_choice import (
     choose_known_restore,
     choose_replicated,
@@ -55,29 +55,6 @@ _TRIES = 2
 WITHOUT_GRACE = "the job was stopped without grace"
 _LAST_IDS = 10**15  # the stop that an end begins with is numbered downwards from here: no other errand gets there
 EVICTED = 1  # exit code of a node that the job no longer wants
-
-
-class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The state that a launch restores, and the nodes, generation and release that it is for."""
-
-    id: int
-    restore: Restore
-    generation: int = 0
-    nodes: tuple[str, ...] = ()  # that are told
-    release: int = 0
-    line: tuple[LaunchOrigin, ...] = ()  # this launch and those before it
-    left: tuple[Doubt, ...] = ()  # which states on disks from before the oldest of these are of no use
-    stored: int = -1  # newest checkpoint on storage, as far as nodes have reported
-
-
-_PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
-
-
-def _known_lines(launch: Launch, kept: LaunchPlan | None) -> tuple[Line, tuple[Doubt, ...]]:
-    """Return the launches before this one, and doubts about states on disks. Without a recent `kept`, doubt all."""
-    if kept and kept.generation >= launch.generation - 1:
-        return kept.line, kept.left
-    return (), (Doubt(generation=launch.generation - 1, not_after=-1),)
 
 
 class ActionExecutor:
@@ -236,6 +213,8 @@ class ActionExecutor:
                 self._note_plan(msgspec.structs.replace(kept, line=line, stored=stored))
 
     async def _launch_ranks(self, action: Launch) -> Outcome:
+        if not (self._is_planned(action) or await self._hear_seats(action)):
+            return Outcome(action=action.id, ok=False, detail="it is stopped")
         plan = self._recall_or_plan(action)  # first: without the plan of a launch that fails no disk would be believed
         port = await self.store.open(action.generation)
         self._launched, self._has_stepped = frozenset(seat.node for seat in action.seats), False
@@ -281,6 +260,18 @@ class ActionExecutor:
         worth_telling = plan.is_held or self.registry.stored >= 0 or plan.doubts
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
+    def _is_planned(self, launch: Launch) -> bool:
+        kept = self.newest_plan()
+        return kept is not None and kept.id == launch.id
+
+    async def _hear_seats(self, launch: Launch) -> bool:
+        """Wait until the nodes of a launch have told this controller what states they hold, or are silent. Without
+        this, a controller that has just taken over would find none. Return False if the launch is stopped before."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.view.limits.launch_s):
+                return await self.dispatch.await_links([seat.node for seat in launch.seats], launch.generation)
+        return True
+
     def _steps_on_disks(self, launch: Launch, plan: Restore) -> set[int]:
         """Return the steps of the launch's lineage that all nodes of the launch have on their disks, as they report."""
         held = [copy for copies in self.registry.copies.values() for copy in copies]
@@ -299,7 +290,7 @@ class ActionExecutor:
         number, step = launch.release.number, plan.step if plan.is_held else -1
         if plan.is_held and kept and kept.release not in (0, number) and plan.step > self.registry.stored:
             plan = msgspec.structs.replace(plan, store=True)
-        line, left = _known_lines(launch, kept)
+        line, left = known_lines(launch, kept)
         line = add_launch(line, LaunchOrigin(generation=launch.generation, step=step, maker=plan.maker))
         self._note_plan(
             LaunchPlan(
@@ -321,17 +312,14 @@ class ActionExecutor:
 
     def newest_plan(self) -> LaunchPlan | None:
         """Return the plan of the newest launch that a node may have received; None if there is none."""
-        found = self.notes.get_note("plan.json")
-        with contextlib.suppress(msgspec.DecodeError):  # a damaged one is none: nodes are waited for instead
-            return _PLANNED(found) if found else None
-        return None
+        return read_plan(self.notes.get_note("plan.json"))
 
     def _choose_restore(self, launch: Launch, kept: LaunchPlan | None = None) -> Restore:
         """Choose the state to restore. After two tries without a step, try older states once each, then storage."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
         away = set(launch.astray)  # what they hold in memory may be of a line that the job has left
         held = [c for node, copies in self.registry.copies.items() for c in copies if node not in away or c.disk]
-        line, left = _known_lines(launch, kept)
+        line, left = known_lines(launch, kept)
         doubted = newest_doubted(launch, held, self.registry.stored, kept.restore.doubted if kept else -1)
         held = leave_out_disks(held, (*left, *launch.doubts))
         most = 1 if any(tries >= _TRIES for tries in self._tries.values()) else _TRIES

@@ -1,6 +1,7 @@
 """Sends errands to nodes, repeats them for nodes that reconnect, and waits for the answers."""
 
 import asyncio
+from collections.abc import Collection
 
 import msgspec
 
@@ -38,6 +39,7 @@ class ErrandDispatch:
         self._silent: set[str] = set()
         self._hurried = False
         self._stopping = 0  # generations up to this one are not to be launched any more
+        self._changed = asyncio.Event()  # any of this, or a node has linked
 
     async def send_errands(self, id: int, errands: dict[str, Errand], within_s: float) -> PendingErrands:
         """Send each node its errand, and wait until all have answered or time is up."""
@@ -64,6 +66,15 @@ class ErrandDispatch:
         """Send each node its errand; return by node the answers that came in time."""
         return (await self.send_errands(id, errands, within_s)).answers
 
+    async def await_links(self, nodes: Collection[str], generation: int) -> bool:
+        """Wait until each of these nodes is linked or silent. Return False if this generation is stopped before."""
+        while not self._hurried and generation > self._stopping:
+            if all(node in self._silent or self._links.is_linked(node) for node in nodes):
+                return True
+            self._changed.clear()
+            await self._changed.wait()
+        return False
+
     def on_done(self, done: Done) -> None:
         waiting = self._waiting.get(done.id)
         if waiting and done.node in waiting.left:
@@ -75,6 +86,7 @@ class ErrandDispatch:
     def on_silent(self, node: str) -> None:
         """Stop waiting for a node that has fallen silent."""
         self._silent.add(node)
+        self._changed.set()
         for waiting in self._waiting.values():
             if node in waiting.left:
                 waiting.note_answer(node, FELL_SILENT)
@@ -82,6 +94,7 @@ class ErrandDispatch:
     def on_relink(self, node: str) -> None:
         """Repeat all unanswered errands of a node that has reconnected."""
         self._silent.discard(node)
+        self._changed.set()
         for waiting in self._waiting.values():
             errand = waiting.errands.get(node)
             if errand is None or node not in waiting.left:
@@ -93,10 +106,12 @@ class ErrandDispatch:
     def on_stop(self, generation: int) -> None:
         """Stop repeating the launch errands of this generation and of earlier ones."""
         self._stopping = max(self._stopping, generation)
+        self._changed.set()
 
     def hurry(self) -> bool:
         """Send errands without waiting for answers from now on. Return True in the first call only."""
         hurried, self._hurried = self._hurried, True
+        self._changed.set()
         return not hurried
 
     def drop_waiting(self) -> None:

@@ -11,7 +11,7 @@ from holdfast.core.log_analysis.failure_catalog import FailureCatalog as Failure
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
 from holdfast.core.log_analysis.log_sieve import sift_log
-from holdfast.core.log_analysis.tracebacks import ExceptionChain, parse_tracebacks
+from holdfast.core.log_analysis.tracebacks import ExceptionChain, RaisedException, parse_tracebacks
 from holdfast.core.terminal_sanitizer import CUT, cut_words
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.last_words_diagnosis import Diagnosis
@@ -24,6 +24,17 @@ _ENOUGH = 0.5  # confidence below which no class is named
 _RAISED_CHARS = 200
 _OWN_CODE = re.compile(r"SystemExit(?:: -?\d+)?")  # of sys.exit(1), which says nothing
 _CAUGHT = re.compile(r"Caught \w+ in (.+)\.$")  # by a DataLoader, a DataParallel
+# What a script may raise because another rank failed, because all agreed to end, or because it was told to stop.
+_OUTSIDE = re.compile(
+    r"(?i)(?<!-)\branks?(?:\b|[\d_])|peer|neighbou?r|worker|sibling|elsewhere|some(?:one|body)"
+    r"|other process|process group|\bnodes\b|\bnode\W*\d|\bnode (?:is|was|has|fail|lost|down|left)"
+    r"|collective|all_?-?(?:reduce|gather|to_?-?all)|reduce_?-?scatter|barrier|broadcast(?:ing)? from|\brecv\b"
+    r"|nccl|rccl|gloo|\bmpi\b|\bucc\b|\brpc\b|connect|socket|network|\btcp|rendezvous|remote|heartbeat|unreachable"
+    r"|broken pipe|closed by|reset by|\beof\b|time[sd]?[ _-]?out|out of sync"
+    r"|abort|cancel|interrupt|preempt|terminat|shut_?-?down|\bstop|\bquit|\bkill|\bdied\b|exited|vanished|(?:\b|_)exit"
+    r"|\bsig[a-z]{3,4}\b|sigterm|signal_?handler|handle_?signal|on_?signal|on_?term"
+)
+_NEW_EXCEPTION = re.compile(r"^raise (?:\w+\.)*(?P<type>\w+) ?(?:\(|$)")
 _ITS_OWN, _SCRIPT = "SystemExit", "script"  # nobody but the script itself raises it
 
 
@@ -38,7 +49,9 @@ def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
     traces = [trace for trace in there if not trace.last.cut]
     raised = whole or (traces[-1].last.said.text if traces else "")
     alarm = _make_alarm(exit, found, _unwrap_exception(raised, traces))
-    return msgspec.structs.replace(alarm, alone=not found.echoes and _is_alone(there))
+    alone = not found.echoes and _is_alone(there)
+    own = alone and _is_own(next(trace for trace in there if not trace.last.ignored).chain[0], exit.rank)
+    return msgspec.structs.replace(alarm, alone=alone, own=own)
 
 
 def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:
@@ -53,6 +66,21 @@ def _is_alone(traces: list[ExceptionChain]) -> bool:
     if len(told) != 1 or told[0].last.headless or not told[0].last.frames:
         return False
     return sum(not one.inner for one in told[0].chain) <= 1
+
+
+def _is_own(raised: RaisedException, rank: int) -> bool:
+    """Return whether a statement of the script's own code raised this, in words about nothing outside the rank.
+
+    What a library raises may tell of a lost peer in words that nobody knows, and so may an exception that was raised
+    "from None" in place of another one.
+    """
+    here, statement = raised.frames[-1], _NEW_EXCEPTION.match(raised.raising)
+    if not here.is_user_code or statement is None or raised.raising.endswith(" from None"):
+        return False
+    words = " ".join((raised.message, *(line.text for line in raised.more)))
+    words = re.sub(rf"(?i)\brank[\s:=#]*{rank}\b", "", words)  # its own
+    parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", statement["type"])
+    return statement["type"] == raised.name and not _OUTSIDE.search(f"{parted} {here.function} {words}")
 
 
 def _case(exit: Exit, lines: list[LogLine]) -> FailureEvidence:

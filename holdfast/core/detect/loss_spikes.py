@@ -26,6 +26,7 @@ _NORMAL = 1.4826  # makes the median deviation of a normal spread its standard d
 _FLAT = 1e-3  # of the median: no spread is taken for narrower
 _ALPHA = 0.05  # of the update rule, and the steps from which it judges
 _STEADY = 10
+_JUMP = 5.0  # times the usual jump that one stands out from, however steep the rise of a gradient norm in the thousands
 
 
 class SpikeRule(StrEnum):
@@ -140,9 +141,10 @@ class UpdateRule:
         usual = self._mean
         if self._seen <= self._warmup:
             self._mean += (jump - self._mean) / self._seen
-        if self._seen <= _STEADY or rise <= 0 or jump <= usual / (_ALPHA * sqrt(rise)):
+        if self._seen <= _STEADY or rise <= 0 or jump <= usual * max(_JUMP, 1 / (_ALPHA * sqrt(rise))):
             return ""
-        return f"jumped by {jump:.3g}, {jump / usual if usual else 0:.0f} times its usual, as the gradient norm rose"
+        many = f"{jump / usual:.0f} times its usual" if usual else "which was always the same before"
+        return f"jumped by {jump:.3g}, {many}, as the gradient norm rose"
 
 
 class SpikeDetector:

@@ -23,11 +23,13 @@ _ABORTED = -6
 _SURE = 0.7  # confidence of a class that explains a failure
 # Classes of errors that a rank makes by itself. A file that is missing or damaged is none: a rank that failed may have
 # been writing it. Of other exceptions only the types count that Python raises for what the code itself does: a library
-# tells the loss of a peer by a RuntimeError, an OSError or a type of its own.
+# tells the loss of a peer by a RuntimeError, an OSError or a type of its own. What the script's own code raises counts
+# whatever its type.
 _OWN_CLASSES = frozenset(
     {"gpu_oom", "cuda_device_assert", "shape_dtype_device", "import_dependency", "config_argument", "permission_denied"}
 )
 _EXCEPTION = "python_exception"
+_RAISED_CLASSES = frozenset({_EXCEPTION, "framework_runtime_error", "data_corrupt", *_OWN_CLASSES})
 _OWN_ERRORS = frozenset(
     "AssertionError AttributeError FloatingPointError IndexError KeyError NameError NotImplementedError OverflowError "
     "RecursionError TypeError UnboundLocalError UnicodeDecodeError ValueError ZeroDivisionError".split()
@@ -75,7 +77,11 @@ def list_other_causes(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
 
 def _is_own_error(alarm: Alarm) -> bool:
     """Return whether the rank failed by an error that no other rank's failure brings about."""
-    if alarm.kind is not Kind.CRASH or is_echo(alarm) or not alarm.alone or alarm.confidence < _SURE:
+    if alarm.kind is not Kind.CRASH or is_echo(alarm) or not alarm.alone:
+        return False
+    if alarm.own and alarm.klass in _RAISED_CLASSES:
+        return True
+    if alarm.confidence < _SURE:
         return False
     return alarm.klass in _OWN_CLASSES or (alarm.klass == _EXCEPTION and alarm.raised in _OWN_ERRORS)
 

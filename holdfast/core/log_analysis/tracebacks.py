@@ -75,6 +75,7 @@ class RaisedException(msgspec.Struct, kw_only=True):
     cut: bool = False  # the log ends before it is told; known from the code that raised it
     headless: bool = False  # no "Traceback" stands above its frames
     ignored: bool = False  # in a destructor or the like, where nobody can catch it
+    raising: str = ""  # the statement below its last frame, if that raises a new exception
 
     @property
     def name(self) -> str:
@@ -229,6 +230,7 @@ class _TracebackParser:
             inner=self._inner,
             before=self._before,
             ignored=self._ignored,
+            raising=self._raising if frames else "",
         )
         self._before = self._last = ""
         self._ignored = False

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import shutil
 import stat
@@ -36,10 +37,17 @@ class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_index(at: Path) -> TreeIndex | None:
+    path = str(at.with_name(at.name + _FILES))
     try:
-        return from_json(at.with_name(at.name + _FILES).read_bytes(), TreeIndex)
+        return _decode_index(path, _file_stamp(path))
     except (OSError, msgspec.DecodeError):
         return None
+
+
+@functools.lru_cache(maxsize=2)
+def _decode_index(path: str, stamp: Stamp) -> TreeIndex:
+    """Every launch reads it, and it may list thousands of files. A file that was changed has another stamp."""
+    return from_json(Path(path).read_bytes(), TreeIndex)
 
 
 def write_index(at: Path, index: TreeIndex) -> None:
@@ -76,13 +84,16 @@ def lock_trees(folder: Path) -> Iterator[None]:
 
 def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
     """Return the user's files that differ from the release, and a new index. A file with its old stamp is not read."""
-    equal: dict[str, Stamp] = {}
+    touched = _find_touched(index)
+    if not touched:
+        return [], index
+    equal = {path: stamp for path, stamp in index.equal.items() if path not in touched}
     differ = []
-    for path, word in index.files.items():
+    for path in touched:
         whole = os.path.join(index.root, path)
         try:
             stamp = _file_stamp(whole)
-            if index.equal.get(path) != stamp and _file_digest(whole) != word:
+            if _file_digest(whole) != index.files[path]:
                 differ.append(path)
                 continue
         except OSError:
@@ -91,6 +102,28 @@ def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
         if max(stamp[1:3]) < time.time_ns() - _RACY_NS:
             equal[path] = stamp
     return differ, msgspec.structs.replace(index, equal=equal)
+
+
+def _find_touched(index: TreeIndex) -> dict[str, None]:
+    """Return the user's files without the stamp that they had when they were last compared, in the release's order."""
+    touched: dict[str, None] = {}
+    try:
+        root = os.open(index.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return dict.fromkeys(index.files)
+    known = index.equal
+    try:
+        for path in index.files:  # of thousands, at every launch
+            try:
+                found = os.stat(path, dir_fd=root, follow_symlinks=False)
+            except OSError:
+                touched[path] = None
+                continue
+            if known.get(path) != (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino):
+                touched[path] = None
+    finally:
+        os.close(root)
+    return touched
 
 
 def _file_stamp(path: str) -> Stamp:

@@ -72,6 +72,51 @@ def test_an_exception_stands_alone_if_no_other_failure_shows() -> None:
     assert not ended(-9).alone
 
 
+def raised(text: str, *, where: str = "forward", code: str = "", file: str = "/job/model.py") -> Alarm:
+    code = code or f"raise {text.partition(':')[0].rpartition('.')[2]}(words)"
+    return ended(1, *TRACEBACK[:3], f'  File "{file}", line 12, in {where}', f"    {code}", text)
+
+
+def test_what_the_script_raises_itself_is_its_own() -> None:
+    for text in (
+        "RuntimeError: the tokenizer has no word for this",
+        "RuntimeError: rank 3 has a batch of 0 samples",
+        "RuntimeError: shard 17 is corrupt",
+        "Exception",
+        "data.BadBatch: sample 7",
+    ):
+        assert raised(text).own, text
+    assert ended(1, *(f"[rank3]: {line}" for line in (*TRACEBACK[:4], "    raise ValueError", "ValueError"))).own
+    worker = [*IN_A_CHILD[:-1], '[rank3]:     raise ValueError("sample 77 is corrupt")', IN_A_CHILD[-1]]
+    assert ended(1, *worker).own, "its child's"
+
+
+def test_what_may_come_of_another_rank_or_of_a_stop_is_not_its_own() -> None:
+    for text in (
+        "RuntimeError: rank 2 has a batch of 0 samples",
+        "RuntimeError: some ranks have failed",
+        "RuntimeError: lost contact with a peer",
+        "RuntimeError: Broken pipe",
+        "RuntimeError: [pair.cc:534] Connection closed by peer [127.0.0.1]:4123",
+        "RuntimeError: NCCL communicator was aborted",
+        "RuntimeError: gave up after the collective",
+        "RuntimeError: step 10 timed out",
+        "RuntimeError: all agreed to stop",
+        "TimeoutError: step 10",
+        "ConnectionError: 10",
+        "job.PeerGone: 10",
+        "job.Terminated: 10",
+    ):
+        assert not raised(text).own, text
+    plain = "RuntimeError: sample 7"
+    assert not raised(plain, code="work.wait()").own, "who knows what that waits for"
+    assert not raised(plain, code="raise error").own, "one that was kept"
+    assert not raised(plain, code='raise RuntimeError("sample 7") from None').own, "of what it hides"
+    assert not raised(plain, where="on_sigterm").own
+    assert not raised(plain, file="/opt/venv/lib/python3.11/site-packages/trainer/loop.py").own
+    assert not ended(1, LOST_PEER.removeprefix("RuntimeError: "), *TRACEBACK[:4], "    raise KeyError", "KeyError").own
+
+
 IN_A_CHILD = (
     "[rank3]: Traceback (most recent call last):",
     '[rank3]:   File "/job/train.py", line 88, in <module>',

@@ -114,6 +114,19 @@ def updates(count: int, rule: UpdateRule) -> None:
         assert rule.on_update(step, 1e-3 + dice.uniform(-1e-5, 1e-5), 0.5 + dice.uniform(-0.1, 0.1)) == ""
 
 
+def test_an_update_that_jumps_no_further_than_usual_is_none_however_large_norms_are() -> None:
+    rule, dice = UpdateRule(1000), random.Random(3)
+    for step in range(50):
+        assert rule.on_update(step, 1e-3 + dice.uniform(-1e-5, 1e-5), 1e10 * dice.uniform(0.5, 1.5)) == ""
+    assert rule.on_update(50, 5e-3, 2e10)
+    flat = UpdateRule(1000)
+    for step in range(20):
+        assert flat.on_update(step, 1e-3, 1.0 + step) == ""
+    assert flat.on_update(20, 2e-3, 30.0) == (
+        "jumped by 0.001, which was always the same before, as the gradient norm rose"
+    )
+
+
 def test_an_update_that_jumps_as_the_gradient_rises_is_one() -> None:
     rule = UpdateRule(1000)
     updates(50, rule)

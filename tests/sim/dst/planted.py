@@ -314,13 +314,13 @@ def left_over_nodes_are_forgotten(patch: Patch) -> None:
 
 
 PLANTED = (
-    Mutant(no_fence, 1),
+    Mutant(no_fence, 4),
     Mutant(launch_under_way_untold, 109),
-    Mutant(acks_before_disk, 1),
+    Mutant(acks_before_disk, 5),
     Mutant(acts_before_disk, 0),
     Mutant(ids_reused, 0),
     Mutant(plan_made_anew, 550),
-    Mutant(restore_without_all, 56),
+    Mutant(restore_without_all, 6),
     Mutant(strangers_copies, 56),
     Mutant(astray_believed, 138),
     Mutant(astray_kept, 138),
@@ -334,7 +334,7 @@ PLANTED = (
     Mutant(nobody_is_waited_for, 2),
     Mutant(fleets_are_believed, 672),
     Mutant(wall_clock, 2),
-    Mutant(forgets_reborn, 627),
+    Mutant(forgets_reborn, 731),
     Mutant(old_ranks_stay, 779, draw_setup),
     Mutant(silence_unheard, 48),
     Mutant(not_refilled, 31),
@@ -344,5 +344,5 @@ PLANTED = (
     Mutant(parked_ranks_get_new_code, 33, draw_surviving),
     Mutant(parked_ranks_are_untold, 9, draw_surviving),
     Mutant(shrinks_by_the_users_mesh, 0, draw_grouped),
-    Mutant(left_over_nodes_are_forgotten, 80, draw_grouped),
+    Mutant(left_over_nodes_are_forgotten, 98, draw_grouped),
 )
