@@ -94,7 +94,7 @@ esac
 
 
 @pytest.mark.parametrize(
-    ("left_s", "limit_s", "flags", "begin"),
+    "case",
     [
         (40, 3000, "SPEC_NODES", "--begin=now+"),
         (40, None, "DAILY,SPEC_NODES", "--begin=now+"),
@@ -109,11 +109,9 @@ def test_a_successor_does_not_begin_in_what_is_left_of_a_reservation(
     script: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    left_s: int | None,
-    limit_s: int | None,
-    flags: str,
-    begin: str,
+    case: tuple[int | None, int | None, str, str],
 ) -> None:
+    left_s, limit_s, flags, begin = case
     assert main(["sbatch", "--dry-run", "--run-dir", "run", script]) == 0
     text = capsys.readouterr().out
     now = int(time.time())
