@@ -3,6 +3,7 @@
 import signal
 import stat
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,50 @@ esac
     heard = (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
     assert [line if line.startswith("scancel") else line.split()[0] for line in heard] == said
     assert all("--dependency=singleton" in line for line in heard if line.startswith("sbatch"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (40, 3000, "SPEC_NODES", "--begin=now+"),
+        (40, None, "DAILY,SPEC_NODES", "--begin=now+"),
+        (40, 30, "SPEC_NODES", ""),  # its time limit is first
+        (5000, 9000, "SPEC_NODES", ""),  # a preemption: much of the reservation is left
+        (-5, 3000, "SPEC_NODES", ""),
+        (40, 3000, "FLEX,SPEC_NODES", ""),
+        (None, 3000, "", ""),
+    ],
+)
+def test_a_successor_does_not_begin_in_what_is_left_of_a_reservation(
+    script: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    case: tuple[int | None, int | None, str, str],
+) -> None:
+    left_s, limit_s, flags, begin = case
+    assert main(["sbatch", "--dry-run", "--run-dir", "run", script]) == 0
+    text = capsys.readouterr().out
+    now = int(time.time())
+    limit = "NONE" if limit_s is None else str(now + limit_s)
+    one = f"ReservationName=r StartTime={now - 9} EndTime={now + (left_s or 0)} Nodes=c1 Flags={flags} State=ACTIVE"
+    for name, does in (
+        ("sbatch", f'echo "$*" > {tmp_path}/said; echo 77'),
+        ("squeue", f'[ "$SLURM_TIME_FORMAT" = %s ] && echo {limit}'),
+        ("scontrol", f'[ "$SLURM_TIME_FORMAT" = %s ] && echo "{one}"'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    run = next(line.strip() for line in text.splitlines() if "-m holdfast run --fleet slurm" in line)
+    path = tmp_path / "run.sbatch"
+    path.write_text(text.replace(run, "( exit 95 ) &"))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "76", "SLURM_JOB_NAME": "holdfast-r"}
+    env |= {} if left_s is None else {"SLURM_JOB_RESERVATION": "r"}
+    done = subprocess.run(["bash", str(path)], env=env, check=False, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 95 and not done.stderr
+    said = (tmp_path / "said").read_text()
+    assert "--dependency=singleton" in said and ("--begin=" in said) == bool(begin)
+    if begin:
+        assert 30 <= int(said.partition(begin)[2].split()[0]) <= 40
 
 
 def test_what_is_written_beside_the_run_is_for_its_owner_alone(

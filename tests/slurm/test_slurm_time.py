@@ -125,7 +125,7 @@ def test_a_batch_job_ends_ahead_of_its_reservation_and_has_a_successor_by_then(
     assert time.time() < ends_at, "all of it before Slurm would have ended it"
     [successor] = queued
     until(lambda: lab.call("squeue", "-h", "-t", "R", "-o", "%i").split() == [], "the end of the first", 60, grows)
-    lab.call("scontrol", "update", f"JobId={successor}", "ReservationName=", "TimeLimit=30")
+    lab.call("scontrol", "update", f"JobId={successor}", "ReservationName=", "TimeLimit=30", "StartTime=now")
     lab.call("scontrol", "release", successor, check=False)
     until(lambda: text().count("] weights ") == 2 and "done: " in text(), "its end", 250, grows)
     assert text().count(f"] weights {calm_weights}") == 2, text()

@@ -31,7 +31,20 @@ _SCRIPT = """#!/bin/bash
 {flags}
 
 # Slurm sends SIGUSR1 ahead of the time limit. The next job then waits for this one, and goes on with the run.
-queue_next() {{ [ -n "$next" ] || next=$(sbatch --parsable --dependency=singleton {path}); }}
+queue_next() {{ [ -n "$next" ] || next=$(sbatch --parsable --dependency=singleton "$@" {path}); }}
+# A reservation that ends first ends this job. What is left of it is too short for the next one.
+queue_after() {{
+    if [ -n "$SLURM_JOB_RESERVATION" ]; then
+        export SLURM_TIME_FORMAT=%s
+        told_of=$(scontrol -o show reservation "$SLURM_JOB_RESERVATION" | grep -v FLEX)
+        over=$(echo "$told_of" | grep -o ' EndTime=[0-9]*' | cut -d= -f2)
+        limit=$(squeue -h -j "$SLURM_JOB_ID" -o %e)
+        case "$limit" in '' | *[!0-9]*) limit=$over ;; esac
+        left=$((${{over:-0}} - $(date +%s)))
+        [ "$left" -le 0 ] || [ "$left" -gt {ahead} ] || [ "$over" -gt "$limit" ] || set -- "--begin=now+$left"
+    fi
+    queue_next "$@"
+}}
 is_preempted() {{ squeue -h -j "$SLURM_JOB_ID" -O PreemptTime:30 | grep -q '^[0-9]'; }}
 find_next() {{ squeue -h -t PD -n "$SLURM_JOB_NAME" -u "$(id -un)" -o %A | grep -vx "$SLURM_JOB_ID" | head -n 1; }}
 trap queue_next USR1
@@ -46,7 +59,7 @@ fi
 run=$!
 while wait "$run"; code=$?; kill -0 "$run" 2>/dev/null; do :; done # a signal ends a wait early
 if [ "$code" = {over} ]; then
-    [ -n "$told" ] || queue_next
+    [ -n "$told" ] || queue_after
 elif [ -n "$next" ]; then
     scancel "$next"
 fi
@@ -94,6 +107,7 @@ def write_script(args: RunArgs, words: Sequence[str], run_dir: Path) -> str:
         resume=shlex.join([*holdfast, "--resume", str(run_dir)]),
         begin=shlex.join([*holdfast, *_run_words(words, run_dir)]),
         over=OUT_OF_TIME,
+        ahead=_AHEAD_S,
     )
 
 
