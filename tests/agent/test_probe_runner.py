@@ -3,7 +3,6 @@
 import asyncio
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -152,7 +151,7 @@ async def test_a_probe_that_is_given_no_processor_proves_nothing(
     python.write_text(f'#!/bin/sh\nexec taskset -c {cpu} {sys.executable} "$@"\n')
     python.chmod(0o755)
     spin = [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, [{cpu}])\nwhile True: pass"]
-    spinning = [subprocess.Popen(spin, start_new_session=True) for _ in range(hogs)]
+    spinning = [await asyncio.create_subprocess_exec(*spin, start_new_session=True) for _ in range(hogs)]
     try:
         await asyncio.sleep(2.0 + hogs / 20)
         terms = ProbeTerms(nice=nice)
@@ -160,7 +159,7 @@ async def test_a_probe_that_is_given_no_processor_proves_nothing(
     finally:
         for hog in spinning:
             hog.kill()
-            hog.wait()
+            await hog.wait()
     assert (found.ok, found.starved) == (ok, ok is None), found
     judged = assess_probes({"n1": [found]}, {})
     assert judged.bad == {} and bool(starved_nodes({"n1": [found]})) is (ok is None)
