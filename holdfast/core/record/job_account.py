@@ -17,7 +17,7 @@ NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend 
 START_AND_END = "start and end"  # the cause of time before the first step and after the last one
 PLANNED = "planned restarts"  # the cause of what they cost
 FROM_START = "the start of this run"  # from which steps are counted that the script does not tell
-HOLDS = "holds by people"  # the cause of time for which a person held the job amid an incident
+HOLDS = "holds by people"  # the cause of time for which a person held the job
 HOUR_S = 3600.0  # the window of the sliding ETTR
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
 
