@@ -194,7 +194,7 @@ def sum_held_s(record: Record | Change) -> float:
 
 
 def recovery_s(record: Record | Change) -> float:
-    """Return the seconds that an incident or a planned restart cost, from the last good step to the next one, without a person's hold."""
+    """Return the seconds that this cost, from the last good step to the next one, without a person's hold."""
     return record.resumed_at - record.good_at - sum_held_s(record)
 
 

@@ -15,7 +15,7 @@ export function nowView() {
     block(["head", "causes", "incidents"], tiles),
     block(["spans", "uses"], (view) => sheet("Where the time went", `${duration(view.head.job_s)} since ${clock(view.head.start_at, true)}`, timeBar(view))),
     h("div", { class: "pair" }, curveSheet(), block(["causes"], causes)),
-    block(["incidents"], lastIncident),
+    block(["incidents", "opened"], lastIncident),
   ];
 }
 
@@ -115,6 +115,11 @@ export function causes(view) {
 }
 
 function lastIncident(view) {
+  const { opened } = view;
+  if (opened) {
+    return sheet("Open incident", h("a", { href: `#/incidents/${opened.number}` }, "Read its story"),
+      h("p", {}, `${capital(opened.cause)}, ${clock(opened.alarm_at, true)}`), h("p", { class: "soft" }, capital(opened.why || "nothing is done yet")));
+  }
   const last = view.incidents[view.incidents.length - 1];
   if (!last) return sheet("Last incident", "", h("p", { class: "soft" }, "There was none."));
   const story = h("a", { href: `#/incidents/${last.number}` }, "Read its story");
