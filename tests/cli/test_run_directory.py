@@ -153,7 +153,7 @@ def test_who_listens(tmp_path: Path) -> None:
     assert run_directory.find_controller(run_dir) is None
 
 
-def test_what_is_alive_of_a_run_without_a_controller() -> None:
+def test_what_is_alive_of_a_run_without_a_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = published(run_dir_creation.make_run_dir(None, "r"))
     assert "--resume" not in run_liveness.ending_text(run_dir), "it has only just been made"
     (run_dir / "journal.db").touch()
@@ -163,6 +163,12 @@ def test_what_is_alive_of_a_run_without_a_controller() -> None:
     (run_dir / "plan.json").touch()
     alone = "has no controller now, but its front, holdfast run, is alive"
     assert run_liveness.ending_text(run_dir) == alone, "a controller has launched ranks"
+    with monkeypatch.context() as full:
+        full.setattr(run_directory, "free_bytes", lambda _: 4096)
+        lost_s = f"{Settings().node.lost_s:g} s"
+        said, listed = run_liveness.ending_text(run_dir), ls_command._run_state(run_dir)[1]
+    told = f"; the disk that holds {run_dir} is full: free space, and the controller starts again; {lost_s} after"
+    assert said.startswith(alone + told) and told in listed and "in memory alone is lost" in said
     (run_dir / run_directory.STDIN).write_text(f"{os.getpid()} 1")  # an earlier process had this pid
     assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir)
 
