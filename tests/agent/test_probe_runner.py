@@ -140,11 +140,12 @@ def meeting(rank: int, port: int, deadline_s: float = 60.0) -> PairMeeting:
     )
 
 
-@pytest.mark.parametrize(("nice", "hogs", "limit_s", "ok"), [(19, 1, 9.0, True), (0, 60, 3.0, None)])
+@pytest.mark.parametrize("case", [(19, 1, 9.0, True), (0, 60, 3.0, None)])
 async def test_a_probe_that_is_given_no_processor_proves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nice: int, hogs: int, limit_s: float, ok: bool | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[int, int, float, bool | None]
 ) -> None:
     """One that is starved because it is niced is tried again, and then has a result."""
+    nice, hogs, limit_s, ok = case
     monkeypatch.setattr(probe_runner, "START_S", limit_s)
     cpu = min(os.sched_getaffinity(0))
     python = tmp_path / "python"

@@ -64,8 +64,8 @@ class NodeProbing:
             met = await self._test_pairs(action, "nccl" if _on_gpus(found) else "gloo", rails)
             bad, reason = met.bad, met.reason if met.bad or not judged.suspects else f"{reason}; {met.reason}"
         starved = {node: why for node, why in probe_assessment.starved_nodes(found).items() if node not in bad}
-        told = [f"{node}: {why}" for node, why in starved.items()]
-        reason = starved[action.nodes[0]] if len(action.nodes) == len(starved) == 1 else "; ".join((*told, reason))
+        idle = [f"{node}: {why}" for node, why in starved.items()]
+        reason = starved[action.nodes[0]] if len(action.nodes) == len(starved) == 1 else "; ".join((*idle, reason))
         self._write_history(past, {node: told for node, told in found.items() if node not in bad})
         return Outcome(
             action=action.id,
