@@ -72,6 +72,15 @@ def strip_tree(value: Any) -> Any:
     return value
 
 
+def with_text(value: Any) -> Any:
+    """Return a tree of dicts and lists with U+FFFD in place of bytes that are no valid text."""
+    if isinstance(value, str):
+        return _as_text(value)
+    if isinstance(value, dict):
+        return {with_text(key): with_text(inner) for key, inner in value.items()}
+    return [with_text(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def sanitize_line(line: bytes) -> bytes:
     """Return a rank's output line made safe for a shared console; colours stay and end with the line."""
     text = _HARMFUL_SHOWN.sub("", _decode_line(line))

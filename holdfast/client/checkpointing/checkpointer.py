@@ -29,7 +29,7 @@ from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, 
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_state, record_sizes
 from holdfast.checkpoint.storage_errors import StorageError
-from holdfast.checkpoint.stored_checkpoints import apply_doubts, find_checkpoints
+from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, apply_doubts, find_checkpoints
 from holdfast.checkpoint.writable_check import write_refusal
 from holdfast.client.checkpointing.agentless_writer import CheckpointTimer, LocalWriter
 from holdfast.client.checkpointing.checkpoint_fit import describe_mismatch, refuse_fresh_start
@@ -102,7 +102,7 @@ class Checkpointer:
         self._rival = self._check_path()
         self._storing: LocalWriter | None = None
         if self._storage and not self._link and not self._replay:
-            author = Author(self._generation, self._world.broadcast_first(secrets.token_hex(8)))
+            author = Author(self._generation, self._world.broadcast_first(secrets.token_hex(8), str))
             self._storing = LocalWriter(self._storage, self._world, author, say)
         self._due = CheckpointTimer(self._storage, self._world) if self._storage and not self._replay else None
         self._snapshots: RankSnapshots | None = None
@@ -220,7 +220,7 @@ class Checkpointer:
         if not self._storage or self._replay:
             return None
         why = write_refusal(self._storage.url) if self._world.rank == 0 else ""
-        self._refused = why = self._world.broadcast_first(why)
+        self._refused = why = self._world.broadcast_first(why, str)
         rival = RivalRun(self._storage.url, self._world, with_agent=self._link is not None)
         if rival.sentence:
             self._say_once(f"{rival.sentence}; states there can be restored, but not saved")
@@ -242,7 +242,7 @@ class Checkpointer:
         if self._world.rank == 0:
             with suppress(StorageError):  # storage that fails stops nobody
                 newest = max((one.step for one in find_checkpoints(url) if one.ok or one.unvouched), default=-1)
-        if (newest := self._world.broadcast_first(newest)) >= step:
+        if (newest := self._world.broadcast_first(newest, int)) >= step:
             told = "call restore() before the first save, or give another path"
             raise StateError(f"{url} already holds a checkpoint of step {newest}, and this is step {step}: {told}")
 
@@ -283,7 +283,7 @@ class Checkpointer:
     def _lay_out(self) -> bool:
         """Plan layout and memory of all snapshots; a collective. Return False if a rank cannot predict its state."""
         state = self._source.build_state()
-        if not all(self._world.gather_all(state is not None)) or state is None:
+        if not all(self._world.gather_all(state is not None, bool)) or state is None:
             return False
         world = self._world
         found = flatten_state(state, self._source.holders_of)
@@ -352,7 +352,7 @@ class Checkpointer:
         self.restored_from = "none"
         url = self._storage.url if self._storage else ""
         there = find_checkpoints(url) if url and self._world.rank == 0 else ()
-        found = self._world.broadcast_first(apply_doubts(there, told.run, told.doubts))
+        found = self._world.broadcast_first(apply_doubts(there, told.run, told.doubts), tuple[StoredCheckpoint, ...])
         if unvouched := [one for one in found if one.unvouched]:
             self._say_once(f"{len(unvouched)} of {len(found)} checkpoints are left out: {unvouched[0].why}")
         tried = False
@@ -385,7 +385,7 @@ class Checkpointer:
             metadata, pieces = restoring.plan_read(url)
         except StorageError as e:
             why = str(e)
-        told = self._world.gather_all((why, pieces is not None))
+        told = self._world.gather_all((why, pieces is not None), tuple[str, bool])
         if reasons := [why for why, _ in told if why]:
             return reasons[0]
         assert metadata is not None
@@ -398,7 +398,7 @@ class Checkpointer:
                 self._say_once(f"{url} {note}")
         except (StorageError, StateError, ImageMetadataError, CheckpointException) as e:
             why = str(e)
-        return next(filter(None, self._world.gather_all(why)), "")
+        return next(filter(None, self._world.gather_all(why, str)), "")
 
     def _check_alike(self, url: str, metadata: Metadata) -> None:
         """Raise StateError on all ranks if the checkpoint is of another model; the restore ends with this error."""
@@ -406,7 +406,7 @@ class Checkpointer:
             dcp.decode_metadata(self._metadata) if self._metadata else None,
             isinstance(self._source, ModelState),
         )
-        why = self._world.broadcast_first(describe_mismatch(url, metadata, ours, trained=trained) if ours else "")
+        why = self._world.broadcast_first(describe_mismatch(url, metadata, ours, trained=trained) if ours else "", str)
         if why:
             raise StateError(why)
 
