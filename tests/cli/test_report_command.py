@@ -405,6 +405,22 @@ def test_a_journal_that_lost_its_end_says_so(run_dir: Path, capsys: pytest.Captu
     assert said.startswith("holdfast report: ") and "2" in said and "5" in said
 
 
+@pytest.mark.parametrize("whose", ["gone", "damaged"])
+def test_a_journal_without_a_mark_may_have_lost_its_end(
+    whose: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = run_dir / "journal.mark"
+    written = SqliteJournal(run_dir / "journal.db", mark_path=mark)
+    for entry in Book().trains().entries[:5]:
+        written.append(entry, durable=True)
+    written.close()
+    mark.unlink() if whose == "gone" else mark.write_bytes(bytes(3))
+    report_command.load_report(run_dir)
+    said = capsys.readouterr().err
+    after = "the journal may have lost entries after 5"
+    assert said == f"holdfast report: {mark} is {whose}: {after}; nobody can know\n"
+
+
 def test_a_part_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     write(run_dir, *LINES, *END)

@@ -52,7 +52,7 @@ from holdfast.core.record.report_comparison import ComparedJobs, compare_jobs
 from holdfast.core.record.report_window import fold_since
 from holdfast.core.record.solving_rungs import describe_rungs
 from holdfast.core.sum_preserving_rounding import share_tenths
-from holdfast.core.terminal_sanitizer import strip_controls, strip_tree
+from holdfast.core.terminal_sanitizer import plain_line, strip_controls, strip_tree
 from holdfast.journal.journal_errors import JournalError
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_phase import Phase
@@ -194,6 +194,8 @@ def load_report(run_dir: Path, since: str | None = None) -> Report:
     with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
         if journal.lost:
             print(f"holdfast report: {lost_journal_sentence(journal.lost)}", file=sys.stderr)
+        if journal.doubt:
+            print(f"holdfast report: {plain_line(journal.doubt)}; nobody can know", file=sys.stderr)
         account = fold_entries(journal.read(), now)
         since_at = parse_since(since, account) if since is not None else account.start_at
         if since_at > account.start_at:
