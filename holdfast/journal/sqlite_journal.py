@@ -181,14 +181,12 @@ class SqliteJournal:
     # --- what became of what was written -----------------------------------------------------------------------
 
     def _compare_with_mark(self) -> None:
-        """Set `lost` if the mark is beyond the last entry, or `doubt` if there is no mark to tell; used for read-only
-        journals, which are not repaired."""
+        """Set `lost` if the mark is beyond the last entry, `doubt` if there is no mark; for read-only journals."""
         known, [(kept,)] = self._found.mark, self._db.execute("select coalesce(max(seq), 0) from entry")
         if known and known.seq > kept:
             self.lost = self._describe_loss(kept, known.seq, damaged=False)
         elif known is None and self._mark_path and kept:
-            there = self._mark_path.exists()  # a writer may have made it since
-            self.doubt = "" if there and not self._found.there else self._say_no_mark(there, kept)
+            self.doubt = high_water_mark.describe_absence(self._mark_path, self._found, self._not_known(kept))
 
     def _repair_end(self) -> JournalRow | None:
         """Set aside the first damaged entry and all later ones, and return the last entry that is left. Set `lost` if
@@ -214,9 +212,6 @@ class SqliteJournal:
         if known.start != self._start:
             return known.seq > 0 and kept == 0
         return known.seq > kept or (known.seq > 0 and not self._agrees_with_mark(known))
-
-    def _say_no_mark(self, there: bool, kept: int) -> str:
-        return f"{self._mark_path} is {'damaged' if there else 'gone'}{self._not_known(kept)}"
 
     def _not_known(self, kept: int) -> str:
         return f": the journal may have lost entries after {kept:,}"

@@ -73,7 +73,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(run_dir: Path, *lines: str) -> None:
-    journal, decider = SqliteJournal(run_dir / "journal.db"), Decider()
+    journal, decider = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark"), Decider()
     for seq, line in enumerate(lines, 1):
         at, text = line.split(" ", 1)
         event = parse(text, float(at), decider.view.generation)
@@ -403,22 +403,6 @@ def test_a_journal_that_lost_its_end_says_so(run_dir: Path, capsys: pytest.Captu
     report_command.load_report(run_dir)
     said = capsys.readouterr().err
     assert said.startswith("holdfast report: ") and "2" in said and "5" in said
-
-
-@pytest.mark.parametrize("whose", ["gone", "damaged"])
-def test_a_journal_without_a_mark_may_have_lost_its_end(
-    whose: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mark = run_dir / "journal.mark"
-    written = SqliteJournal(run_dir / "journal.db", mark_path=mark)
-    for entry in Book().trains().entries[:5]:
-        written.append(entry, durable=True)
-    written.close()
-    mark.unlink() if whose == "gone" else mark.write_bytes(bytes(3))
-    report_command.load_report(run_dir)
-    said = capsys.readouterr().err
-    after = "the journal may have lost entries after 5"
-    assert said == f"holdfast report: {mark} is {whose}: {after}; nobody can know\n"
 
 
 def test_a_part_of_a_run(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
