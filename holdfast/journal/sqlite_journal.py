@@ -200,10 +200,8 @@ class SqliteJournal:
             self.lost = self._describe_loss(kept, max(damaged, known.seq if known else 0), damaged=bool(damaged))
         elif known and known.seq and known.start != self._start:
             self.doubt = f"{self._mark_path} belongs to another journal{self._not_known(kept)}"
-        elif self._found.damaged:
-            self.doubt = f"{self._mark_path} is damaged{self._not_known(kept)}"
-        elif self._mark_path and self._marked and not self._found.there:
-            self.doubt = f"{self._mark_path} is gone{self._not_known(kept)}"
+        elif self._mark_path and (self._found.damaged or (self._marked and not self._found.there)):
+            self.doubt = high_water_mark.describe_absence(self._mark_path, self._found, self._not_known(kept))
         return last
 
     def _has_lost(self, known: HighWaterMark, kept: int) -> bool:
