@@ -42,7 +42,7 @@ from holdfast.core.incident.incident_text import (
     why_from_zero,
 )
 from holdfast.core.incident.seat_changes import describe_swap
-from holdfast.core.record.job_account import START_AND_END, TimeUse, UnwatchedTime
+from holdfast.core.record.job_account import START_AND_END, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.lost_time_bill import Bill, Row, draw_bill
@@ -339,11 +339,17 @@ def _stall_texts(report: Report) -> list[Text]:
     """Return sentences that say when and where the job stood still; if there are many stalls, only the longest."""
     stalls = sorted((span for span in report.spans if span.use is TimeUse.STALL), key=lambda span: -span.seconds)
     said = [
-        f"no step from {clock_text(span.start_at)} to {clock_text(span.end_at)}: {span.place or 'nobody told why'}"
+        f"no step from {clock_text(span.start_at)} to {clock_text(span.end_at)}{_stall_cause(span)}"
         for span in sorted(stalls[:_STALLS], key=lambda span: span.start_at)
     ]
     shorter = len(stalls) - len(said)
     return [Text(text) for text in (*said, *([f"and {counted_noun(shorter, 'shorter stall')}"] if shorter else []))]
+
+
+def _stall_cause(span: Span) -> str:
+    if span.incident:
+        return f", when incident {span.incident} came{f': {span.place}' if span.place else ''}"
+    return f": {span.place or 'nobody told why'}"
 
 
 def _unwatched_text(time: UnwatchedTime) -> str:
