@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.agent.agent_clock import SystemClock
-from holdfast.agent.rank import rank_processes
+from holdfast.agent.rank import rank_processes, zygote_preload
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import Seat
@@ -271,7 +271,8 @@ async def test_a_zygote_that_was_killed_is_told(tmp_path: Path, ok: bool, then: 
     await close(bench)
 
 
-async def test_a_standby_preloads_what_others_have_learned(tmp_path: Path) -> None:
+async def test_a_standby_preloads_what_others_have_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zygote_preload, "_IDLE_S", -1.0)  # it has stood by for long enough
     learned = tmp_path / "learned.json"
     for folder in ("trains", "waits"):
         (tmp_path / folder / "logs").mkdir(parents=True)  # which is the node's own folder here

@@ -226,3 +226,27 @@ def test_ctrl_c_while_nodes_are_being_started(start: Start) -> None:
     job.interrupt()
     job.ends(130)
     assert not (job.run_dir / "fork.sock").exists()
+
+
+SLOW_STEPS = """
+import os, time, torch, torch.distributed as dist, holdfast
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 8)
+checkpointer = holdfast.Checkpointer(model=model, path="checkpoints", every=1000)
+for step in range(checkpointer.restore() + 1, 1000):
+    time.sleep(0.4)
+    checkpointer.save(step)
+    holdfast.step(step)
+"""
+
+
+@pytest.mark.slow
+def test_the_newest_step_is_stored_where_nodes_hold_copies_of_each_others_states(start: Start) -> None:
+    """Between two steps each node has the newest state of both ranks, and writes that of its own."""
+    job = start("--nnodes", "2", "--nproc-per-node", "1", script=SLOW_STEPS)
+    job.until(lambda: (job.status().get("step") or 0) >= 8, "steps")
+    reached = job.status()["step"]
+    job.process.send_signal(signal.SIGTERM)
+    job.ends(143)
+    [stored] = (job.folder / "checkpoints").glob("step-*")
+    assert int(stored.name[5:]) >= reached

@@ -417,9 +417,10 @@ class ActionExecutor:
         answers = await self.dispatch.ask_nodes(id, dict.fromkeys(present, errand), within_s)
         copies = {node: done.copies for node, done in answers.items()}
         stored = max((done.stored for done in answers.values()), default=-1)
-        found = final_checkpoint.choose_final(copies, stored, action.not_after, verified=action.verified)
-        if action.not_after is not None and any(copies.values()):
-            self.say(final_checkpoint.describe_doubt(found, action.not_after))
+        seats, bad = self.view.seats, action.not_after
+        found = final_checkpoint.choose_final(copies, seats, stored, bad, verified=action.verified)
+        if bad is not None and any(copies.values()):
+            self.say(final_checkpoint.describe_doubt(found, bad))
         return found
 
     async def _give_back_all(self, reason: str) -> dict[str, str]:

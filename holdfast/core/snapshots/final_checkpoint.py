@@ -6,6 +6,7 @@ no restart uses it and no good checkpoint is replaced.
 
 from collections.abc import Collection, Mapping
 
+from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import FinalState
 from holdfast.model.state_copy import Copy
 
@@ -13,11 +14,21 @@ _LEAST = 0.5  # of the time is for storage, however long ranks took to end
 
 
 def choose_final(
-    copies: Mapping[str, Collection[Copy]], stored: int, not_after: int | None, *, verified: bool = False
+    copies: Mapping[str, Collection[Copy]],
+    seats: Collection[Seat],
+    stored: int,
+    not_after: int | None,
+    *,
+    verified: bool = False,
 ) -> dict[str, tuple[FinalState, ...]]:
     """Return the states that each node must write: the newest good state first, then a newer state in doubt. Storage
-    has all good steps up to `stored`, so the good state is left out if it is not newer."""
-    whole = _find_whole(copies, disk=False)
+    has all good steps up to `stored`, so the good state is left out if it is not newer. A node can write the states of
+    its own ranks only, not the copies that it keeps for other nodes."""
+    owners = {rank: seat.node for seat in seats for rank in seat.ranks}
+    own = {
+        node: [copy for copy in held if owners.get(copy.rank, node) == node] for node, held in sorted(copies.items())
+    }
+    whole = _find_whole(own, disk=False)
     good = [one for one in whole if not any(_is_doubted(copy, not_after, verified) for copy in one[1].values())]
     found: dict[str, tuple[FinalState, ...]] = {}
     if not_after is not None and stored > not_after:
