@@ -207,9 +207,8 @@ def _missing_table(found: JobStacks) -> list[Text | Tree | Table]:
 def _oddity_lines(found: JobStacks) -> list[str]:
     lines = [f"{trace.node}: {trace.error}" for trace in found.traces if trace.error]
     odd = [p for trace in found.traces for p in trace.processes if p.error or p.state in _STATES]
-    return lines + [
-        f"{_process_name(p)}: {', '.join(w for w in (_STATES.get(p.state, ''), p.error) if w)}" for p in odd
-    ]
+    told = [(p, "" if p.error.startswith("gone") else _STATES.get(p.state, "")) for p in odd]  # once is enough
+    return lines + [f"{_process_name(p)}: {', '.join(w for w in (state, p.error) if w)}" for p, state in told]
 
 
 def _process_name(process: Process) -> str:

@@ -44,6 +44,7 @@ from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.snapshot.live_state_items import ChangedError
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.client.training import script_replay
+from holdfast.client.training.fixed_ddp_buckets import fix_saved_model
 from holdfast.client.training.progress import here
 from holdfast.client.training.stderr_sentence import say
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
@@ -99,6 +100,8 @@ class Checkpointer:
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = ExtraState({} if extra is None else extra)
         self._generation, self._said = current_generation(), set[str]()
+        if why := fix_saved_model(model, self._world.gather_all):
+            self._say_once(why)
         self._rival = self._check_path()
         self._storing: LocalWriter | None = None
         if self._storage and not self._link and not self._replay:

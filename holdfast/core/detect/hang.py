@@ -78,11 +78,13 @@ class Stillness:
         self._asleep: dict[int, float] = {}  # the same, if a wait for something outside is a sign of life, too
         self._outside: Collection[int] = ()  # ranks that may have waited for something outside at the last look
         self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
+        self.before_at = 0.0  # when all ranks were looked at before the last time
 
     def on_traces(self, now: float, traces: Sequence[Trace], outside: Collection[int] = ()) -> dict[int, RankMotion]:
         """Record one inspection of all ranks. Return what each rank did since the previous one. `outside` are the ranks
         that may wait for something outside the job."""
         (last_at, last), self._last = self._last, (now, tuple(traces))
+        self.before_at = last_at
         waited, self._outside = {*self._outside, *outside}, outside  # at the beginning or the end of this time
         motions = find_motion(last, traces)
         for rank, motion in motions.items():
@@ -131,6 +133,7 @@ class HangDetector:
         self._tellers = StepTellers()
         self.step = -1
         self.moved_at = 0.0  # when the job's step last rose
+        self._launched_at = 0.0
         self._trained_at = 0.0  # since when steps are made that were not saved: the first step, or the newest saved one
         self.resumed = False  # the newest beat has ended a pause that was looked at
         self.paused_s = 0.0  # the newest pause that was looked at and ended by itself
@@ -158,7 +161,8 @@ class HangDetector:
         self._beats, self._order, self._slowest = {}, {}, ""
         self._tellers.on_launch(nodes)
         self.step, self._phase = -1, ""
-        self._trained_at, self._start_s = now, 0.0
+        self._launched_at = self._trained_at = now
+        self._start_s = 0.0
         self._reset_looks(now)
 
     def on_beat(self, now: float, beat: Beat) -> None:
@@ -391,13 +395,17 @@ class HangDetector:
         seen = named.how in ("stopped", "gone")  # by the kernel's word, whether or not anybody waits for it
         signature = f"{GPU_HANG if named.how == 'gpu' else 'hang'} {named.ranks}"
         what = "has stood" if seen or named.all else "keeps the others waiting" if named.ranks else "the job has stood"
+        early = self.step < 0
+        # A rank that was seen to run at one look and is stopped at the next one has not stood since the launch.
+        since = max(self.moved_at, self._stillness.before_at) if early and named.how == "stopped" else self.moved_at
+        lasted = f"{now - self._launched_at:.0f} s after its launch" if early else f"for {now - self.moved_at:.0f} s"
         return Alarm(
             kind=Kind.HANG,
-            at=self.moved_at,
+            at=since,
             suspects=named.wide or named.nodes,
             ranks=named.ranks,
             generation=self.generation,
-            reason=f"{what}{self.describe_step()} for {now - self.moved_at:.0f} s: {reason}",
+            reason=f"{what}{self.describe_step()} {lasted}: {reason}",
             signature=signature if named.ranks else UNNAMED,
             stance=min(stance, Stance(self.limits.stance), key=order.index),
             hard=seen or hard,

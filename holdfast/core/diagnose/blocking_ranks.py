@@ -94,7 +94,7 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
         or _by_gpus(waiting, flights)
         or _by_waits(waiting, blocked, mains, children)
         or (None if _all_on_gpus(waiting, mains) else _by_place(places, len(mains)))
-        or BlockingRanks(reason=_nobody_reason(places, waiting, mains, children))
+        or BlockingRanks(reason=_nobody_reason(places, waiting, mains, children, _list_ended(traces, mains, node_of)))
     )
     ras = describe_ras("\n".join(trace.ras for trace in traces), mains)
     found = msgspec.structs.replace(found, clusters=places, reason=f"{found.reason} ({ras})" if ras else found.reason)
@@ -299,21 +299,39 @@ def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | N
     return BlockingRanks(ranks=apart, how="apart", reason=f"{format_ranks(apart)} in {where}, {others}")
 
 
+def _list_ended(traces: Sequence[Trace], mains: dict[int, Process], node_of: dict[int, str]) -> tuple[int, ...]:
+    """Return the ranks whose script has returned, or that are no longer among the processes of a node that answered."""
+    told = {trace.node for trace in traces if not trace.error}
+    over = {rank for rank, p in mains.items() if p.ending == "returned" and not main_frames(p)}
+    return tuple(sorted(over | {rank for rank, node in node_of.items() if rank not in mains and node in told}))
+
+
 def _nobody_reason(
-    places: tuple[StackCluster, ...], waiting: WaitGraph, mains: dict[int, Process], children: list[Process]
+    places: tuple[StackCluster, ...],
+    waiting: WaitGraph,
+    mains: dict[int, Process],
+    children: list[Process],
+    ended: tuple[int, ...],
 ) -> str:
-    world = len(mains)
     if on_gpus := _all_on_gpus(waiting, mains):
         what = f"{on_gpus.op or 'collective'} {on_gpus.seq} of group {on_gpus.group}"
-        return f"all {world} GPUs have begun {what} and none has ended it"
+        return f"all {len(mains)} GPUs have begun {what} and none has ended it"
     if waiting.outside and 2 * len(waiting.outside) > waiting.told:
         return f"most have not come yet: {_describe_missing(waiting.missing[0], waiting.missing[0].ranks)}"
-    if len(places) == 1 and len(places[0].ranks) == world:
-        below = next((p for p in children if p.rank in mains and main_frames(p)), None)  # such as a worker that loads
-        child = f", a child {below.name or below.pid} of rank {below.rank} in " if below else ""
-        inner = fold_stack(main_frames(below)[-1:])[0] if below else ""
-        return f"all {world} ranks are in {places[0].frames[-1]}{child}{inner}"
-    return f"{world} ranks are at {len(places)} places, and no place has most of them" if places else "no stacks"
+    seen = tuple(sorted(rank for place in places for rank in place.ranks))
+    unread = tuple(sorted(mains.keys() - {*seen, *ended}))
+    rest = f"; {format_ranks(ended)} {'has' if len(ended) == 1 else 'have'} returned" if ended else ""
+    rest += f"; no stack of {format_ranks(unread)} was read" if unread else ""
+    if len(places) > 1:
+        return f"{len(seen)} ranks are at {len(places)} places, and no place has most of them{rest}"
+    if not places:
+        return f"no stacks{rest if ended else ''}"
+    below = next((p for p in children if p.rank in mains and main_frames(p)), None)  # such as a worker that loads
+    child = f", a child {below.name or below.pid} of rank {below.rank} in " if below else ""
+    inner = fold_stack(main_frames(below)[-1:])[0] if below else ""
+    who = f"all {len(seen)} ranks are" if len(seen) > 1 and not rest else f"{format_ranks(seen)} are"
+    who = f"{format_ranks(seen)} is" if len(seen) == 1 else who
+    return f"{who} in {places[0].frames[-1]}{child}{inner}{rest}"
 
 
 # --- words and width -------------------------------------------------------------------------------------------------
