@@ -206,7 +206,7 @@ class AgentIngest:
                         if self.registry.has_seat(node)
                         else "other nodes or the job, in which it has no seat"
                     )
-                    self._say_once(node, f"ignored what {node} reported about {what}")
+                    self._say_once(node, f"ignored what {node} reported about {what}: a node speaks for itself")
                 self.links.hold_ack(outbox, message.seq)
         return node
 

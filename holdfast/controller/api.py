@@ -56,6 +56,7 @@ _ARCHIVES = "/api/v1/releases/"
 def status_of(controller: Controller) -> Status:
     view, account = controller.view, controller.ledger.make_account(controller.clock())
     waiting, floor = view.waiting_release, controller.aims.floor
+    slow, slows = account.describe_slow(view.generation, controller.detectors.stalls.slow.tell_present())
     return Status(
         run_id=view.job.run_id,
         phase=view.phase,
@@ -74,7 +75,8 @@ def status_of(controller: Controller) -> Status:
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         incident_now=view.open_cause,
-        slow=account.describe_slow(view.generation),
+        slow=slow,
+        slows=slows,
         floor=floor.floor,
         copies=floor.copies,
         disk=floor.disk.newest_kept,

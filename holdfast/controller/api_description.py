@@ -54,7 +54,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0  # of all incidents; one that fails again before its next step is the same incident
     changes: int = 0  # planned restarts
     last_change: str = ""
-    slow: str = ""  # who was last said to be slow in this generation, and when
+    slow: str = ""  # who was said to be slow in this generation, and when
+    slows: bool = False  # and is so still
     redone: int = 0  # steps that had been made before
     at_most: str = ""  # as in the report, before the ETTR
     parted: bool = False  # every rank has left its process groups or returned

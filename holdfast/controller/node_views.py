@@ -34,7 +34,9 @@ def view_nodes(controller: Controller, queued: dict[str, str]) -> tuple[NodeView
         if current:
             shown = _add_progress(shown, current, number_step(current))
         views.append(_add_traffic(shown, traffic.get(seat.node, ())))
-    return (*views, *(NodeView(node=node, role=role, reason=queued.get(node, "")) for node, role in roles.items()))
+    left = {node: why for node, why in view.departures.items() if node in view.gone}
+    told = left | queued
+    return (*views, *(NodeView(node=node, role=role, reason=told.get(node, "")) for node, role in roles.items()))
 
 
 def _add_progress(view: NodeView, beat: Beat, step: int) -> NodeView:

@@ -115,7 +115,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     detail: str = ""
     nodes: tuple[str, ...] = ()  # Acquire: the nodes that will come; Probe: of whom one is bad, and nobody knows who
     failed: dict[str, str] = {}
-    untested: tuple[str, ...] = ()  # Probe, Replay: of `failed`, those that did not answer or could not be tested
+    untested: tuple[str, ...] = ()  # Probe, Replay: who did not answer or could not be tested
     departed: tuple[int, ...] = ()  # Stop: ranks that had ended well before it
     disks: int = 0  # Launch: nodes from whose disks ranks get their states
     apart: str = ""  # Launch: which step was held for which rank, if none was held for all

@@ -25,6 +25,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[Real, ...] = ()  # the measurements behind the value
     rough: bool = False  # measured in a hurry on a shared machine: told, but not to be judged
     digest: str = ""  # of all bits of the result
+    starved: bool = False  # not judged, because the probe waited for a processor for most of its time
     names: tuple[str, ...] = ()  # of what was found, such as rails
     took_s: Duration = 0.0
 

@@ -1,15 +1,17 @@
 """Processes of probes, held from outside: a wrong bit among four nodes; probes that hang, die or fill the memory."""
 
 import asyncio
+import os
 import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from holdfast.agent.diagnostics import probe_runner
 from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_link, run_probes
 from holdfast.agent.probes import SKIPPED
-from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes
+from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes, starved_nodes
 from holdfast.model.probe_findings import Finding, PairMeeting
 from tests.agent.probes import faults
 
@@ -136,3 +138,30 @@ def meeting(rank: int, port: int, deadline_s: float = 60.0) -> PairMeeting:
         seconds=0.2,
         deadline_s=deadline_s,
     )
+
+
+@pytest.mark.parametrize("case", [(19, 1, 9.0, True), (0, 60, 3.0, None)])
+async def test_a_probe_that_is_given_no_processor_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[int, int, float, bool | None]
+) -> None:
+    """One that is starved because it is niced is tried again, and then has a result."""
+    nice, hogs, limit_s, ok = case
+    monkeypatch.setattr(probe_runner, "START_S", limit_s)
+    cpu = min(os.sched_getaffinity(0))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec taskset -c {cpu} {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    spin = [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, [{cpu}])\nwhile True: pass"]
+    spinning = [await asyncio.create_subprocess_exec(*spin, start_new_session=True) for _ in range(hogs)]
+    try:
+        await asyncio.sleep(2.0 + hogs / 20)
+        terms = ProbeTerms(nice=nice)
+        [found] = [f async for f in run_probes(1, 2.0, str(python), tmp_path, only=("clock",), terms=terms)]
+    finally:
+        for hog in spinning:
+            hog.kill()
+            await hog.wait()
+    assert (found.ok, found.starved) == (ok, ok is None), found
+    judged = assess_probes({"n1": [found]}, {})
+    assert judged.bad == {} and bool(starved_nodes({"n1": [found]})) is (ok is None)
+    assert ok or "waited for a processor" in found.detail

@@ -7,13 +7,16 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.cli.commands import ls_command
 from holdfast.cli.launch.journal_and_notes import NotesFolder
+from holdfast.cli.page.page_sources import RunSource
 from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_directory, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
+from holdfast.dash.page_source import SourceError
 from holdfast.linux import process_attributes
 from holdfast.model.job_and_seats import Job
 from holdfast.wire import run_and_node_specs
@@ -153,7 +156,7 @@ def test_who_listens(tmp_path: Path) -> None:
     assert run_directory.find_controller(run_dir) is None
 
 
-def test_what_is_alive_of_a_run_without_a_controller() -> None:
+def test_what_is_alive_of_a_run_without_a_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = published(run_dir_creation.make_run_dir(None, "r"))
     assert "--resume" not in run_liveness.ending_text(run_dir), "it has only just been made"
     (run_dir / "journal.db").touch()
@@ -163,8 +166,27 @@ def test_what_is_alive_of_a_run_without_a_controller() -> None:
     (run_dir / "plan.json").touch()
     alone = "has no controller now, but its front, holdfast run, is alive"
     assert run_liveness.ending_text(run_dir) == alone, "a controller has launched ranks"
+    with monkeypatch.context() as full:
+        full.setattr(run_directory, "free_bytes", lambda _: 4096)
+        lost_s = f"{Settings().node.lost_s:g} s"
+        said, listed = run_liveness.ending_text(run_dir), ls_command._run_state(run_dir)[1]
+    told = f"; the disk that holds {run_dir} is full: free space, and the controller starts again; {lost_s} after"
+    told += " the controller's end nodes end their ranks, and what is in memory alone is lost"
+    assert (said, listed) == (alone + told, f", but it has no controller now{told}")
     (run_dir / run_directory.STDIN).write_text(f"{os.getpid()} 1")  # an earlier process had this pid
     assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir)
+
+
+def test_a_rank_without_output_is_told_of_other_hosts_only_if_there_may_be_some() -> None:
+    run_dir = published(run_dir_creation.make_run_dir(None, "r"))
+    with pytest.raises(SourceError) as local:
+        RunSource(run_dir).read_log(3)
+    joined = msgspec.structs.replace(run_directory.read_spec(run_dir), fleet="join")
+    run_and_node_specs.write_json(run_dir / "run.json", joined)
+    with pytest.raises(SourceError) as several:
+        RunSource(run_dir).read_log(3)
+    assert str(local.value) == "rank 3 has printed nothing"
+    assert str(several.value) == f"{local.value} on this host; its node may keep it on another one"
 
 
 def test_how_a_run_has_ended() -> None:

@@ -93,7 +93,7 @@ async def test_who_has_no_seat_neither_stops_nor_rewinds_the_job_and_is_told_onc
         await desk.until(lambda: "evil" in desk.controller.registry.beats, "its beat")
         assert desk.events()[before:] == [] and desk.controller.view.phase is Phase.TRAINING
         assert [line for line in said if "evil" in line] == [
-            "ignored what evil reported about other nodes or the job, in which it has no seat"
+            "ignored what evil reported about other nodes or the job, in which it has no seat: a node speaks for itself"
         ]
         assert desk.controller.reached_step == 7 and desk.controller.registry.stored == -1
         await evil.post(changed(ALARM, kind=Kind.HEALTH, generation=0, suspects=("evil",), stance=Stance.NOTIFY))

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from holdfast.cli.commands.report_command import render_report
 from holdfast.core.detect.nonfinite_loss import BAD_LOSS
+from holdfast.core.detect.slow import PresentSlowness
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
@@ -54,7 +55,9 @@ def test_a_rank_that_was_only_told_to_be_slow_is_in_the_account() -> None:
     assert (told.at, told.ranks, told.nodes) == (20.0, (0,), ("n0",))
     assert told.text == "rank 0 on n0 makes the others wait; nothing was done but to say so"
     assert tolerated.text.startswith("rank 0 on n0 makes the others wait; not acted on, as ")
-    assert found.describe_slow(1) == f"{tolerated.text} (told 4 s ago)" and found.describe_slow(2) == ""
+    present = PresentSlowness(node="n0")
+    assert found.describe_slow(1, present) == (f"{tolerated.text} (told 4 s ago)", True)
+    assert found.describe_slow(2, present) == ("", False)
 
 
 def test_what_was_told_is_dated_when_it_was_told_not_when_it_began() -> None:

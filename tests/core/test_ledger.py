@@ -303,8 +303,8 @@ def test_a_planned_restart_with_a_hold_in_it() -> None:
         ("start-up", 33, 35, 0),
         ("train", 35, 50, 0),
     ]
-    assert [span.change for span in found.spans] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 0]
-    assert found.lost_s() == {START_AND_END: 5.0, PLANNED: 10.0}
+    assert [span.change for span in found.spans] == [0, 0, 0, 0, 1, 1, 0, 1, 1, 0]
+    assert found.lost_s() == {START_AND_END: 5.0, PLANNED: 6.0, HOLDS: 4.0}
     assert found.changes == (CHANGE,) and found.mttr_s is None
     assert [(ran.release, ran.source, ran.generations, ran.steps) for ran in found.ran] == [
         (1, "", 1, 21),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from holdfast.cli.commands.report_command import render_report
-from holdfast.core.record.job_account import CAUSES, START_AND_END, Span, TimeUse
+from holdfast.core.record.job_account import CAUSES, HOLDS, START_AND_END, Span, TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.lost_time_bill import draw_bill
 from holdfast.core.sum_preserving_rounding import share_tenths
@@ -60,7 +60,7 @@ def test_rows_say_what_the_causes_say() -> None:
     with console.capture() as captured:
         console.print(render_report(report))
     shown = captured.get()
-    row = re.search(r" 6\.2 s \((.*?)\), 2 steps .* 0\.6 s", shown)
+    row = re.search(r" 6\.8 s: 6\.2 s \((.*?)\) without a step, 2 steps .* 0\.6 s", shown)
     assert row and row[1] == "detect 1.4, stop 1.1, launch 2.2, start-up 1.5"
     [lost] = [line.strip() for line in shown.splitlines() if line.strip().startswith("lost ")]
     assert [float(number) for number in re.findall(r"\d+\.\d", lost)] == [11.8, 6.8, 5.0, 3.0, 1.0, 1.0]
@@ -152,5 +152,9 @@ def test_a_hold_is_no_update() -> None:
     again = ("40 order resume by ann", "40.3 outcome 4 ok", "42 progress 22 at 41.9")
     shown = shown_report(*held, *again, now=50.0)
     legend, rows = legend_and_rows(shown)
+    assert (legend["pause"], legend.pop("hold")) == (0.3, 9.8)
     assert "update" not in shown and legend == rows
-    assert (legend["pause"], legend["hold"]) == (0.3, 9.8)
+    [change] = account(*START, *held, *again, now=50.0).changes
+    assert f"held for {change.held_s:.1f} s" in change.sentence and f"held for {change.held_s:.1f} s" in shown
+    assert change.sentence.endswith(", lost 2.2 s")
+    assert draw_bill(report_of(account(*START, *held, *again, now=50.0))).causes[HOLDS] == 9.8

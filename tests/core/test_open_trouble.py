@@ -13,6 +13,7 @@ from tests.core.test_ledger import account, entries
 CRASH = 'alarm crash a rank 0 code 1 said "TypeError: x"'
 CAUSE = "rank 0 on a exited with code 1 (TypeError: x)"
 AGAIN = "the script failed the same way again without progress"
+AGAIN += "; mend the script, then holdfast update and holdfast approve (docs/RUNBOOK.md, crash)"
 ASKS = (
     *("0 begin nnodes 1 join limits ask_s=600", "1 ready a", "1.2 outcome 1 ok", "2 progress 10", f"3 {CRASH}"),
     *("3.1 outcome 2 ok", "3.2 outcome 3 ok", "4 progress 10", f"5 {CRASH}", "5.1 outcome 4 ok"),

@@ -151,6 +151,9 @@ def test_a_status_adds_what_only_the_controller_knows() -> None:
         {"node": f"n{n}", "role": "draining" if n == 1 else "active", "step": 9 - n, "phase": ""} for n in range(4)
     ]
     status = {"now": "training; every rank has made step 6", "step": 6, "nodes": nodes, "floor": -1, "held": "Ada"}
+    assert fold.make_view(None, status | {"slow": "no longer"}).head.said == {"held": "Ada"}
+    slow = status | {"slow": "rank 2 makes the others wait", "slows": True}
+    assert fold.make_view(None, slow).head.said["slow"] == "rank 2 makes the others wait"
     view = fold.make_view(None, status)
     assert view.head.watched and view.head.now == status["now"] and view.head.said == {"held": "Ada"}
     assert {node.node: (node.role, node.lag) for node in view.nodes if node.node in ("n0", "n1")} == {

@@ -110,7 +110,9 @@ def test_a_node_that_was_silent_is_told_when_it_is_back_and_when_it_has_passed_i
         assert isinstance(probe, Probe)
         assert said == Say(text="a is back, and is checked before it may have ranks again")
         _, actions = beside.on_checked(9.0, Outcome(action=probe.id, ok=True, failed=failed))
-        assert actions[-1] == Say(text=f"after its return: {told}")
+        end = "; it gets no ranks" if failed else ""
+        said = Say(text=f"after its return: {told}{end}", standbys=("a",) if failed else ())
+        assert actions[-1] == said
         assert sorted(beside.pool) == ([] if failed else ["a"])
 
 
@@ -122,6 +124,34 @@ def test_checks_of_standbys_that_were_never_away_are_not_told() -> None:
     assert beside.on_checked(1.0, Outcome(action=probe.id, ok=True))[1] == ()
     [again] = beside.recheck_due(11.0)
     assert beside.on_checked(12.0, Outcome(action=again.id, ok=True))[1] == ()
+
+
+def test_who_fails_its_check_had_no_seat_and_everybody_is_told_why() -> None:
+    job = Job(run_id="r", min_nodes=1, max_nodes=1, standbys=1, checks=True)
+    beside = Standbys(job, Limits(), count(1))
+    [probe] = beside.on_ready(ready("a"), 2)
+    assert isinstance(probe, Probe)
+    _, actions = beside.on_checked(9.0, Outcome(action=probe.id, ok=True, failed={"a": "no GPU"}))
+    assert actions[-1] == Say(text="a failed its check: no GPU; it gets no ranks", standbys=("a",))
+    assert (beside.unseated, beside.departures) == ({"a"}, {"a": "failed its check: no GPU"})
+
+
+def test_a_check_that_had_no_processor_costs_no_standby_and_clears_no_suspect() -> None:
+    job, late = (
+        Job(run_id="r", min_nodes=1, max_nodes=1, standbys=1, checks=True, probes=True),
+        "the probe did not finish",
+    )
+    beside = Standbys(job, Limits(), count(1))
+    [probe] = beside.on_ready(ready("a"), 2)
+    assert isinstance(probe, Probe)
+    _, actions = beside.on_checked(9.0, Outcome(action=probe.id, ok=True, untested=("a",), detail=late))
+    assert actions == (Say(text=f"a is a standby, unchecked: {late}"),) and list(beside.pool) == ["a"]
+    beside.admit_node("a")
+    beside.evict_node("a", Kind.CRASH, 1, examine=True)
+    [examine] = beside.examine_evicted(set())
+    _, actions = beside.on_examined(19.0, Outcome(action=examine.id, ok=True, untested=("a",), detail=late))
+    assert actions[-1] == Say(text=f"after its eviction: whether a is bad is not known: {late}")
+    assert not beside.pool and beside.departures == {"a": f"not examined: {late}"}
 
 
 def test_unless_nobody_else_will_come() -> None:

@@ -15,12 +15,14 @@ import msgspec
 
 from holdfast.agent.probes import PROBES, SKIPPED, START, START_S, ProbeEntry, ProbeLine, choose_probes
 from holdfast.core.decoding import make_decoder
+from holdfast.core.diagnose.probe_assessment import is_starved
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.model.probe_findings import Finding, PairMeeting
 
 _LOOK_S = 0.1  # how often its memory is looked at
 _GONE_S = 10.0  # a process that can end has ended by then
 _SMALL_S = 20.0  # a budget below this asks for the small sizes
+_STARVED = 3  # times as long a niced probe gets only if it is given processors
 _REPEATS = 20  # take as long again as a probe may
 _LINE_BYTES = 1 << 20
 _WORDS_BYTES = 4096  # of what it wrote on its standard error
@@ -48,6 +50,7 @@ async def run_probes(
 ) -> AsyncIterator[Finding]:
     """Yield findings as probes make them. All probes together get `budget_s` seconds, or all the time they need if it
     is 0. `where` is a folder on the disk to test, `python` the interpreter that has torch."""
+    terms = terms or ProbeTerms()
     left_s, behind = budget_s, [p.name for p in PROBES if only and p.name not in only]
     while rest := choose_probes(level, skip=",".join(behind)):
         if budget_s and left_s <= 0:
@@ -57,11 +60,13 @@ async def run_probes(
         flags = [f"--level={level}", f"--skip={','.join(behind)}", f"--budget={left_s}", f"--repeats={repeats}"]
         flags += ["--small"] if 0 < budget_s < _SMALL_S else []
         rows = [ProbeEntry(p.name, p.level, p.deadline_s * (1 + repeats / _REPEATS)) for p in rest]
-        run = _ProbeProcess(
-            [python, "-P", "-m", "holdfast.agent.probes", *flags, f"--where={where}"], rows, terms or ProbeTerms()
-        )
+        run = _ProbeProcess([python, "-P", "-m", "holdfast.agent.probes", *flags, f"--where={where}"], rows, terms)
         async for finding in run.read_findings():
             yield finding
+        if run.broken and run.broken.starved and terms.nice > 0:  # once more, and before those that need a processor
+            terms = msgspec.structs.replace(terms, nice=0)
+            behind += [name for name in run.behind if name != run.broken.probe]
+            continue
         behind += run.behind
         left_s -= run.took_s
         if run.broken:
@@ -97,6 +102,9 @@ class _ProbeProcess:
         self.took_s = 0.0  # of the budget
         self._at = START
         self._since = time.monotonic()
+        self._pid = 0
+        self._queued_s = 0.0  # until the current probe began
+        self._starved = False
 
     async def read_findings(self) -> AsyncIterator[Finding]:
         words = os.memfd_create("holdfast-probes")  # not a file: the disk may be what is wrong
@@ -114,6 +122,7 @@ class _ProbeProcess:
             self.broken = self._failed_finding(f"the probe process cannot start: {e.strerror}")
             os.close(words)
             return
+        self._pid = process.pid
         try:
             while line := await self._next_line(process):
                 if told := self._on_line(line):
@@ -167,8 +176,13 @@ class _ProbeProcess:
     def _check_limits(self, pid: int) -> str:
         row = self._rows.get(self._at)
         limit_s = self._terms.hang_s or row.deadline_s if row else START_S
-        if time.monotonic() > self._since + limit_s:
-            return f"the probe did not finish within {limit_s:g} s"
+        took_s = time.monotonic() - self._since
+        if took_s > limit_s or (self._terms.nice > 0 and took_s > limit_s / _STARVED):
+            waited_s = min(took_s, _queued_s(pid) - self._queued_s)
+            self._starved = is_starved(waited_s, took_s)
+            if self._starved or took_s > limit_s:
+                waited = f", and waited for a processor for {waited_s:.3g} s of them" if self._starved else ""
+                return f"the probe did not finish within {min(limit_s, took_s):.3g} s{waited}"
         if (used := _own_bytes(pid)) > self._terms.memory_bytes:
             return f"the probe took {used / 1e9:.1f} GB of memory and was killed"
         return ""
@@ -191,12 +205,13 @@ class _ProbeProcess:
             self.took_s += now - self._since
             if self._at not in self.behind:
                 self.behind.append(self._at)
-        self._at, self._since = to or START, now
+        self._at, self._since, self._queued_s = to or START, now, _queued_s(self._pid)
 
     def _failed_finding(self, why: str) -> Finding:
         row = self._rows.get(self._at)
         took_s = round(time.monotonic() - self._since, 3)
-        return Finding(probe=self._at, level=row.level if row else 1, ok=False, detail=why, took_s=took_s)
+        level, ok = row.level if row else 1, None if self._starved else False
+        return Finding(probe=self._at, level=level, ok=ok, detail=why, took_s=took_s, starved=self._starved)
 
 
 def _describe_exit(code: int, words: int) -> str:
@@ -213,3 +228,11 @@ def _own_bytes(pid: int) -> int:
         return 0
     rows = (line.split() for line in status.splitlines() if line.startswith("RssAnon:"))
     return next((int(row[1]) << 10 for row in rows), 0)
+
+
+def _queued_s(pid: int) -> float:
+    """Return for how long a process was ready and waited for a processor; 0 if the kernel does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

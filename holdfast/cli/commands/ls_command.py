@@ -142,7 +142,11 @@ def _run_state(run_dir: Path) -> tuple[str, str]:
         return "ended", f" with code {run_and_node_specs.read_json(run_dir / 'exit.json', RunEnd).code}"
     if run_liveness.is_front_alive(run_dir):
         starting = run_liveness.is_starting(run_dir)
-        return ("starting", "") if starting else ("alive", ", but it has no controller now")
+        return (
+            ("starting", "")
+            if starting
+            else ("alive", f", but it has no controller now{run_liveness.full_disk_text(run_dir)}")
+        )
     nodes = run_liveness.find_live_nodes(run_dir)
     if run_liveness.is_joined_node(run_dir):
         return "alive" if nodes else "left", ": a node of a job whose controller is on another host"

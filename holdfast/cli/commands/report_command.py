@@ -32,6 +32,7 @@ from holdfast.cli.terminal.quantity_text import (
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import (
     FAILED_START,
+    SHOWN_S,
     describe_again,
     describe_kept,
     describe_new_release,
@@ -40,6 +41,7 @@ from holdfast.core.incident.incident_text import (
     lost_steps,
     start_up_s,
     stop_phases_s,
+    sum_held_s,
     why_from_zero,
 )
 from holdfast.core.incident.seat_changes import describe_swap
@@ -402,7 +404,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
 
 
 def _changes_table(report: Report, bill: Bill) -> Table:
-    table = _new_table("planned", "at", "why", "release", "took")
+    table = _new_table("planned", "at", "why", "release", "lost")
     planned = [restart.redone for restart in report.restarts if not restart.incident]
     for number, (change, redone) in enumerate(zip(report.changes, planned, strict=True), 1):
         took = _lost_text(change, bill.changes.get(number, {}), redone)
@@ -426,11 +428,15 @@ def _fresh_start_text(record: Record | Change) -> str:
 
 
 def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
-    """Return the seconds without a step, the steps that were made again, and how long those took."""
+    """Return the seconds that were lost: those without a step, and those in which lost steps were made again. A
+    person's hold is told beside them."""
     redo_s = row.get(TimeUse.REDO, 0.0)
     took = f" in {redo_s:.1f} s" if redo_s else ""
     shown = f" ({_row_text(row, record)})" if row else ""
-    return f"{sum(row.values()) - redo_s:.1f} s{shown}{_redone_text(redone, lost_steps(record), took)}"
+    lost = f"{sum(row.values()) - redo_s:.1f} s{shown}"
+    lost = f"{sum(row.values()):.1f} s: {lost} without a step" if redo_s else lost
+    held = f", held for {held_s:.1f} s" if (held_s := sum_held_s(record)) >= SHOWN_S else ""
+    return f"{lost}{_redone_text(redone, lost_steps(record), took)}{held}"
 
 
 def _redone_text(redone: int | None, lost: int | None, took: str) -> str:

@@ -33,7 +33,6 @@ _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
 _BEGIN_S = 2.0  # for a fork server to begin with a controller, or we execute it ourselves
-_ROOM_BYTES = 1 << 20  # a disk with less than this is full
 _QUIT, _LEAVE = b'{"quit": true}\n', b'{"leave": true}\n'  # to the store: at once; with the last rank
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -172,7 +171,7 @@ class Supervisor:
                 continue
             if code is not None:
                 return code
-            if run_directory.free_bytes(self._run_dir) < _ROOM_BYTES:
+            if run_directory.is_disk_full(self._run_dir):
                 tries = 0
                 if not self._wait_for_room():
                     return self._asked.code if self._asked.numbers else 1
@@ -229,7 +228,7 @@ class Supervisor:
         full = f"the disk that holds {self._run_dir} is full"
         say(f"{full}, so the controller ended; {_describe_room_wait(wait_s, lost_s)}")
         until = time.monotonic() + wait_s
-        while run_directory.free_bytes(self._run_dir) < _ROOM_BYTES:
+        while run_directory.is_disk_full(self._run_dir):
             if self._asked.numbers:
                 return False
             if time.monotonic() > until:

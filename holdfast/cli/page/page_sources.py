@@ -103,13 +103,15 @@ class RunSource(JournalSource):
 
     def read_log(self, rank: int, generation: int = 0) -> tuple[str, ...]:
         try:
-            log_dir = Path(run_directory.read_spec(self._path).log_dir)
+            run = run_directory.read_spec(self._path)
         except UsageError as e:
             raise SourceError(str(e)) from None
+        log_dir = Path(run.log_dir)
         for number in [generation] if generation else reversed(list_generations(log_dir)):
             if lines := tuple(_last_lines(log_dir / f"gen-{number}" / f"rank-{rank}")):
                 return (f"generation {number}", *self._mask.mask_lines(lines))
-        raise SourceError(f"rank {rank} has printed nothing on this host; its node may keep it on another one")
+        elsewhere = "" if run.fleet == "local" else " on this host; its node may keep it on another one"
+        raise SourceError(f"rank {rank} has printed nothing{elsewhere}")
 
     def find_archive(self, digest: str) -> Path:
         if (path := self._path / "releases" / f"{digest}.tar").is_file():

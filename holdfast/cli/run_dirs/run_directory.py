@@ -21,6 +21,7 @@ NO_RUN = "there is no run yet"
 COMPILED_CODE = "torchinductor_cache"  # in files of such names no rank finds what it resumes from
 STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
+ROOM_BYTES = 1 << 20  # a disk with less than this is full
 
 
 def controller_lock(run: RunSpec, run_dir: Path) -> Path:
@@ -64,6 +65,10 @@ def free_bytes(run_dir: Path) -> int:
     """Return how many bytes can still be written to the disk that holds a run."""
     disk = os.statvfs(run_dir)
     return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
+
+
+def is_disk_full(run_dir: Path) -> bool:
+    return free_bytes(run_dir) < ROOM_BYTES
 
 
 def require_home() -> None:

@@ -54,13 +54,25 @@ def ending_text(run_dir: Path) -> str:
     return f"has ended with code {ended.code}: {ended.reason}"
 
 
+def full_disk_text(run_dir: Path) -> str:
+    """Return a clause on what a full disk does to a run without a controller; "" if the disk has room."""
+    try:
+        if not run_directory.is_disk_full(run_dir):
+            return ""
+        lost_s = run_directory.read_spec(run_dir).settings.node.lost_s
+    except (OSError, UsageError):
+        return ""
+    lost = f"{lost_s:g} s after the controller's end nodes end their ranks, and what is in memory alone is lost"
+    return f"; the disk that holds {run_dir} is full: free space, and the controller starts again; {lost}"
+
+
 def _absence_text(run_dir: Path) -> str:
     if is_joined_node(run_dir):
         return "is a node of a job whose controller is on another host"
     if is_starting(run_dir):
         return "is starting, and its controller is not there yet"
     if is_front_alive(run_dir):
-        return "has no controller now, but its front, holdfast run, is alive"
+        return f"has no controller now, but its front, holdfast run, is alive{full_disk_text(run_dir)}"
     if not _has_controlled(run_dir):
         return "has no controller yet"
     nodes = " but its nodes still run" if find_live_nodes(run_dir) else ""

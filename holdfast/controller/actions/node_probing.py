@@ -63,12 +63,15 @@ class NodeProbing:
             rails = rail_assessment.shared_rails(told, by_name=not self._limits.rails)
             met = await self._test_pairs(action, "nccl" if _on_gpus(found) else "gloo", rails)
             bad, reason = met.bad, met.reason if met.bad or not judged.suspects else f"{reason}; {met.reason}"
+        starved = {node: why for node, why in probe_assessment.starved_nodes(found).items() if node not in bad}
+        idle = [f"{node}: {why}" for node, why in starved.items()]
+        reason = starved[action.nodes[0]] if len(action.nodes) == len(starved) == 1 else "; ".join((*idle, reason))
         self._write_history(past, {node: told for node, told in found.items() if node not in bad})
         return Outcome(
             action=action.id,
             ok=True,
             failed=bad,
-            untested=tuple(untested),
+            untested=(*untested, *starved),
             nodes=tuple(judged.suspects),
             detail=reason,
         )

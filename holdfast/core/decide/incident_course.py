@@ -198,7 +198,8 @@ def apply_verdict(
         if state.limits.ask_s and verdict.code == GAVE_UP:
             state.verdict = verdict
             incident.absent = tuple(sorted(silent))
-            asked = waiting_for_people.ask_person(state, now, told)
+            more = waiting_for_people.advise_person(incident.alarms[0], verdict.reason)
+            asked = waiting_for_people.ask_person(state, now, f"{told}{more}")
             waiting_for_people.stand_still(state, now)
             return asked
         launching.close_incident(state, verdict, now)

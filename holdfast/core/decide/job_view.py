@@ -180,6 +180,11 @@ class JobView:
         return MappingProxyType(self._state.nodes.standbys.gone)
 
     @property
+    def departures(self) -> Mapping[str, str]:
+        """Why each of the nodes that have left did so."""
+        return MappingProxyType(self._state.nodes.standbys.departures)
+
+    @property
     def under_check(self) -> frozenset[str]:
         """The new nodes and the standbys that are being checked now."""
         return frozenset(self._state.nodes.standbys.checking.values())

@@ -3,6 +3,7 @@
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.incident import incident_text
 from holdfast.model.action import Say
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_phase import Phase
 
 
@@ -11,6 +12,16 @@ def stand_still(state: JobState, now: float) -> None:
     if state.incident is not None:
         state.incident.stood_at = now
     state.enter(Phase.HELD)
+
+
+def advise_person(alarm: Alarm, reason: str) -> str:
+    """Return where an incident's first cause lies, as far as that is known, and what a person can do before the
+    answer. `reason` is the verdict's."""
+    place = alarm.signature.split(" ", 2)[2] if alarm.kind is Kind.CRASH and alarm.signature.count(" ") > 1 else ""
+    where = f"; it was raised at {place}" if ":" in place else ""
+    is_code = alarm.group == "script" and "the script" in reason
+    mend = "; mend the script, then holdfast update and holdfast approve" if is_code else ""
+    return f"{where}{mend} (docs/RUNBOOK.md, {alarm.kind})"
 
 
 def ask_person(state: JobState, now: float, question: str) -> str:

@@ -75,6 +75,14 @@ class LostPace(msgspec.Struct, frozen=True, kw_only=True):
         return (now - self.since) * (1 - 1 / self.ratio)
 
 
+class PresentSlowness(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a job is slow now."""
+
+    node: str = ""  # for which the others wait; "": for none, or nobody knows
+    ratio: float = 0.0  # of a unit's time to the best; 0: it is as good as ever
+    unit: WorkUnit = WorkUnit.STEPS
+
+
 class SlowDetector:
     def __init__(self, limits: SlowLimits) -> None:
         self.limits = limits
@@ -94,10 +102,12 @@ class SlowDetector:
         self._named = ""  # by the last rounds
         self._named_rounds = 0  # in a row, by the rounds before each
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
+        self._blamed: dict[int, str] = {}  # rank -> the node on which it was last told to be slow, by this crew
 
     def on_launch(self, now: float, generation: int, crew: tuple[int, int] = (0, 0)) -> None:
         """Forget the last launch, except its pace if the release and the number of ranks (`crew`) are unchanged."""
         former = self._pace.release_best if crew == self._crew else None
+        self._blamed = self._blamed if crew == self._crew else {}
         self.generation, self._crew = generation, crew
         for kept in (self._node_of, self._gpu_of, self._heard, self._groups, self._told):
             kept.clear()
@@ -121,6 +131,13 @@ class SlowDetector:
                 group.on_arrival(rank, one.seq, one.at + off_s, one.held_s)
                 self._heard[rank, one.group] = one.at
         return self._close_round(now) or self._check_pace(now)
+
+    def tell_present(self) -> PresentSlowness:
+        """Return for whom the others wait now, and by how much the job is slower than it was."""
+        ratio = self._pace.release_ratio
+        return PresentSlowness(
+            node=self._named, ratio=ratio if ratio >= self.limits.pace else 0.0, unit=self._pace.unit
+        )
 
     def find_lost_pace(self, now: float) -> LostPace | None:
         """Return how much slower the job has become, if it has been slower for `pace_s` seconds; else None."""
@@ -227,6 +244,9 @@ class SlowDetector:
         if now < self._told.get((stance, suspects), -self.limits.again_s) + self.limits.again_s:
             return None
         self._told[stance, suspects] = now
+        for rank in ranks:
+            if (other := self._blamed.setdefault(rank, self._node_of[rank])) != self._node_of[rank]:
+                reason += f"; it did so on {other} too, so its work is slow rather than the machine"
         seat = tuple(sorted(rank for rank, node in self._node_of.items() if node in suspects))
         return Alarm(
             kind=Kind.SLOW,

@@ -29,6 +29,9 @@ class ProbeLimits(msgspec.Struct, frozen=True, kw_only=True):
     rails: str = ""  # interfaces or addresses that pair tests go over one by one; empty: physical ones with an address
 
 
+STARVED = 0.5  # the share of its time that a probe which says nothing of its machine waited for a processor
+
+
 class GoldenRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Catalog row with the result bits that a sound device of one model gives."""
 
@@ -73,6 +76,16 @@ def assess_probes(
     bad = {node: "; ".join(dict.fromkeys(reasons[:_REASONS])) for node, reasons in sorted(why.items())}
     left = {node: reason for node, reason in sorted(suspects.items()) if node not in bad}
     return ProbeAssessment(bad=bad, suspects=left, notes=tuple(notes))
+
+
+def is_starved(waited_s: float, took_s: float) -> bool:
+    """Return whether a probe that took too long proves nothing, because it mostly waited for a processor."""
+    return took_s > 0 and waited_s > STARVED * took_s
+
+
+def starved_nodes(found: Found) -> dict[str, str]:
+    """Return the nodes that could not be tested, because their processors were overloaded, and what is known of it."""
+    return {node: f.detail for node, findings in found.items() for f in reversed(findings) if f.starved}
 
 
 def add_to_history(past: MeasurementHistory, findings: Iterable[Finding]) -> MeasurementHistory:

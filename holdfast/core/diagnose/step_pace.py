@@ -73,11 +73,16 @@ class StepPace:
         if len(times) == times.maxlen:
             self._best_s = min(self._best_s or self._unit_s, self._unit_s)
 
-    def lasting_slowdown(self, now: float) -> float:
-        """Return the time of a unit divided by the release's best if this was too high for long enough; else 0."""
+    @property
+    def release_ratio(self) -> float:
+        """The present time of a unit divided by the release's best; 1.0 while that cannot be told."""
         # Before the generation's own best is known it is in its first steps, which are slow in every generation.
         best = self.release_best if self._best_s else None
-        ratio = self._unit_s / best.seconds if best else 1.0
+        return self._unit_s / best.seconds if best else 1.0
+
+    def lasting_slowdown(self, now: float) -> float:
+        """Return the time of a unit divided by the release's best if this was too high for long enough; else 0."""
+        ratio = self.release_ratio
         if ratio < self._limit:
             self.slow_since = None
             return 0.0

@@ -188,13 +188,13 @@ def _describe_recovery(record: Record) -> str:
     return f"{text} ({describe_phases(record)})"
 
 
-def sum_held_s(record: Record) -> float:
+def sum_held_s(record: Record | Change) -> float:
     """Return how long a person held the job."""
-    return record.held_s + record.earlier_s.get("hold", 0.0)
+    return record.held_s + (record.earlier_s.get("hold", 0.0) if isinstance(record, Record) else 0.0)
 
 
-def recovery_s(record: Record) -> float:
-    """Return the seconds that an incident cost, from the last good step to the next one, without a person's hold."""
+def recovery_s(record: Record | Change) -> float:
+    """Return the seconds that this cost, from the last good step to the next one, without a person's hold."""
     return record.resumed_at - record.good_at - sum_held_s(record)
 
 

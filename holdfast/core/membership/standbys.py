@@ -31,6 +31,7 @@ class Standbys:
         self.coming: dict[str, float] = {}  # acquired, and when; not heard of yet
         self.acquiring: dict[int, int] = {}  # Acquire without outcome: how many
         self.gone: dict[str, Kind | None] = {}  # released, and for which kind of alarm if for any
+        self.departures: dict[str, str] = {}  # of these, why each has left
         self.unseated: set[str] = set()  # of these, who had no seat: standbys, and nodes that came or were coming
         self.examined: dict[int, str] = {}  # Probe without outcome: an evicted node that may come back
         self.suspects: dict[str, int] = {}  # evicted nodes yet to be examined, and the generation they were in
@@ -179,24 +180,30 @@ class Standbys:
 
         If several nodes in a row fail, the check itself is at fault: no further nodes are checked.
         """
-        node = self.checking.pop(event.action)
+        node = self.checking[event.action]
         if node not in self._met or node in self.gone:
+            del self.checking[event.action]
             return "", ()
         why = event.failed.get(node, "" if event.ok else event.detail)
-        self._failed = self._failed + 1 if why else 0
+        untested = node in event.untested
+        self._failed = self._failed + 1 if why else self._failed if untested else 0
         returned = node in self._returned
         self._returned.discard(node)
         if why and self._failed < _IN_A_ROW:
             reason = f"failed its check: {why}"
             found, dismissed = f"{node} {reason}", self.dismiss_node(node, Kind.CRASH, reason, Dismissal.EVICTED)
-            return found, (*dismissed, Say(text=f"after its return: {found}")) if returned else dismissed
+            told = f"after its return: {found}" if returned else found
+            return found, (*dismissed, Say(text=f"{told}; it gets no ranks", standbys=(node,)))
+        del self.checking[event.action]
         self.pool[node] = self._met[node]
         self._checked[node] = now + self.limits.recheck_s
         if why:
             said = f"{self._failed} nodes in a row failed their check, so standbys are not checked any more: {why}"
             return said, (Say(text=said),)
-        found = f"{node} passed its check and is a standby"
-        return found, (Say(text=f"after its return: {found}"),) if returned else ()
+        found = f"{node} {'is' if untested else 'passed its check and is'} a standby"
+        found += f", unchecked: {event.detail}" if untested else ""
+        told = f"after its return: {found}" if returned else found
+        return found, (Say(text=told),) if returned or untested else ()
 
     def recheck_due(self, now: float) -> tuple[Probe, ...]:
         """Return probes of the standbys whose last check is too old or missing."""
@@ -252,7 +259,12 @@ class Standbys:
         node = self.examined.pop(event.action)
         if event.ok and node not in event.untested:
             self.faults.on_examined(node, event.failed.get(node, ""))
-        if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be probed"):
+        why = event.failed.get(node, "" if event.ok else event.detail or "it could not be probed")
+        if not why and node in event.untested:
+            found, left = f"whether {node} is bad is not known", f"not examined: {event.detail}"
+            actions = self.dismiss_node(node, Kind.CRASH, left, Dismissal.EVICTED)
+            found += f": {event.detail}"
+        elif why:
             found = f"{node} is bad: {why}"
             actions = self.dismiss_node(node, Kind.CRASH, f"examined: {why}", Dismissal.EVICTED)
         elif self.job.can_acquire and len(self.pool) >= self.job.standbys:
@@ -278,7 +290,7 @@ class Standbys:
         for waiting in (self.examined, self.checking):
             for id in [id for id, other in waiting.items() if other == node]:
                 del waiting[id]
-        self.gone[node] = kind
+        self.gone[node], self.departures[node] = kind, reason
         if kind is Kind.SILENCE and not self.job.can_acquire:
             return ()  # it shall find us when it comes back
         return (Dismiss(id=next(self._ids), node=node, reason=reason, cause=cause),)

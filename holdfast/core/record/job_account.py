@@ -4,10 +4,11 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.core.detect.slow import PresentSlowness
 from holdfast.core.incident import incident_text
 from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
-from holdfast.core.record.report_only_alarms import AlarmNotice
+from holdfast.core.record.report_only_alarms import AlarmNotice, describe_slow
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.job_phase import Phase
 from holdfast.model.storage_report import StorageReport
@@ -16,7 +17,7 @@ NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend 
 START_AND_END = "start and end"  # the cause of time before the first step and after the last one
 PLANNED = "planned restarts"  # the cause of what they cost
 FROM_START = "the start of this run"  # from which steps are counted that the script does not tell
-HOLDS = "holds by people"  # the cause of time for which a person held the job amid an incident
+HOLDS = "holds by people"  # the cause of time for which a person held the job
 HOUR_S = 3600.0  # the window of the sliding ETTR
 UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
 
@@ -119,12 +120,10 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
 
-    def describe_slow(self, generation: int) -> str:
-        """Return in words which ranks were last reported as slow in this generation; "" if none were."""
-        newest = self.slow[-1] if self.slow else None
-        if newest is None or newest.generation != generation:
-            return ""
-        return f"{newest.text} (told {self.end_at - newest.at:.0f} s ago)"
+    def describe_slow(self, generation: int, present: PresentSlowness) -> tuple[str, bool]:
+        """Return in words which ranks were reported as slow in this generation, and whether they are so still."""
+        told = [one for one in self.slow if one.generation == generation]
+        return describe_slow(told, present, self.end_at)
 
     @property
     def wall_s(self) -> float:

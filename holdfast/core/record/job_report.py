@@ -14,7 +14,7 @@ from holdfast.model.storage_report import StorageReport
 
 class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
     """The time from the last good step to the next one, and how it divides into phases. For how long a person held the
-    job amid an incident is among the phases, but the incident did not lose it."""
+    job is among the phases, but is no part of what was lost."""
 
     incident: int  # its number; 0: it was planned
     at: float  # when ranks were told to stop
@@ -105,7 +105,7 @@ def _restart_cost(record: Record | Change, at: float, incident: int, redone: int
     return RestartCost(
         incident=incident,
         at=at,
-        lost_s=recovery_s(record) if isinstance(record, Record) else record.resumed_at - record.good_at,
+        lost_s=recovery_s(record),
         phases_s=phases_s(record),
         redone=None if lost_steps(record) is None else redone,
     )

@@ -22,7 +22,7 @@ from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Entry
 from holdfast.model.storage_report import StorageReport
 
-_OF_NONE = (TimeUse.END, *ALONE)  # uses that no incident or planned restart costs
+_OF_NONE = (TimeUse.END, TimeUse.HOLD, *ALONE)  # uses that no incident or planned restart costs
 
 
 class Ledger:
@@ -262,8 +262,7 @@ class Ledger:
         return found
 
     def _make_span(self, use: TimeUse, start_at: float, end_at: float) -> Span:
-        # Even if ranks had not yet redone all that an incident lost; and no failure costs a hold.
-        if use in _OF_NONE or (use is TimeUse.HOLD and self._incident):
+        if use in _OF_NONE:  # even if ranks had not yet redone all that an incident lost; and a person costs a hold
             return Span(use=use, start_at=start_at, end_at=end_at)
         return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
 

@@ -92,6 +92,8 @@ class NodeHistory:
             self._take_roles(passed, NodeRole.READY, at, (NodeRole.EVICTED,))
         for node in tried:
             story, found = self._find_node(node), outcome.failed.get(node, "")
+            if not found and node in outcome.untested:
+                found = f"no result: {outcome.detail}"
             story.probes = [*story.probes[1 - _PROBES :], ProbeResult(at=at, what=what, ok=not found, found=found)]
 
     def _seat_nodes(self, seats: tuple[Seat, ...], at: float) -> None:

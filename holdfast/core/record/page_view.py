@@ -110,7 +110,7 @@ class PageHead(msgspec.Struct, frozen=True, kw_only=True):
     redone: int
     storage: StorageReport | None
     roles: dict[str, int]
-    said: dict[str, Any]  # of a live job: floor, copies, disk, behind, held, asking, asks_until, waiting
+    said: dict[str, Any]  # of a live job: slow, floor, copies, disk, behind, held, asking, asks_until, waiting
 
 
 class PageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,7 +246,8 @@ class PageFold:
         ended = f"ended with code {account.code}: {account.ending}" if account.phase is Phase.DONE else absence
         opened, now_open = self.stories.tell_open(0) is not None, account.standing.incident
         stands = {"held": account.standing.held, "asking": account.standing.asking} | status
-        told = "floor copies disk behind held asking asks_until waiting waiting_until queued".split()
+        stands["slow"] = stands.get("slow") if stands.get("slows") else ""
+        told = "slow floor copies disk behind held asking asks_until waiting waiting_until queued".split()
         return PageHead(
             run_id=self._job.run_id if self._job else "",
             phase=account.phase,

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from holdfast.core.incident.incident_text import recovery_s
 from holdfast.core.record.job_account import Account, ReleaseRun
 from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.incident_record import Change, Record, Remedy
@@ -54,7 +55,7 @@ def summarize_runs(runs: Iterable[RunAccount], since: float, until: float) -> We
     stepping = [account for account in accounts if account.ettr is not None]
     stepping_s = sum(account.job_s for account in stepping)
     good_s = sum(account.job_s * account.ettr for account in stepping if account.ettr is not None)
-    repairs_s = [r.resumed_at - r.good_at for r in incidents if r.verdict.remedy is not Remedy.GIVE_UP]
+    repairs_s = [recovery_s(r) for r in incidents if r.verdict.remedy is not Remedy.GIVE_UP]
     lost, evicted = Counter[str](), Counter[str]()
     for run in found:
         lost.update(run.account.lost_s())

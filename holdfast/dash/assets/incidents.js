@@ -41,9 +41,9 @@ function changes(view) {
   if (!view.changes.length) return h("div", { hidden: true });
   const rows = [...view.changes].reverse().slice(0, SHOWN).map((one) => h("tr", {},
     h("td", { class: "nowrap soft" }, clock(one.at, true)), h("td", {}, capital(one.why), wentOn(one) ? h("div", { class: "soft small" }, wentOn(one)) : null),
-    h("td", { "data-name": "Release:" }, String(one.release)), h("td", { class: "num", "data-name": "Took:" }, duration(one.lost_s))));
+    h("td", { "data-name": "Release:" }, String(one.release)), h("td", { class: "num", "data-name": "Lost:" }, duration(one.lost_s))));
   return sheet("Planned restarts", String(view.changes.length), h("table", { class: "cards" },
-    h("thead", {}, h("tr", {}, ["At", "Why", "Release"].map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col", class: "num" }, "Took"))),
+    h("thead", {}, h("tr", {}, ["At", "Why", "Release"].map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col", class: "num" }, "Lost"))),
     h("tbody", {}, rows)));
 }
 

@@ -15,13 +15,13 @@ export function nowView() {
     block(["head", "causes", "incidents"], tiles),
     block(["spans", "uses"], (view) => sheet("Where the time went", `${duration(view.head.job_s)} since ${clock(view.head.start_at, true)}`, timeBar(view))),
     h("div", { class: "pair" }, curveSheet(), block(["causes"], causes)),
-    block(["incidents"], lastIncident),
+    block(["incidents", "opened"], lastIncident),
   ];
 }
 
 function headline(view) {
   const { head } = view;
-  const calm = head.over ? (head.code ? "bad" : "good") : !head.watched || job.embedded ? "" : PILLS[head.phase] || "";
+  const calm = head.over ? (head.code ? "bad" : "good") : !head.watched || job.embedded ? "" : head.said.slow ? "warn" : PILLS[head.phase] || "";
   return h("section", { class: "now", "aria-label": "Now" },
     h("div", { class: "state" },
       h("span", { class: `pill ${calm}${head.watched && job.linked ? " beats" : ""}` }, stateWord(head)),
@@ -33,7 +33,7 @@ function stateWord(head) {
   if (head.over) return head.code ? `Ended with code ${head.code}` : "Finished";
   if (job.embedded) return `${capital(head.phase)} when this was written`;
   if (!head.watched) return "Not watched";
-  return capital(head.phase);
+  return capital(head.phase) + (head.said.slow ? ", slow" : "");
 }
 
 function sentence(head) {
@@ -51,11 +51,12 @@ function presentText({ head, reading }) {
 }
 
 function askedOrHeld({ head }) {
-  const { held, asking, asks_until: until, behind } = head.said, said = [];
+  const { held, asking, asks_until: until, behind, slow } = head.said, said = [];
   if (asking) said.push(h("p", {}, h("b", {}, "A person is asked: "), asking, until ? ` (until ${clock(until)})` : ""));
   if (held) said.push(h("p", {}, h("b", {}, `Held by ${held}. `), "No rank runs until somebody resumes the job."));
   if (head.storage?.missed) said.push(h("p", {}, h("b", {}, "Checkpoints fail: "), head.storage.missed.why));
   if (behind) said.push(h("p", {}, h("b", {}, "Copies are behind: "), behind));
+  if (slow) said.push(h("p", {}, h("b", {}, "Slow: "), slow));
   return said.length ? h("section", { class: "sheet alert bad", role: "alert" }, said) : h("div", { hidden: true });
 }
 
@@ -114,6 +115,11 @@ export function causes(view) {
 }
 
 function lastIncident(view) {
+  const { opened } = view;
+  if (opened) {
+    return sheet("Open incident", h("a", { href: `#/incidents/${opened.number}` }, "Read its story"),
+      h("p", {}, `${capital(opened.cause)}, ${clock(opened.alarm_at, true)}`), h("p", { class: "soft" }, capital(opened.why || "nothing is done yet")));
+  }
   const last = view.incidents[view.incidents.length - 1];
   if (!last) return sheet("Last incident", "", h("p", { class: "soft" }, "There was none."));
   const story = h("a", { href: `#/incidents/${last.number}` }, "Read its story");

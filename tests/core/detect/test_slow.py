@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.detect.slow import SlowDetector, SlowLimits, SlownessCost
+from holdfast.core.detect.slow import PresentSlowness, SlowDetector, SlowLimits, SlownessCost
+from holdfast.core.record.report_only_alarms import AlarmNotice, describe_slow
 from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Arrival
@@ -334,3 +335,51 @@ def test_since_when_the_job_has_lost_its_pace() -> None:
     assert first.since + 30.0 <= at <= first.since + 32.0 and first.named == ""
     at, last = lost[-1]
     assert last.ratio == pytest.approx(1.5) and last.cost_s(at) == pytest.approx((at - last.since) / 3)
+
+
+def test_what_was_told_stays_while_it_is_so_and_is_past_when_it_is_over() -> None:
+    made = SlowDetector(SlowLimits())
+    [first, *_] = run(one_slow(2, 2.0, since=40), noise=0.02, seed=1, steps=120, made=made)
+    assert (made.tell_present().node, made.tell_present().ratio > 1.5) == ("n2", True)
+    named = AlarmNotice(at=20.0, generation=1, ranks=(2,), nodes=("n2",), text=f"rank 2 on n2 {first.reason}")
+    longer = AlarmNotice(at=30.0, generation=1, ranks=(), nodes=(), text="steps take 2.0 times as long as they did")
+    text, slows = describe_slow((named, longer), made.tell_present(), 40.0)
+    assert slows and text.startswith(f"{named.text} (told 20 s ago); steps take 2.0 times as long")
+    text, slows = describe_slow((named, longer), PresentSlowness(ratio=2.0), 40.0)
+    assert slows and text == f"{longer.text}; told 20 s ago: {named.text}", "another round has named nobody"
+    fast = SlowDetector(SlowLimits())
+    run(lambda node, step: 2.0 if node == 2 and 40 < step < 100 else 1.0, noise=0.02, seed=1, steps=260, made=fast)
+    assert fast.tell_present() == PresentSlowness()
+    over = describe_slow((named, longer), fast.tell_present(), 200.0)
+    assert over == (f"no longer; told 170 s ago: {longer.text}", False)
+    assert (
+        describe_slow((named, longer), fast.tell_present(), 2000.0)
+        == ("", False)
+        == describe_slow((), made.tell_present(), 1)
+    )
+
+
+def test_a_rank_that_is_as_slow_on_another_node_is_slow_by_its_work() -> None:
+    made = SlowDetector(SlowLimits())
+    told = [named_of(made, generation, node) for generation, node in enumerate(("n1", "spare"), 1)]
+    assert [alarm.suspects for alarm in told] == [("n1",), ("spare",)]
+    more = "; it did so on n1 too, so its work is slow rather than the machine"
+    assert [alarm.reason.endswith(more) for alarm in told] == [False, True]
+
+
+def named_of(made: SlowDetector, generation: int, node: str) -> Alarm:
+    """Return the first alarm of a job of two ranks, of which rank 1 comes late on this node."""
+    now, seq, start_at = 100.0 * generation, 1000 * generation, 100.0 * generation
+    made.on_launch(now, generation, (1, 2))
+    while now < start_at + 60.0:
+        arrivals: dict[int, list[Arrival]] = {0: [], 1: []}
+        for _ in range(5):
+            seq, now = seq + 1, now + 0.2
+            for rank, late in ((0, 0.0), (1, 0.1)):
+                arrivals[rank].append(Arrival("dp", seq, now + late))
+        for rank, came in arrivals.items():
+            where = node if rank else "n0"
+            beat = Beat(node=where, generation=generation, step=seq, at=now, sent=now, exact=True)
+            if alarm := made.on_beat(now, beat, {rank: tuple(came)}):
+                return alarm
+    raise AssertionError("nobody was named")
