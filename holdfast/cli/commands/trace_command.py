@@ -20,13 +20,8 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.output_file import replace_file
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.controller.api_description import JobStacks
-from holdfast.core.diagnose.blocking_ranks import (
-    STOPPED,
-    BlockingRanks,
-    find_motion,
-    training_processes,
-    vote_rounds,
-)
+from holdfast.core.diagnose.blocking_ranks import STOPPED, BlockingRanks, training_processes, vote_rounds
+from holdfast.core.diagnose.rank_motion import find_motion
 from holdfast.core.diagnose.stack_tree import StackBranch, grow_tree, list_branches
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.core.rank_ranges import format_ranks

@@ -100,8 +100,7 @@ class Checkpointer:
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = ExtraState({} if extra is None else extra)
         self._generation, self._said = current_generation(), set[str]()
-        if why := fix_saved_model(model, self._world.gather_all):
-            self._say_once(why)
+        self._say_once(fix_saved_model(model, lambda count: self._world.gather_all(count, int)))
         self._rival = self._check_path()
         self._storing: LocalWriter | None = None
         if self._storage and not self._link and not self._replay:
@@ -110,8 +109,7 @@ class Checkpointer:
         self._due = CheckpointTimer(self._storage, self._world) if self._storage and not self._replay else None
         self._snapshots: RankSnapshots | None = None
         self._announce_step: Callable[[], None] = do_nothing  # the processor's copies are done when save returns
-        self._metadata, self._last = b"", -1
-        self._stall_s = 0.0  # what the last save took
+        self._metadata, self._last, self._stall_s = b"", -1, 0.0  # the third is what the last save took
         self.skipped = 0  # saves for which there was no room
         self.restored_from = ""  # "memory", "peer", "replica", "disk", "storage"; "none": nothing was found
         self._lay_out()
@@ -428,7 +426,7 @@ class Checkpointer:
             self._say_once("a checkpoint was due while another was still being written, and is left out")
 
     def _say_once(self, what: str, *, by_all: bool = False) -> None:
-        if what not in self._said and (by_all or self._world.rank == 0):
+        if what and what not in self._said and (by_all or self._world.rank == 0):
             say(what)
         self._said.add(what)
 

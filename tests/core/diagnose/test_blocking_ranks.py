@@ -2,7 +2,8 @@
 
 import msgspec
 
-from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion, vote_rounds
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, vote_rounds
+from holdfast.core.diagnose.rank_motion import find_motion
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.job_and_seats import Seat
