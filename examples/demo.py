@@ -41,7 +41,7 @@ class Run:
         folder.mkdir()
         self.output = (folder / "output").open("w+b")
         script = [str(GPT), "--steps", str(steps), "--ckpt", str(folder / "ckpt"), "--ckpt-every", "10"]
-        command = [sys.executable, "-m", "holdfast.cli", "run", "--run-dir", str(self.run_dir), *options, *script]
+        command = [sys.executable, "-P", "-m", "holdfast.cli", "run", "--run-dir", str(self.run_dir), *options, *script]
         env = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP warns at length that its layout is kept fixed
         self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT, env=env)
         self.lines: deque[str] = deque(maxlen=SHOWN)

@@ -103,7 +103,7 @@ class JobObserver:
         """Run a holdfast command in the network namespace from which the controller can be reached."""
         space = self._space
         return subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", *words],
+            [sys.executable, "-P", "-m", "holdfast.cli", *words],
             capture_output=True,
             text=True,
             timeout=_COMMAND_S,

@@ -52,7 +52,7 @@ def _start_hosts(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> subproc
     made.links = made.folder / "links.json"
     made.links.write_text("{}")
     switch = subprocess.Popen(
-        [sys.executable, "-m", "holdfast.chaos.network_switch", str(job.hosts), str(made.links)],
+        [sys.executable, "-P", "-m", "holdfast.chaos.network_switch", str(job.hosts), str(made.links)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -76,7 +76,7 @@ def _start_hosts(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> subproc
             "--run-dir",
             str(made.run_dir),
         )
-        argv = [sys.executable, "-m", "holdfast.cli", "run", *place, *flags, *made.command_words(job)]
+        argv = [sys.executable, "-P", "-m", "holdfast.cli", "run", *place, *flags, *made.command_words(job)]
         with (made.folder / f"output-{port}").open("ab") as output:
             made.fronts.append(
                 subprocess.Popen(

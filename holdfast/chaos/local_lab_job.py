@@ -84,6 +84,7 @@ def start_job(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> None:
     made.disk.mkdir(exist_ok=True)
     argv = [
         sys.executable,
+        "-P",
         "-m",
         "holdfast.cli",
         "run",

@@ -200,7 +200,7 @@ class UndoGuard:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.chaos.undo_guard"],
+            [sys.executable, "-P", "-m", "holdfast.chaos.undo_guard"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # or Ctrl-C would reach it, too

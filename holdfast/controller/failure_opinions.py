@@ -92,7 +92,7 @@ class FailureOpinions:
         deadline_s = self._settings.model.timeout_s + _READ_S
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", opinion_process.__name__, str(os.getpid())),
+                *(sys.executable, "-P", "-m", opinion_process.__name__, str(os.getpid())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

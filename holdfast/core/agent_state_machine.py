@@ -164,7 +164,7 @@ class AgentProtocol:
         self._departed: set[int] = set()  # of these, who ended well
         self.returned: set[int] = set()  # whose scripts had come to their end before they were stopped
         self._begun = 0  # a generation that an earlier agent launched, perhaps not wholly
-        self._spoiled = 0  # the generation in which a rank of ours had a loss that is not finite
+        self._spoiled: set[tuple[int, int]] = set()  # generation and rank, of those whose loss is not finite
         self._failed = 0  # the generation in which a rank of ours ended badly
         self._done: dict[int, Done] = {}
         self._doing: set[int] = set()
@@ -308,9 +308,10 @@ class AgentProtocol:
         return self._queue_post(Ended(node=self.node, generation=exit.generation))
 
     def _on_loss(self, told: Loss) -> tuple[Deed, ...]:
-        if told.generation <= max(self.stopped, self._spoiled) or told.generation != self.generation:
+        ranks = {(told.generation, rank) for rank in (told.rank, *told.also)}
+        if told.generation <= self.stopped or told.generation != self.generation or ranks <= self._spoiled:
             return ()
-        self._spoiled = told.generation  # once is enough: all ranks that share a loss have it
+        self._spoiled = {one for one in self._spoiled if one[0] == told.generation} | ranks
         return self._queue_post(msgspec.structs.replace(nonfinite_loss.alarm_of(told), stance=self.on_bad_loss))
 
     def _on_clock(self, now: float) -> tuple[Deed, ...]:

@@ -12,8 +12,12 @@ _ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[
 _TURNS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _HARMFUL = re.compile(rf"{_ESCAPE}|[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNS}]")
 # Of a rank's own lines colours stay: they end with the line. Bytes that are no text are half characters here.
-_COLOUR = r"\x1b\[[0-9;:]*m"
-_CONTROLS = rf"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f{_TURNS}\udc90\udc98\udc9b\udc9d-\udc9f]"
+# A sequence with the attribute 8 is removed: it conceals text. In the numbers of a colour (38;5;8) 8 is a colour.
+_NUMBERED_COLOUR = r"0*[345]8;0*(?:5;[0-9]*+|2;[0-9]*+;[0-9]*+;[0-9]*+)"
+_ATTRIBUTE = r"(?!0*8(?![0-9])|0*[345]8(?![0-9:]))[0-9]*+(?::[0-9]*+)*+"
+_COLOUR = rf"\x1b\[(?:{_NUMBERED_COLOUR}|{_ATTRIBUTE})(?:;(?:{_NUMBERED_COLOUR}|{_ATTRIBUTE}))*+m"
+_OBEYED = r"\udc84\udc85\udc88\udc8d-\udc90\udc98\udc9b\udc9d-\udc9f"
+_CONTROLS = rf"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f{_TURNS}{_OBEYED}]"
 _HARMFUL_SHOWN = re.compile(rf"(?!{_COLOUR})(?:{_ESCAPE}|{_CONTROLS})")
 _COLOURED = re.compile(_COLOUR)
 _NO_TEXT = re.compile("[\udc80-\udcff]")
@@ -70,6 +74,15 @@ def strip_tree(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [strip_tree(inner) for inner in value]
     return value
+
+
+def with_text(value: Any) -> Any:
+    """Return a tree of dicts and lists with U+FFFD in place of bytes that are no valid text."""
+    if isinstance(value, str):
+        return _as_text(value)
+    if isinstance(value, dict):
+        return {with_text(key): with_text(inner) for key, inner in value.items()}
+    return [with_text(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def sanitize_line(line: bytes) -> bytes:

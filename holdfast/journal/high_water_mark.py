@@ -68,6 +68,13 @@ def read_mark(path: Path) -> MarkReading:
     return MarkReading(mark=newest.mark if newest else None, there=True, damaged=damaged or newest is None)
 
 
+def describe_absence(path: Path, found: MarkReading, so: str) -> str:
+    """Say that a mark is gone or damaged, and what follows; "" if a writer has made it since it was found missing."""
+    if found.there:
+        return f"{path} is damaged{so}"
+    return "" if path.exists() else f"{path} is gone{so}"
+
+
 def read_sign_of_life(path: Path) -> float:
     """Return the Unix time at which the mark's writer was last alive; 0 if there is no mark."""
     try:

@@ -181,10 +181,12 @@ class SqliteJournal:
     # --- what became of what was written -----------------------------------------------------------------------
 
     def _compare_with_mark(self) -> None:
-        """Set `lost` if the mark is beyond the last entry; used for read-only journals, which are not repaired."""
+        """Set `lost` if the mark is beyond the last entry, `doubt` if there is no mark; for read-only journals."""
         known, [(kept,)] = self._found.mark, self._db.execute("select coalesce(max(seq), 0) from entry")
         if known and known.seq > kept:
             self.lost = self._describe_loss(kept, known.seq, damaged=False)
+        elif known is None and self._mark_path and kept:
+            self.doubt = high_water_mark.describe_absence(self._mark_path, self._found, self._not_known(kept))
 
     def _repair_end(self) -> JournalRow | None:
         """Set aside the first damaged entry and all later ones, and return the last entry that is left. Set `lost` if
@@ -198,10 +200,8 @@ class SqliteJournal:
             self.lost = self._describe_loss(kept, max(damaged, known.seq if known else 0), damaged=bool(damaged))
         elif known and known.seq and known.start != self._start:
             self.doubt = f"{self._mark_path} belongs to another journal{self._not_known(kept)}"
-        elif self._found.damaged:
-            self.doubt = f"{self._mark_path} is damaged{self._not_known(kept)}"
-        elif self._mark_path and self._marked and not self._found.there:
-            self.doubt = f"{self._mark_path} is gone{self._not_known(kept)}"
+        elif self._mark_path and (self._found.damaged or (self._marked and not self._found.there)):
+            self.doubt = high_water_mark.describe_absence(self._mark_path, self._found, self._not_known(kept))
         return last
 
     def _has_lost(self, known: HighWaterMark, kept: int) -> bool:

@@ -35,6 +35,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     loss: float  # newest; finite if the rank has gone on meanwhile
     at: float
     numbered: bool = True  # the step has the job's number; else it is counted since the launch
+    also: tuple[int, ...] = ()  # other ranks of the node with the same loss since the same step
 
 
 class StepValues(msgspec.Struct, frozen=True, kw_only=True):

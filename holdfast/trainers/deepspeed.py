@@ -121,7 +121,7 @@ def _report_steps(engine: DeepSpeedEngine, held: ShardCheckpointer | None) -> No
         save_dir: Any, tag: Any = None, client_state: Extras | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         with holdfast.phase("save"):
-            told = RankWorld().gather_all(msgspec.msgpack.encode(read_generators()))
+            told = RankWorld().gather_all(msgspec.msgpack.encode(read_generators()), bytes)
             return save(save_dir, tag, {**(client_state or {}), _GENERATORS: told}, *args, **kwargs)
 
     engine.backward, engine.step, engine.save_checkpoint = backward_with_loss, reported_step, save_with_generators
@@ -130,7 +130,7 @@ def _report_steps(engine: DeepSpeedEngine, held: ShardCheckpointer | None) -> No
 def _load_own(engine: DeepSpeedEngine, folder: Path) -> Extras:
     """Load the newest whole checkpoint that the engine has saved; return its client state."""
     world = RankWorld()
-    files = {name for names in world.gather_all(_files_of(engine)) for name in names}
+    files = {name for names in world.gather_all(_files_of(engine), list[str]) for name in names}
     found = find_own_checkpoint(folder, _TAG, lambda one: first_fault(one / name for name in sorted(files)))
     if found is None:
         return {}

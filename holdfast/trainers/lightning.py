@@ -148,7 +148,7 @@ class HoldfastCallback(Callback):  # type: ignore[misc]  # of a library that may
 
     def state_dict(self) -> Extras:
         """Return all ranks' random number generators; Lightning's checkpoints lack them. All ranks must call this."""
-        return {"generators": RankWorld().gather_all(_encode())}
+        return {"generators": RankWorld().gather_all(_encode(), bytes)}
 
     def load_state_dict(self, state_dict: Extras) -> None:
         told, world = state_dict["generators"], RankWorld()

@@ -62,10 +62,10 @@ class HoldfastPlugin(TorchCheckpointIO):  # type: ignore[misc]  # of a library t
     def _find_whole(self, asked: Path) -> Path:
         world = RankWorld()
         looks = os.environ.get("LOCAL_RANK", "0") == "0"
-        faults = [fault for fault in world.gather_all(find_lightning_fault(asked) if looks else "") if fault]
+        faults = [fault for fault in world.gather_all(find_lightning_fault(asked) if looks else "", str) if fault]
         if not faults:
             return asked
-        if not all(world.gather_all(self.is_own(asked) and _is_newest(asked))):
+        if not all(world.gather_all(self.is_own(asked) and _is_newest(asked), bool)):
             raise StateError(f"the checkpoint {asked} is refused: {faults[0]}")
         others = [one for one in list_lightning_checkpoints(asked.parent) if one.path != str(asked)]
         found = find_first_whole(lambda: others, find_lightning_fault, left_out={str(asked): faults[0]})

@@ -128,7 +128,7 @@ def _find_replicas() -> "dist.ProcessGroup | None":
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     of_experts = parallel_state.get_expert_data_parallel_group()
     is_same = sorted(dist.get_process_group_ranks(group)) == sorted(dist.get_process_group_ranks(of_experts))
-    return group if all(RankWorld().gather_all(is_same)) else None
+    return group if all(RankWorld().gather_all(is_same, bool)) else None
 
 
 def _fault_of(folder: Path) -> str:

@@ -39,14 +39,14 @@ def find_first_whole(
     this."""
     world = RankWorld()
     looks = os.environ.get("LOCAL_RANK", "0") == "0"  # the other ranks of a node would see the same
-    listed = world.gather_all(list_checkpoints() if looks else None)
-    seen = [set(all_of_node) for all_of_node in listed if all_of_node is not None]
+    listed = world.gather_all((looks, list_checkpoints() if looks else []), tuple[bool, list[OwnCheckpoint]])
+    seen = [set(all_of_node) for has_looked, all_of_node in listed if has_looked]
     faulty = dict(left_out)
     whole = None
     for one in sorted(set.union(*seen), reverse=True):
         faults = ["not every node sees it"]
         if all(one in all_of_node for all_of_node in seen):
-            faults = [fault for fault in world.gather_all(find_fault(Path(one.path)) if looks else "") if fault]
+            faults = [fault for fault in world.gather_all(find_fault(Path(one.path)) if looks else "", str) if fault]
         if not faults:
             whole = one
             break

@@ -67,7 +67,7 @@ class HeldCheckpoints:
             if (step < 0 or peek_state(None).is_chosen) and self._checkpointer.restore():
                 return True
         folder = Path(str(getattr(self._own, "folder", "")))  # a URL is no folder here, and left to TorchTitan
-        if step >= 0 or not any(RankWorld().gather_all(bool(list_newest_first(folder, _NAME)))):
+        if step >= 0 or not any(RankWorld().gather_all(bool(list_newest_first(folder, _NAME)), bool)):
             return bool(self._own.load(step))
         found = find_own_checkpoint(folder, _NAME, distcp_fault)
         return found is not None and bool(self._own.load(found.step))

@@ -15,11 +15,12 @@ import pytest
 from holdfast.cli import main
 from holdfast.cli.command_dispatch import COMMANDS
 from holdfast.cli.commands import dash_command, diagnose_command, sbatch_command
-from holdfast.cli.page.page_sources import RunSource
+from holdfast.cli.page.page_sources import JournalSource, RunSource
 from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_dir_trust, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.run_arguments import parse_run_args
 from holdfast.config import Settings
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.job_and_seats import Job as JobSpec
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import EntryPoint, RunEnd, RunSpec
@@ -216,6 +217,34 @@ def test_what_is_no_run_does_not_hide_one(home: Path, tmp_path: Path, monkeypatc
         run_selection.find("run")
     monkeypatch.chdir(tmp_path / "b")
     assert run_selection.find("run") == second and run_selection.find("../a/run").samefile(first)
+
+
+@as_root
+@pytest.mark.e2e
+def test_a_file_of_his_here_has_the_name_of_a_run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal that shows what he likes. A name is a run, by its beginning, too; his file is one if we name it so."""
+    published(None, "job1-2026")
+    for name in ("job1", "job1.db"):
+        SqliteJournal(tmp_path / name).close()
+        os.chown(tmp_path / name, NOBODY, NOBODY)
+    monkeypatch.chdir(tmp_path)
+    for name, kind in (
+        ("job1", RunSource),
+        ("job1-", RunSource),
+        ("job1.db", JournalSource),
+        ("./job1", JournalSource),
+    ):
+        found = dash_command._find_source(argparse.Namespace(run=name, named=None))
+        assert type(found) is kind, name
+    command = [str(Path(sys.executable).with_name("holdfast")), "dash", "--no-open", "job1.db"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=job_environment()
+    ) as shown:
+        assert shown.stdout and shown.stderr
+        shown.stdout.readline()
+        shown.terminate()
+        told = shown.stderr.readline()
+    assert told == "holdfast dash: job1.db is of user nobody, who may have written anything in it\n"
 
 
 def test_clean_follows_no_link(home: Path, tmp_path: Path, capsys: Capture) -> None:

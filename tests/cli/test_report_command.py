@@ -73,7 +73,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(run_dir: Path, *lines: str) -> None:
-    journal, decider = SqliteJournal(run_dir / "journal.db"), Decider()
+    journal, decider = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark"), Decider()
     for seq, line in enumerate(lines, 1):
         at, text = line.split(" ", 1)
         event = parse(text, float(at), decider.view.generation)

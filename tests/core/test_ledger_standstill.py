@@ -81,7 +81,7 @@ def test_what_ranks_did_before_one_ended_is_no_detection_of_its_end() -> None:
     """An evaluation of ten seconds after step 16, and a rank that is killed after it."""
     killed = ("20 progress 16 at 20 from 1 since 5", "30.5 alarm crash n0 rank 0 code -9 since 30")
     found = account(*START, *killed, "31 outcome 3 ok", "32 outcome 4 ok", "34 progress 17 at 33", now=40.0)
-    assert spans(found)[3:6] == [("train", 5, 20, 0), ("stall", 20, 30, 0), ("detect", 30, 30.5, 1)]
+    assert spans(found)[3:6] == [("train", 5, 20, 0), ("stall", 20, 30, 1), ("detect", 30, 30.5, 1)]
     assert found.mttr_s == pytest.approx(3.0)
     assert "lost 0 steps and 3.0 s (detect 0.5, stop 0.5, launch 1.0, first step 1.0)" in found.incidents[0].sentence
 

@@ -57,8 +57,34 @@ def test_a_ranks_line_keeps_its_colours_and_they_end_with_it() -> None:
     assert sanitize_line("\u202eab".encode()) == b"ab"
 
 
+@pytest.mark.parametrize("byte", [*range(0x84, 0x86), 0x88, *range(0x8D, 0x91), 0x98, 0x9B, *range(0x9D, 0xA0)])
+def test_bytes_that_an_8_bit_terminal_obeys(byte: int) -> None:
+    """Moves by lines, tab stops, other character sets: some terminals obey them where they are no text."""
+    assert sanitize_line(b"a" + bytes([byte]) + b"b") == b"ab"
+    inside = f"a{chr(0x100 + byte)}{chr(0x4E00 + byte)}b".encode()
+    assert sanitize_line(inside) == inside, "in a character they are none"
+
+
+def test_text_is_not_concealed() -> None:
+    for hides in ("8", "1;8", "8;1", "08", "38;5;1;8", "38;2;1;2;3;8", "38;38;5;8", "38;;5;8", "8:1", "0;8"):
+        assert sanitize_line(f"a\x1b[{hides}mb".encode()) == b"ab", hides
+    for colour in ("", "0", "38;5;8", "48;2;8;8;8", "38:5:8", "1;38;5;8;4", "38:2::8:8:8", "28", "18", "80", "4:3"):
+        line = f"a\x1b[{colour}mb".encode()
+        assert sanitize_line(line) == line + b"\x1b[m", colour
+
+
 # Each repeated to a line's length: bytes that become characters when others go, escapes, half and whole ones.
-UNITS = (b"\x80\xae", b"\x1b[", b"\x1b]0;\x07", b"\xc2\x00\x9b", b"\xe2\x1b[K\x80\x00\xae", b"\x1b[31m", b"\xff")
+UNITS = (
+    b"\x80\xae",
+    b"\x1b[",
+    b"38;5;8;",
+    b"\x1b[38;5;",
+    b"\x1b]0;\x07",
+    b"\xc2\x00\x9b",
+    b"\xe2\x1b[K\x80\x00\xae",
+    b"\x1b[31m",
+    b"\xff",
+)
 PARTS = (*UNITS, b"\x1b[1;", b"\xe2", b"\xc2", b"\x80", b"\xae", b"\x9b", b"m", b"a", b"\x90", b"[", b"\xf0\x9f\x98")
 
 

@@ -59,7 +59,7 @@ class PlayedRanks:
         assert len({name for name, _ in entered}) == 1, f"ranks are in different collectives: {entered}"
         return [value for _, value in entered]
 
-    def gather_all(self, value: T) -> list[T]:
+    def gather_all(self, value: T, kind: type[T]) -> list[T]:
         return self.meet("gather_all", value)
 
 

@@ -60,7 +60,7 @@ async def run_probes(
         flags = [f"--level={level}", f"--skip={','.join(behind)}", f"--budget={left_s}", f"--repeats={repeats}"]
         flags += ["--small"] if 0 < budget_s < _SMALL_S else []
         rows = [ProbeEntry(p.name, p.level, p.deadline_s * (1 + repeats / _REPEATS)) for p in rest]
-        run = _ProbeProcess([python, "-m", "holdfast.agent.probes", *flags, f"--where={where}"], rows, terms)
+        run = _ProbeProcess([python, "-P", "-m", "holdfast.agent.probes", *flags, f"--where={where}"], rows, terms)
         async for finding in run.read_findings():
             yield finding
         if run.broken and run.broken.starved and terms.nice > 0:  # once more, and before those that need a processor
@@ -84,7 +84,7 @@ async def run_link(
     said = msgspec.json.encode(meeting).decode()
     link = ProbeEntry("link", 2, meeting.deadline_s + _GONE_S)  # it is to tell itself whom it waited for
     run = _ProbeProcess(
-        [*argv, python, "-m", "holdfast.agent.probes.link", f"--meeting={said}"], [link], terms or ProbeTerms()
+        [*argv, python, "-P", "-m", "holdfast.agent.probes.link", f"--meeting={said}"], [link], terms or ProbeTerms()
     )
     found = [finding async for finding in run.read_findings()]
     return (*found, run.broken) if run.broken else tuple(found)

@@ -123,7 +123,7 @@ class _RankProcess:
         self._out, self._words = os.memfd_create("holdfast-team"), os.memfd_create("holdfast-team-words")
         inside = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.agent.probes.probe_team_member", msgspec.json.encode(task).decode()],
+            [sys.executable, "-P", "-m", "holdfast.agent.probes.probe_team_member", msgspec.json.encode(task).decode()],
             stdin=subprocess.DEVNULL,
             stdout=self._out,
             stderr=self._words,

@@ -63,8 +63,8 @@ class LossAlarms:
         """
         readings = slots.read_slots()
         spoilt = [r for _, r in readings if r.lasting_bad_step >= 0]
-        for reading in sorted(spoilt, key=lambda r: r.lasting_bad_step):
-            yield self._nonfinite_loss(reading, reading.lasting_bad_step, offset_s)
+        spoilt.sort(key=lambda r: r.lasting_bad_step)
+        yield from nonfinite_loss.add_alike([self._nonfinite_loss(r, r.lasting_bad_step, offset_s) for r in spoilt])
         for _, reading in readings:
             if reading.loss is not None and -1 < reading.first_bad_step < reading.loss_step and reading not in spoilt:
                 yield from self._tell_single(self._nonfinite_loss(reading, reading.first_bad_step, offset_s))

@@ -277,7 +277,7 @@ def calm_run(how: str, steps: int, cache: Path, say: Say) -> Path:
     for old in part.glob("trace-*"):
         old.unlink()
     say(f"an undisturbed run of {steps} steps ({how})")
-    argv = [sys.executable, "-m", "holdfast.cli", "run", "--nnodes", "1", "--nproc-per-node", str(RANKS)]
+    argv = [sys.executable, "-P", "-m", "holdfast.cli", "run", "--nnodes", "1", "--nproc-per-node", str(RANKS)]
     env = os.environ | {"HOLDFAST_HOME": str(part / "home"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     told = subprocess.run(
         [*argv, str(SCRIPT), str(part), "--how", how, "--steps", str(steps)], env=env, capture_output=True, check=False

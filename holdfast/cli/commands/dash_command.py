@@ -21,10 +21,12 @@ from holdfast.cli.page.page_sources import ControllerSource, JournalSource, RunS
 from holdfast.cli.run_dirs import run_selection
 from holdfast.cli.run_dirs.distant_controller import add_address_flags, is_address, open_address
 from holdfast.cli.run_dirs.local_run_list import is_own_run
+from holdfast.cli.run_dirs.run_dir_trust import find_foreign_owner
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.controller.access.connection_gate import ConnectionGate
 from holdfast.controller.access.log_flood_filter import ServerLogFilter
+from holdfast.core.terminal_sanitizer import plain_line
 from holdfast.dash.page_server import PageServer
 from holdfast.dash.page_session import PageSession
 from holdfast.dash.page_source import PageSource, SourceError
@@ -35,6 +37,7 @@ _ABOUT = (
     "Show a run in a browser: what it does, what it lost and why. RUN may also be a journal file, or the address of a "
     "controller (https://HOST:PORT), for which you need a token. Ctrl-C ends it."
 )
+_JOURNAL = ".db"
 _GONE_S = 1.0
 _BACKLOG = 1024
 _SWITCH_S = 0.0005  # a browser that asks for the page does not wait for the thread that reads the journal
@@ -51,6 +54,14 @@ def main(argv: list[str]) -> int:
         source = _find_source(args)
         next(iter(source.read_entries(0)), None)  # whether it can be read
         listener = _listen(args.port)
+        if (
+            (name := run_selection.named_run(args))
+            and _names_journal(name)
+            and (owner := find_foreign_owner(Path(name)))
+        ):
+            print(
+                f"holdfast dash: {plain_line(name)} is of {owner}, who may have written anything in it", file=sys.stderr
+            )
     except (UsageError, SourceError, JournalError, OSError) as e:
         print(f"holdfast dash: {e}", file=sys.stderr)
         return 2
@@ -71,9 +82,15 @@ def _find_source(args: argparse.Namespace) -> PageSource:
     name = run_selection.named_run(args)
     if name and is_address(name):
         return ControllerSource(open_address(name, args))
-    if name and Path(name).is_file() and not is_own_run(name):
+    if name and _names_journal(name):
         return JournalSource(Path(name))
     return RunSource(run_selection.run_to_read(args))
+
+
+def _names_journal(name: str) -> bool:
+    """Return whether this is the path of a journal file. Any other name is a run's: a file of that name in the working
+    directory may be somebody else's."""
+    return ("/" in name or name.endswith(_JOURNAL)) and Path(name).is_file() and not is_own_run(name)
 
 
 def _listen(port: int) -> socket.socket:

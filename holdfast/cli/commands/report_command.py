@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Group
+from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +16,7 @@ from holdfast.cli.commands.report_unfinished_job import incidents_said, opened_s
 from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.since_flag import parse_since
-from holdfast.cli.terminal.command_output import make_output
+from holdfast.cli.terminal.command_output import make_output, table_width
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.output_file import replace_file
 from holdfast.cli.terminal.quantity_text import (
@@ -44,7 +45,7 @@ from holdfast.core.incident.incident_text import (
     why_from_zero,
 )
 from holdfast.core.incident.seat_changes import describe_swap
-from holdfast.core.record.job_account import START_AND_END, TimeUse, UnwatchedTime
+from holdfast.core.record.job_account import START_AND_END, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.lost_time_bill import Bill, Row, draw_bill
@@ -54,7 +55,7 @@ from holdfast.core.record.report_comparison import ComparedJobs, compare_jobs
 from holdfast.core.record.report_window import fold_since
 from holdfast.core.record.solving_rungs import describe_rungs
 from holdfast.core.sum_preserving_rounding import share_tenths
-from holdfast.core.terminal_sanitizer import strip_controls, strip_tree
+from holdfast.core.terminal_sanitizer import plain_line, strip_controls, strip_tree
 from holdfast.journal.journal_errors import JournalError
 from holdfast.model.incident_record import Change, Record
 from holdfast.model.job_phase import Phase
@@ -139,7 +140,8 @@ def main(argv: list[str]) -> int:
     else:
         console = make_output()
         shown = msgspec.convert(strip_tree(msgspec.to_builtins(report)), Report)
-        console.print(render_report(shown, min(_BAR, console.width), letters=console.color_system is None))
+        letters, fold = console.color_system is None, table_width(console)
+        console.print(render_report(shown, min(_BAR, console.width), letters=letters, fold=fold))
     return 0
 
 
@@ -196,6 +198,8 @@ def load_report(run_dir: Path, since: str | None = None) -> Report:
     with contextlib.closing(run_journal.open_to_read(run_dir)) as journal:
         if journal.lost:
             print(f"holdfast report: {lost_journal_sentence(journal.lost)}", file=sys.stderr)
+        if journal.doubt:
+            print(f"holdfast report: {plain_line(journal.doubt)}; nobody can know", file=sys.stderr)
         account = fold_entries(journal.read(), now)
         since_at = parse_since(since, account) if since is not None else account.start_at
         if since_at > account.start_at:
@@ -208,7 +212,7 @@ def load_report(run_dir: Path, since: str | None = None) -> Report:
     return msgspec.structs.replace(report, absence=run_liveness.ending_text(run_dir))
 
 
-def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -> Group:
+def render_report(report: Report, width: int = _BAR, *, letters: bool = False, fold: int | None = None) -> Group:
     mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
     planned = f", {counted_noun(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
@@ -219,7 +223,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         f"{_step_text(report)}, generation {report.generation}; {state_said(report)}",
     )
     bill = draw_bill(report)
-    parts: list[Text | Table] = [
+    parts: list[Text | Constrain] = [
         Text(_part_text(report), style="dim"),
         head,
         _time_bar(report, width, letters),
@@ -244,9 +248,9 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
     parts += [_releases_text(report)] if len(report.releases) > 1 else []
     parts += [Text(pace, style="dim") for pace in describe_paces(report.paces)]
     parts.append(Text(describe_rungs(report.rungs), style="dim"))
-    parts += [_incidents_table(report, bill)] if report.incidents or report.standing.incident else []
+    parts += [Constrain(_incidents_table(report, bill), fold)] if report.incidents or report.standing.incident else []
     parts += [Text(opinion) for opinion in report.opinions]
-    parts += [_changes_table(report, bill)] if report.changes else []
+    parts += [Constrain(_changes_table(report, bill), fold)] if report.changes else []
     return Group(*(part for part in parts if part))
 
 
@@ -341,11 +345,17 @@ def _stall_texts(report: Report) -> list[Text]:
     """Return sentences that say when and where the job stood still; if there are many stalls, only the longest."""
     stalls = sorted((span for span in report.spans if span.use is TimeUse.STALL), key=lambda span: -span.seconds)
     said = [
-        f"no step from {clock_text(span.start_at)} to {clock_text(span.end_at)}: {span.place or 'nobody told why'}"
+        f"no step from {clock_text(span.start_at)} to {clock_text(span.end_at)}{_stall_cause(span)}"
         for span in sorted(stalls[:_STALLS], key=lambda span: span.start_at)
     ]
     shorter = len(stalls) - len(said)
     return [Text(text) for text in (*said, *([f"and {counted_noun(shorter, 'shorter stall')}"] if shorter else []))]
+
+
+def _stall_cause(span: Span) -> str:
+    if span.incident:
+        return f", when incident {span.incident} came{f': {span.place}' if span.place else ''}"
+    return f": {span.place or 'nobody told why'}"
 
 
 def _unwatched_text(time: UnwatchedTime) -> str:

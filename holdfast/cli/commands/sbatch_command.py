@@ -98,7 +98,7 @@ def write_script(args: RunArgs, words: Sequence[str], run_dir: Path) -> str:
     flags = [f"--job-name=holdfast-{run_dir.name}", f"--nodes={args.max_nodes + args.standbys}", "--ntasks-per-node=1"]
     flags += ["--no-kill", "--requeue", f"--signal=B:USR1@{_AHEAD_S}"]
     flags += ["--open-mode=append", f"--output={_output_path(run_dir)}"]
-    holdfast = [sys.executable, "-m", "holdfast", "run"]
+    holdfast = [sys.executable, "-P", "-m", "holdfast", "run"]
     return _SCRIPT.format(
         flags="\n".join(f"#SBATCH {_quoted(flag)}" for flag in (*flags, *args.slurm)),
         path=shlex.quote(str(_script_path(run_dir))),

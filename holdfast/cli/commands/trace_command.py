@@ -20,13 +20,8 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.output_file import replace_file
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.controller.api_description import JobStacks
-from holdfast.core.diagnose.blocking_ranks import (
-    STOPPED,
-    BlockingRanks,
-    find_motion,
-    training_processes,
-    vote_rounds,
-)
+from holdfast.core.diagnose.blocking_ranks import STOPPED, BlockingRanks, training_processes, vote_rounds
+from holdfast.core.diagnose.rank_motion import find_motion
 from holdfast.core.diagnose.stack_tree import StackBranch, grow_tree, list_branches
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.core.rank_ranges import format_ranks
@@ -207,9 +202,8 @@ def _missing_table(found: JobStacks) -> list[Text | Tree | Table]:
 def _oddity_lines(found: JobStacks) -> list[str]:
     lines = [f"{trace.node}: {trace.error}" for trace in found.traces if trace.error]
     odd = [p for trace in found.traces for p in trace.processes if p.error or p.state in _STATES]
-    return lines + [
-        f"{_process_name(p)}: {', '.join(w for w in (_STATES.get(p.state, ''), p.error) if w)}" for p in odd
-    ]
+    told = [(p, "" if p.error.startswith("gone") else _STATES.get(p.state, "")) for p in odd]  # once is enough
+    return lines + [f"{_process_name(p)}: {', '.join(w for w in (state, p.error) if w)}" for p, state in told]
 
 
 def _process_name(process: Process) -> str:

@@ -104,7 +104,7 @@ def make_lease(run: RunSpec, run_dir: Path, say: Callable[[str], None]) -> "Kube
 
 
 def _node_command(node: str) -> tuple[str, ...]:
-    return (_PYTHON, "-m", MODULE, pod_manifest.SECRET_FOLDER, node)
+    return (_PYTHON, "-P", "-m", MODULE, pod_manifest.SECRET_FOLDER, node)
 
 
 def _make_shape(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) -> PodShape:

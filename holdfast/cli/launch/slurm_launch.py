@@ -64,7 +64,7 @@ def make_plan(run: RunSpec, run_dir: Path) -> SlurmPlan:
         allocation=run.allocation,
         drain=run.settings.slurm.drain,
         lost_s=run.settings.node.lost_s,
-        starts=(sys.executable, "-m", MODULE, str(run_dir)),
+        starts=(sys.executable, "-P", "-m", MODULE, str(run_dir)),
     )
 
 

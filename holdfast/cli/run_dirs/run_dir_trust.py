@@ -56,6 +56,12 @@ def find_foreign_link(path: Path) -> str:
     return ""
 
 
+def find_foreign_owner(path: Path) -> str:
+    """Return the name of the user to whom a file belongs; "" if it is this user. Raises OSError."""
+    owner = path.stat().st_uid
+    return "" if owner == os.getuid() else _user_name(owner)
+
+
 def make_private_folder(folder: Path) -> None:
     """Make a folder and its missing parents, all for this user alone; a folder that exists keeps its mode."""
     for path in reversed([folder, *folder.parents]):

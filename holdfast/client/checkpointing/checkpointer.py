@@ -29,7 +29,7 @@ from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, 
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_state, record_sizes
 from holdfast.checkpoint.storage_errors import StorageError
-from holdfast.checkpoint.stored_checkpoints import apply_doubts, find_checkpoints
+from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, apply_doubts, find_checkpoints
 from holdfast.checkpoint.writable_check import write_refusal
 from holdfast.client.checkpointing.agentless_writer import CheckpointTimer, LocalWriter
 from holdfast.client.checkpointing.checkpoint_fit import describe_mismatch, refuse_fresh_start
@@ -44,6 +44,7 @@ from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.snapshot.live_state_items import ChangedError
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.client.training import script_replay
+from holdfast.client.training.fixed_ddp_buckets import fix_saved_model
 from holdfast.client.training.progress import here
 from holdfast.client.training.stderr_sentence import say
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
@@ -99,16 +100,16 @@ class Checkpointer:
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = ExtraState({} if extra is None else extra)
         self._generation, self._said = current_generation(), set[str]()
+        self._say_once(fix_saved_model(model, lambda count: self._world.gather_all(count, int)))
         self._rival = self._check_path()
         self._storing: LocalWriter | None = None
         if self._storage and not self._link and not self._replay:
-            author = Author(self._generation, self._world.broadcast_first(secrets.token_hex(8)))
+            author = Author(self._generation, self._world.broadcast_first(secrets.token_hex(8), str))
             self._storing = LocalWriter(self._storage, self._world, author, say)
         self._due = CheckpointTimer(self._storage, self._world) if self._storage and not self._replay else None
         self._snapshots: RankSnapshots | None = None
         self._announce_step: Callable[[], None] = do_nothing  # the processor's copies are done when save returns
-        self._metadata, self._last = b"", -1
-        self._stall_s = 0.0  # what the last save took
+        self._metadata, self._last, self._stall_s = b"", -1, 0.0  # the third is what the last save took
         self.skipped = 0  # saves for which there was no room
         self.restored_from = ""  # "memory", "peer", "replica", "disk", "storage"; "none": nothing was found
         self._lay_out()
@@ -220,7 +221,7 @@ class Checkpointer:
         if not self._storage or self._replay:
             return None
         why = write_refusal(self._storage.url) if self._world.rank == 0 else ""
-        self._refused = why = self._world.broadcast_first(why)
+        self._refused = why = self._world.broadcast_first(why, str)
         rival = RivalRun(self._storage.url, self._world, with_agent=self._link is not None)
         if rival.sentence:
             self._say_once(f"{rival.sentence}; states there can be restored, but not saved")
@@ -242,7 +243,7 @@ class Checkpointer:
         if self._world.rank == 0:
             with suppress(StorageError):  # storage that fails stops nobody
                 newest = max((one.step for one in find_checkpoints(url) if one.ok or one.unvouched), default=-1)
-        if (newest := self._world.broadcast_first(newest)) >= step:
+        if (newest := self._world.broadcast_first(newest, int)) >= step:
             told = "call restore() before the first save, or give another path"
             raise StateError(f"{url} already holds a checkpoint of step {newest}, and this is step {step}: {told}")
 
@@ -283,7 +284,7 @@ class Checkpointer:
     def _lay_out(self) -> bool:
         """Plan layout and memory of all snapshots; a collective. Return False if a rank cannot predict its state."""
         state = self._source.build_state()
-        if not all(self._world.gather_all(state is not None)) or state is None:
+        if not all(self._world.gather_all(state is not None, bool)) or state is None:
             return False
         world = self._world
         found = flatten_state(state, self._source.holders_of)
@@ -352,7 +353,7 @@ class Checkpointer:
         self.restored_from = "none"
         url = self._storage.url if self._storage else ""
         there = find_checkpoints(url) if url and self._world.rank == 0 else ()
-        found = self._world.broadcast_first(apply_doubts(there, told.run, told.doubts))
+        found = self._world.broadcast_first(apply_doubts(there, told.run, told.doubts), tuple[StoredCheckpoint, ...])
         if unvouched := [one for one in found if one.unvouched]:
             self._say_once(f"{len(unvouched)} of {len(found)} checkpoints are left out: {unvouched[0].why}")
         tried = False
@@ -385,7 +386,7 @@ class Checkpointer:
             metadata, pieces = restoring.plan_read(url)
         except StorageError as e:
             why = str(e)
-        told = self._world.gather_all((why, pieces is not None))
+        told = self._world.gather_all((why, pieces is not None), tuple[str, bool])
         if reasons := [why for why, _ in told if why]:
             return reasons[0]
         assert metadata is not None
@@ -398,7 +399,7 @@ class Checkpointer:
                 self._say_once(f"{url} {note}")
         except (StorageError, StateError, ImageMetadataError, CheckpointException) as e:
             why = str(e)
-        return next(filter(None, self._world.gather_all(why)), "")
+        return next(filter(None, self._world.gather_all(why, str)), "")
 
     def _check_alike(self, url: str, metadata: Metadata) -> None:
         """Raise StateError on all ranks if the checkpoint is of another model; the restore ends with this error."""
@@ -406,7 +407,7 @@ class Checkpointer:
             dcp.decode_metadata(self._metadata) if self._metadata else None,
             isinstance(self._source, ModelState),
         )
-        why = self._world.broadcast_first(describe_mismatch(url, metadata, ours, trained=trained) if ours else "")
+        why = self._world.broadcast_first(describe_mismatch(url, metadata, ours, trained=trained) if ours else "", str)
         if why:
             raise StateError(why)
 
@@ -425,7 +426,7 @@ class Checkpointer:
             self._say_once("a checkpoint was due while another was still being written, and is left out")
 
     def _say_once(self, what: str, *, by_all: bool = False) -> None:
-        if what not in self._said and (by_all or self._world.rank == 0):
+        if what and what not in self._said and (by_all or self._world.rank == 0):
             say(what)
         self._said.add(what)
 

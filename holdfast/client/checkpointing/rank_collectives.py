@@ -3,17 +3,14 @@
 import os
 from typing import TypeVar
 
-import msgspec
-import torch
 import torch.distributed as dist
 
 from holdfast.checkpoint.image_layout import ImageLayout, Ranks
 from holdfast.checkpoint.state_image import StateError
-from holdfast.core.decoding import make_decoder
+from holdfast.client.training import typed_collectives
 
 T = TypeVar("T")
-_encode = msgspec.msgpack.Encoder().encode
-_decode = make_decoder(msgspec.msgpack.Decoder(ImageLayout))
+_MOST_LAYOUT_BYTES = 1 << 30
 
 
 class RankWorld:
@@ -43,26 +40,15 @@ class RankWorld:
         """Return every rank's layout on rank 0; None on the others."""
         if self.size == 1:
             return [layout]
-        found: list[bytes | None] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(_encode(layout), found, dst=0)
-        return [_decode(content) for content in found if content is not None] if found else None
+        return typed_collectives.gather_to_first(layout, ImageLayout, most=_MOST_LAYOUT_BYTES)
 
     def largest_of(self, number: int) -> int:
-        return max(self.gather_all(number))
+        return max(self.gather_all(number, int))
 
-    def gather_all(self, thing: T) -> list[T]:
+    def gather_all(self, thing: T, kind: type[T]) -> list[T]:
         """Return the value of every rank, in rank order."""
-        if self.size == 1:
-            return [thing]
-        found: list[T] = [thing] * self.size
-        dist.all_gather_object(found, thing)
-        return found
+        return [thing] if self.size == 1 else typed_collectives.gather_values(thing, kind)
 
-    def broadcast_first(self, thing: T) -> T:
+    def broadcast_first(self, thing: T, kind: type[T]) -> T:
         """Return the value of rank 0."""
-        if self.size == 1:
-            return thing
-        said = [thing]
-        device = torch.device("cpu") if dist.get_backend() == "gloo" else None
-        dist.broadcast_object_list(said, src=0, device=device)
-        return said[0]
+        return thing if self.size == 1 else typed_collectives.broadcast_value(thing, kind)

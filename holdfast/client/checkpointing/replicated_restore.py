@@ -7,7 +7,6 @@ node has no snapshot receives the image of another rank through the process grou
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -17,10 +16,12 @@ from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.checkpoint.state_image import StateError, StateImage
 from holdfast.client.training.progress import here
+from holdfast.client.training.typed_collectives import broadcast_bytes
 from holdfast.core.decoding import from_msgpack
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
 _CHUNK_BYTES = 64 << 20
+_MOST_EXTRA_BYTES = 1 << 32
 
 
 class WorldSizes:
@@ -77,8 +78,8 @@ def spread_image(image: StateImage, *, source: int, lacks: bool) -> bytes:
     sends = dist.get_rank() == source
     gloo = "gloo" in str(dist.get_backend())
     device = torch.device("cpu") if gloo else torch.device("cuda", torch.cuda.current_device())
-    told: list[Any] = [bytes(image.payload_bytes(extra_index(image.layout))) if sends else b""]
-    dist.broadcast_object_list(told, src=source, device=device)
+    own = bytes(image.payload_bytes(extra_index(image.layout))) if sends else b""
+    extra = broadcast_bytes(own, source, _MOST_EXTRA_BYTES)
     for pieces in _list_pieces(image):
         sizes = [piece.numel() for piece in pieces]
         moved = torch.cat(pieces).to(device) if sends else torch.empty(sum(sizes), dtype=torch.uint8, device=device)
@@ -86,7 +87,6 @@ def spread_image(image: StateImage, *, source: int, lacks: bool) -> bytes:
         if lacks:
             for piece, came in zip(pieces, moved.cpu().split(sizes), strict=True):
                 piece.copy_(came)
-    extra: bytes = told[0]
     return extra
 
 

@@ -20,7 +20,7 @@ class RivalRun:
         self.sentence = self._find()
 
     def _find(self) -> str:
-        return self._world.broadcast_first(find_rival(self._url, self._run_id) if self._world.rank == 0 else "")
+        return self._world.broadcast_first(find_rival(self._url, self._run_id) if self._world.rank == 0 else "", str)
 
     def check_save(self) -> None:
         """Raise StateError if there is a rival. If one was found earlier, first look whether it has ended."""

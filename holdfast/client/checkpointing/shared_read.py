@@ -44,7 +44,7 @@ def read_restored(world: RankWorld, url: str, pieces: Sequence[PartPiece], into:
             read_ranges(url, pieces, into)
     except StorageError as e:
         why = str(e)
-    if reasons := [failed for failed in world.gather_all(why) if failed]:
+    if reasons := [failed for failed in world.gather_all(why, str) if failed]:
         raise StorageError(reasons[0])
 
 
@@ -55,14 +55,14 @@ def read_together(world: RankWorld, url: str, pieces: Sequence[PartPiece], into:
         read = None if why else SharedRead(url, pieces, into)
     except StorageError as e:
         why = str(e)
-    told = world.gather_all((why, read.sign_blocks() if read else b""))
+    told = world.gather_all((why, read.sign_blocks() if read else b""), tuple[str, bytes])
     if read and not any(failed for failed, _ in told):
         alike = tuple(rank for rank, (_, sign) in enumerate(told) if sign == told[world.rank][1])
         try:
             read.exchange_blocks(world, alike) if len(alike) > 1 else read_ranges(url, pieces, into)
         except StorageError as e:
             why = str(e)
-        told = world.gather_all((why, b""))
+        told = world.gather_all((why, b""), tuple[str, bytes])
     if reasons := [failed for failed, _ in told if failed]:
         raise StorageError(min(reasons, key=lambda reason: reason.startswith(_GARBLED)))
 

@@ -39,7 +39,9 @@ def peek_state(path: str | os.PathLike[str] | None) -> PeekedState:
     if grant.arena:
         return _tell_extras(find_metadata(Arena.open(grant.arena).slot_image(grant.slot)), is_chosen=True)
     storage = storage_of(path, None, 0, None)
-    url = grant.url or world.broadcast_first(_newest_whole(storage.url, grant) if storage and not world.rank else "")
+    url = grant.url or world.broadcast_first(
+        _newest_whole(storage.url, grant) if storage and not world.rank else "", str
+    )
     if not url:
         return PeekedState()
     rows = _read_rows(url)

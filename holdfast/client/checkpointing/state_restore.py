@@ -74,7 +74,7 @@ class StateRestore:
         """Restore the whole state from this node or another rank, as a collective, and keep a snapshot of it. A rank
         that got another rank's state keeps its own random numbers. Return a sentence for the user, or ""."""
         saved_by = self._from_whole(state, folder) if state.source != "replica" else 0
-        told = world.gather_all((saved_by, sign_items(self._snapshots.layout)))
+        told = world.gather_all((saved_by, sign_items(self._snapshots.layout)), tuple[int, str])
         source = next((rank for rank, (there, _) in enumerate(told) if there), None)
         if source is None:
             raise StateError(f"no rank has the state of step {state.step}")

@@ -37,7 +37,7 @@ from holdfast.client.elastic.state_moves import STORAGE, StateMoves
 from holdfast.client.elastic.step_phase_times import StepPhases
 from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 from holdfast.client.training.progress import here as progress
-from holdfast.core.decoding import from_msgpack
+from holdfast.client.training.typed_collectives import gather_values
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.hand_over import plan_hand_over
 from holdfast.core.elastic.layer_owners import Held
@@ -76,7 +76,7 @@ class PipelineRecovery:
         phases.begin()
         phases.enter("agree")
         seal = SEAL_FENCE.make_pass()
-        reports = _exchange_reports(held.make_report(phases.step_s, phases.rest_s))
+        reports = gather_values(held.make_report(phases.step_s, phases.rest_s), RankReport)
         require_open(seal)
         held.line = reports[0].line
         fresh = not any(report.meeting or report.snapshots for report in reports)
@@ -130,12 +130,11 @@ class PipelineRecovery:
         """Copy the layers that only leaving workers hold to workers that stay. Call this between two steps, on all
         workers; `leaving` is None on a worker that has not been told yet."""
         held = self._held
-        told: list[tuple[int, ...] | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, leaving)
-        if () in told:
+        told = gather_values((leaving is not None, leaving or ()), tuple[bool, tuple[int, ...]])
+        if (True, ()) in told:
             self._save(held.files.newest_whole())
             return
-        gone = sorted({rank for mine in told if mine for rank in mine})
+        gone = sorted({rank for _, mine in told for rank in mine})
         transfers = plan_hand_over(held.bare.held, gone)
         moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic, SEAL_FENCE.make_pass())
         held.handed = moves.copy(transfers, held.units, dist.get_rank())
@@ -207,12 +206,6 @@ def find_device() -> torch.device:
     if "gloo" in backends:
         return HOST
     raise RuntimeError('an ElasticPipeline needs init_process_group("gloo") or init_process_group("nccl")')
-
-
-def _exchange_reports(mine: RankReport) -> list[RankReport]:
-    told: list[bytes] = [b""] * dist.get_world_size()
-    dist.all_gather_object(told, msgspec.msgpack.encode(mine))
-    return [from_msgpack(one, RankReport) for one in told]
 
 
 def _begin_plan(held: HeldLayers, reports: Sequence[RankReport]) -> RoutePlan:

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch.distributed as dist
-
 from holdfast.client.elastic.state_moves import STORAGE
+from holdfast.client.training.typed_collectives import gather_values
 from holdfast.core.elastic.proposal import PhaseCosts, Proposal
 from holdfast.model.pipeline_routes import LayerTransfer, Semantics
 
@@ -61,8 +60,7 @@ class StepWatch:
 
 def gather_longest(took_s: Mapping[str, float]) -> dict[str, float]:
     """Return for each phase what the slowest worker took. All workers call this together."""
-    told: list[dict[str, float]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(told, dict(took_s))
+    told = gather_values(dict(took_s), dict[str, float])
     return {name: max(mine.get(name, 0.0) for mine in told) for name in sorted({*told[0]}.union(*told))}
 
 

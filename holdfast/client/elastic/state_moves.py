@@ -12,6 +12,7 @@ from holdfast.client.elastic.layer_state import LayerUnit, digest_packed
 from holdfast.client.elastic.packed_messages import receive_packed, send_packed
 from holdfast.client.elastic.rank_traffic import RankTraffic, require_open
 from holdfast.client.snapshot.seal_revocation import SealPass
+from holdfast.client.training.typed_collectives import gather_values
 from holdfast.model.pipeline_routes import LayerTransfer, RoutePlan
 
 STORAGE = -1
@@ -102,8 +103,7 @@ class StateMoves:
 
 def digest_states(units: dict[int, LayerUnit]) -> str:
     """Return a hash of the layers of all workers. All workers call this together."""
-    told: list[dict[int, str]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(told, {layer: digest_packed(unit.pack()) for layer, unit in units.items()})
+    told = gather_values({layer: digest_packed(unit.pack()) for layer, unit in units.items()}, dict[int, str])
     by_layer = {layer: digest for one in told for layer, digest in one.items()}
     return blake2b(repr(sorted(by_layer.items())).encode(), digest_size=16).hexdigest()
 
@@ -113,8 +113,7 @@ def check_states(units: dict[int, LayerUnit], wanted: tuple[int, ...], step: int
     `wanted` at this step, raise LayerMismatch on all workers."""
     late = [layer for layer in wanted if layer not in units or units[layer].step != step or not units[layer].whole]
     mine = {layer: digest_packed(units[layer].pack()) for layer in wanted if layer in units}
-    told: list[tuple[list[int], dict[int, str]]] = [([], {})] * dist.get_world_size()
-    dist.all_gather_object(told, (late, mine))
+    told = gather_values((late, mine), tuple[list[int], dict[int, str]])
     for rank, (lacking, _) in enumerate(told):
         if lacking:
             raise LayerMismatch(f"rank {rank} is without layer {lacking[0]} at step {step}")

@@ -6,8 +6,29 @@ last bits. Here the buckets are cut once, before the first step, in reverse orde
 which gradients arrive, so communication overlaps the backward pass as before.
 """
 
+import gc
+from collections.abc import Callable
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+
+def fix_saved_model(model: torch.nn.Module | None, gather_all: Callable[[int], list[int]]) -> str:
+    """Fix the buckets of every DDP model in a model that a Checkpointer saves, or of the only one around it. Return "",
+    or why they stay as torch cuts them. All ranks must call it together."""
+    if model is None or not torch.distributed.is_initialized():
+        return ""
+    found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    if not found:
+        known = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+        around = [one for one in known if model in (one.module, getattr(one.module, "_orig_mod", None))]
+        found = around if set(gather_all(len(around))) == {1} else []
+    try:
+        for ddp in found:
+            fix_buckets(ddp)
+    except (ValueError, RuntimeError, AttributeError, TypeError) as e:  # of a torch that does this in another way
+        return f"a resumed run may differ in the last bits: {e}"
+    return ""
 
 
 def fix_buckets(model: object) -> None:
@@ -17,9 +38,13 @@ def fix_buckets(model: object) -> None:
         return
     if ddp.find_unused_parameters and not ddp.static_graph:
         return  # then DDP never rebuilds
+    if ddp._has_rebuilt_buckets or ddp._use_python_reducer:
+        return  # fixed already, or steps were made; or torch.compile sums the gradients
     old, logger = ddp.reducer, ddp.logger
     if logger and logger._get_ddp_logging_data().strs_map.get("comm_hook"):
-        raise ValueError("a communication hook is registered already; call holdfast.attach before that")
+        raise ValueError(
+            "a communication hook is registered already; call holdfast.attach or make the Checkpointer before that"
+        )
     ok = False
     try:
         _cut_buckets(ddp)

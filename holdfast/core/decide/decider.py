@@ -173,6 +173,8 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             return incident_course.on_alarm_in_probe(state, event)
         case Phase.PROBING, Outcome(action=id) if id == state.awaited:
             return incident_course.on_probed(state, now, event)
+        case Phase.PROBING, Tick():
+            return incident_course.on_probe_tick(state, now)
         case _, Tick():
             return launching.drop_late_nodes(state, now)
         case _, Outcome() | Progress() | Ended():
@@ -191,6 +193,8 @@ def _wake_at(state: JobState) -> float | None:
         waits += [state.releases.wake_at(), state.nodes.standbys.fleet.wake_at]
     if state.phase is Phase.TRAINING and state.nodes.may_grow():
         waits.append(state.grow_at)
+    if state.phase is Phase.PROBING and not state.current_incident.probe_told:
+        waits.append(state.current_incident.stopped_at + incident_course.LONG_PROBE_S)
     if state.phase is Phase.WAITING:
         waits += [state.wait_until, state.last_call_at or None, state.not_before or None, state.fence.until or None]
         if not (state.fence.until or state.not_before):  # else nobody asks for links before these are over

@@ -19,6 +19,8 @@ from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_phase import Phase
 from holdfast.model.state_doubt import Doubt
 
+LONG_PROBE_S = 30.0  # a test of nodes that takes longer is told on the console
+
 
 def open_trouble(state: JobState, now: float, alarm: Alarm, *, may_park: bool = True) -> str:
     """Open an incident, or start the next round of the open one. Stop every rank at once. With `may_park`, ranks that
@@ -233,6 +235,16 @@ def on_alarm_in_probe(state: JobState, alarm: Alarm) -> str:
         state.current_incident.lost |= dict.fromkeys(alarm.suspects, alarm)
         state.nodes.forget_returned(alarm.suspects)
     return f"noted while nodes are probed: {incident_text.describe_cause(alarm)}"
+
+
+def on_probe_tick(state: JobState, now: float) -> str:
+    incident, late = state.current_incident, launching.drop_late_nodes(state, now)
+    if incident.probe_told or now < incident.stopped_at + LONG_PROBE_S:
+        return late
+    incident.probe_told = True
+    told = f"nodes have been tested for {now - incident.stopped_at:.0f} s, as {incident.cause_text}"
+    state.emit(Say(text=told))
+    return "; ".join(filter(None, (late, told)))
 
 
 def on_probed(state: JobState, now: float, event: Outcome) -> str:

@@ -7,6 +7,7 @@ from holdfast.core.decide.surviving_ranks import describe_short
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.rank_ranges import format_nodes, format_ranks
+from holdfast.model.detector_alarm import Kind
 from holdfast.model.job_phase import Phase
 
 
@@ -39,7 +40,8 @@ def tell_present(state: JobState, now: float, step: int, ending: str, mute: tupl
         case Phase.STOPPING:
             return f"all ranks are being stopped{why}"
         case Phase.PROBING:
-            return f"nodes are being tested{why}"
+            since = state.current_incident.stopped_at
+            return f"nodes have been tested for {now - since:.0f} s{why}"
         case Phase.PAUSING if state.pause and state.pause.parked:
             return f"ranks leave the step and stay: {state.paused_for}"
         case Phase.PAUSING:
@@ -71,7 +73,8 @@ def _interruption_text(state: JobState) -> str:
         case Incident(alarms=[_, *_]) as incident if state.phase is Phase.STARTING:  # what was so of other ranks
             return f", after incident {incident.number}: {incident.cause_text}"
         case Incident(alarms=[first, *_]) as incident:
-            return f", as {incident.cause_text if incident.judged else incident_text.describe_cause(first)}"
+            alike = first if first.kind is not Kind.LOSS else incident.shared_cause
+            return f", as {incident.cause_text if incident.judged else incident_text.describe_cause(alike)}"
         case Pause(why=why):
             return f", after a planned restart: {why}"
     return ""

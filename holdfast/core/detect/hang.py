@@ -14,13 +14,14 @@ evaluation, are not named. The detector learns from pauses that end by themselve
 phase, or at the same place in the code, may last as long. Time in which the detector's clock stood still is left out.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 import msgspec
 
 from holdfast.core.detect.job_progress import StepTellers, agreed_origin
-from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, find_motion, training_processes
+from holdfast.core.detect.rank_stillness import Stillness
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, training_processes
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.core.diagnose.suspect_hang_timeout import (
     ENDLESS,
@@ -46,8 +47,6 @@ from holdfast.model.observation import Beat
 from holdfast.model.rank_traces import Frame, Trace
 
 _STEPS = 64  # durations that are remembered
-_STILL_CPU = 0.02  # of a core: what threads that only wait use up
-STILL_BYTES = 4096
 _SOON = 4  # looks that follow one another closely
 _PLACES = 64  # at which pauses are remembered
 _RECORD_S = 1.0  # a rank writes its collectives down so often
@@ -69,57 +68,6 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 900.0  # before the first step
 
 
-class Stillness:
-    """Measures from successive traces how long each rank has been still: no CPU time, new frame, collective or I/O."""
-
-    def __init__(self) -> None:
-        self._since: dict[int, float] = {}
-        self._quiet: dict[int, float] = {}  # the same, if processor time is no sign of life
-        self._asleep: dict[int, float] = {}  # the same, if a wait for something outside is a sign of life, too
-        self._outside: Collection[int] = ()  # ranks that may have waited for something outside at the last look
-        self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
-
-    def on_traces(self, now: float, traces: Sequence[Trace], outside: Collection[int] = ()) -> dict[int, RankMotion]:
-        """Record one inspection of all ranks. Return what each rank did since the previous one. `outside` are the ranks
-        that may wait for something outside the job."""
-        (last_at, last), self._last = self._last, (now, tuple(traces))
-        waited, self._outside = {*self._outside, *outside}, outside  # at the beginning or the end of this time
-        motions = find_motion(last, traces)
-        for rank, motion in motions.items():
-            used = motion.cpu_s > _STILL_CPU * max(now - last_at, 0.1)
-            moved = motion.frames or motion.collectives > 0 or motion.io_bytes > STILL_BYTES
-            awake = used or moved or rank in waited
-            for since, lives in ((self._since, used or moved), (self._quiet, moved), (self._asleep, awake)):
-                if lives:
-                    since.pop(rank, None)
-                else:
-                    since.setdefault(rank, last_at)
-        return motions
-
-    def begin(self) -> None:
-        """Forget how long ranks have been still, so that stillness counts from now on."""
-        for since in (self._since, self._quiet, self._asleep):
-            since.clear()
-
-    def still_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds all of these ranks have been still; 0 if one of them has just moved."""
-        return _least_s(now, self._since, ranks)
-
-    def quiet_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds these ranks had no new frame, collective or I/O; CPU time does not count."""
-        return _least_s(now, self._quiet, ranks)
-
-    def asleep_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds these ranks have been still and have waited for nothing outside the job."""
-        return _least_s(now, self._asleep, ranks)
-
-    def most_quiet_s(self, now: float, ranks: Iterable[int]) -> float:
-        """Return for how many seconds at least half of these ranks have been quiet, as in `quiet_s`. Half is enough,
-        because a single rank may still write its log."""
-        quiet = sorted(now - self._quiet.get(rank, now) for rank in ranks)
-        return quiet[len(quiet) // 2] if quiet else 0.0
-
-
 class HangDetector:
     def __init__(self, limits: HangLimits) -> None:
         self.limits = limits
@@ -131,6 +79,7 @@ class HangDetector:
         self._tellers = StepTellers()
         self.step = -1
         self.moved_at = 0.0  # when the job's step last rose
+        self._launched_at = 0.0
         self._trained_at = 0.0  # since when steps are made that were not saved: the first step, or the newest saved one
         self.resumed = False  # the newest beat has ended a pause that was looked at
         self.paused_s = 0.0  # the newest pause that was looked at and ended by itself
@@ -158,7 +107,8 @@ class HangDetector:
         self._beats, self._order, self._slowest = {}, {}, ""
         self._tellers.on_launch(nodes)
         self.step, self._phase = -1, ""
-        self._trained_at, self._start_s = now, 0.0
+        self._launched_at = self._trained_at = now
+        self._start_s = 0.0
         self._reset_looks(now)
 
     def on_beat(self, now: float, beat: Beat) -> None:
@@ -391,21 +341,21 @@ class HangDetector:
         seen = named.how in ("stopped", "gone")  # by the kernel's word, whether or not anybody waits for it
         signature = f"{GPU_HANG if named.how == 'gpu' else 'hang'} {named.ranks}"
         what = "has stood" if seen or named.all else "keeps the others waiting" if named.ranks else "the job has stood"
+        early = self.step < 0
+        # A rank that was seen to run at one look and is stopped at the next one has not stood since the launch.
+        since = max(self.moved_at, self._stillness.before_at) if early and named.how == "stopped" else self.moved_at
+        lasted = f"{now - self._launched_at:.0f} s after its launch" if early else f"for {now - self.moved_at:.0f} s"
         return Alarm(
             kind=Kind.HANG,
-            at=self.moved_at,
+            at=since,
             suspects=named.wide or named.nodes,
             ranks=named.ranks,
             generation=self.generation,
-            reason=f"{what}{self.describe_step()} for {now - self.moved_at:.0f} s: {reason}",
+            reason=f"{what}{self.describe_step()} {lasted}: {reason}",
             signature=signature if named.ranks else UNNAMED,
             stance=min(stance, Stance(self.limits.stance), key=order.index),
             hard=seen or hard,
         )
-
-
-def _least_s(now: float, since: Mapping[int, float], ranks: Iterable[int]) -> float:
-    return min(now - since.get(rank, now) for rank in ranks)
 
 
 def _remember_place(places: dict[Place, float], place: Place, lasted_s: float) -> None:

@@ -3,6 +3,7 @@ reported, because loss scaling may skip the step and later losses are finite aga
 loss is finite. Gradient norms are ignored, because loss scaling makes them infinite on purpose.
 """
 
+from collections.abc import Sequence
 from math import isfinite
 
 import msgspec
@@ -20,6 +21,18 @@ def alarm_of(told: Loss) -> Alarm:
     good = max(0, told.step - 1)
     limits = {"not_after": told.step - 1, "good_count": None} if told.numbered else {"good_count": good}
     return msgspec.structs.replace(alarm, **limits)
+
+
+def add_alike(losses: Sequence[Loss]) -> tuple[Loss, ...]:
+    """Return the bad losses of one node's ranks, each with the ranks that have the same one since the same step."""
+    alike: dict[tuple[int, str], list[int]] = {}
+    keys = [(one.generation, alarm_of(one).reason) for one in losses]
+    for key, one in zip(keys, losses, strict=True):
+        alike.setdefault(key, []).append(one.rank)
+    return tuple(
+        msgspec.structs.replace(one, also=tuple(rank for rank in alike[key] if rank != one.rank))
+        for key, one in zip(keys, losses, strict=True)
+    )
 
 
 def single_alarm_of(told: Loss) -> Alarm:
@@ -42,7 +55,7 @@ def _loss_alarm(told: Loss, reason: str, signature: str, klass: str = "") -> Ala
         kind=Kind.LOSS,
         at=told.at,
         suspects=(told.node,),
-        ranks=(told.rank,),
+        ranks=tuple(sorted((told.rank, *told.also))),
         generation=told.generation,
         klass=klass,
         reason=reason,

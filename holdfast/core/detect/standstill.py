@@ -9,7 +9,8 @@ collectives, or are in a phase that the script has named.
 from collections.abc import Sequence
 
 from holdfast.core.detect.hang import HangDetector
-from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_motion
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks
+from holdfast.core.diagnose.rank_motion import find_motion
 from holdfast.core.diagnose.suspectless_hang_timeout import SETTLED_S
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind, Stance
 from holdfast.model.rank_traces import Trace

@@ -63,15 +63,6 @@ class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
     clusters: tuple[StackCluster, ...] = ()
 
 
-class RankMotion(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank and its children did between two traces."""
-
-    cpu_s: float = 0.0
-    io_bytes: int = 0
-    frames: bool = False  # a main thread is at another place, or on another line
-    collectives: int = 0  # and messages, that the rank or its GPU came to
-
-
 def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: Dims = ()) -> BlockingRanks:
     """Return the ranks that the processes of a stalled job wait for. With `seats` and `mesh` the result also names
     the nodes that can be evicted together."""
@@ -94,7 +85,7 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
         or _by_gpus(waiting, flights)
         or _by_waits(waiting, blocked, mains, children)
         or (None if _all_on_gpus(waiting, mains) else _by_place(places, len(mains)))
-        or BlockingRanks(reason=_nobody_reason(places, waiting, mains, children))
+        or BlockingRanks(reason=_nobody_reason(places, waiting, mains, children, _list_ended(traces, mains, node_of)))
     )
     ras = describe_ras("\n".join(trace.ras for trace in traces), mains)
     found = msgspec.structs.replace(found, clusters=places, reason=f"{found.reason} ({ras})" if ras else found.reason)
@@ -123,38 +114,6 @@ def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: flo
     if set(last.ranks) == often:
         return msgspec.structs.replace(last, reason=f"{format_ranks(named)} {counted}: {last.reason}")
     return BlockingRanks(ranks=named, nodes=nodes, wide=nodes, how="apart", reason=f"{format_ranks(named)} {counted}")
-
-
-def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, RankMotion]:
-    """Return what each rank and its children did between two traces. A new or ended process counts as a new stack."""
-    then = {(p.node, p.pid): p for trace in before for p in trace.processes}
-    now = {(p.node, p.pid): p for trace in after for p in trace.processes}
-    found: dict[int, RankMotion] = {}
-    came = _count_collectives(after)
-    for rank, count in _count_collectives(before).items():
-        found[rank] = RankMotion(collectives=max(0, came.get(rank, count) - count))
-    for key in sorted(then.keys() | now.keys()):
-        old, new = then.get(key), now.get(key)
-        known = new or old
-        assert known is not None
-        so_far = found.get(known.rank, RankMotion())
-        found[known.rank] = msgspec.structs.replace(
-            so_far,
-            cpu_s=so_far.cpu_s + (new.cpu_s if new else 0.0) - (old.cpu_s if old and new else 0.0),
-            io_bytes=so_far.io_bytes + (new.io_bytes if new else 0) - (old.io_bytes if old and new else 0),
-            frames=so_far.frames or old is None or new is None or main_frames(old) != main_frames(new),
-        )
-    return found
-
-
-def _count_collectives(traces: Sequence[Trace]) -> dict[int, int]:
-    """Return for each rank how many collectives and messages it has entered, plus how many its GPU has begun."""
-    return {
-        f.rank: sum(c.entered + (c.started or 0) for c in f.groups)
-        + sum(c.posted + (c.begun or 0) for c in f.channels or ())
-        for trace in traces
-        for f in trace.flights
-    }
 
 
 # --- witnesses -------------------------------------------------------------------------------------------------------
@@ -299,21 +258,39 @@ def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | N
     return BlockingRanks(ranks=apart, how="apart", reason=f"{format_ranks(apart)} in {where}, {others}")
 
 
+def _list_ended(traces: Sequence[Trace], mains: dict[int, Process], node_of: dict[int, str]) -> tuple[int, ...]:
+    """Return the ranks whose script has returned, or that are no longer among the processes of a node that answered."""
+    told = {trace.node for trace in traces if not trace.error}
+    over = {rank for rank, p in mains.items() if p.ending == "returned" and not main_frames(p)}
+    return tuple(sorted(over | {rank for rank, node in node_of.items() if rank not in mains and node in told}))
+
+
 def _nobody_reason(
-    places: tuple[StackCluster, ...], waiting: WaitGraph, mains: dict[int, Process], children: list[Process]
+    places: tuple[StackCluster, ...],
+    waiting: WaitGraph,
+    mains: dict[int, Process],
+    children: list[Process],
+    ended: tuple[int, ...],
 ) -> str:
-    world = len(mains)
     if on_gpus := _all_on_gpus(waiting, mains):
         what = f"{on_gpus.op or 'collective'} {on_gpus.seq} of group {on_gpus.group}"
-        return f"all {world} GPUs have begun {what} and none has ended it"
+        return f"all {len(mains)} GPUs have begun {what} and none has ended it"
     if waiting.outside and 2 * len(waiting.outside) > waiting.told:
         return f"most have not come yet: {_describe_missing(waiting.missing[0], waiting.missing[0].ranks)}"
-    if len(places) == 1 and len(places[0].ranks) == world:
-        below = next((p for p in children if p.rank in mains and main_frames(p)), None)  # such as a worker that loads
-        child = f", a child {below.name or below.pid} of rank {below.rank} in " if below else ""
-        inner = fold_stack(main_frames(below)[-1:])[0] if below else ""
-        return f"all {world} ranks are in {places[0].frames[-1]}{child}{inner}"
-    return f"{world} ranks are at {len(places)} places, and no place has most of them" if places else "no stacks"
+    seen = tuple(sorted(rank for place in places for rank in place.ranks))
+    unread = tuple(sorted(mains.keys() - {*seen, *ended}))
+    rest = f"; {format_ranks(ended)} {'has' if len(ended) == 1 else 'have'} returned" if ended else ""
+    rest += f"; no stack of {format_ranks(unread)} was read" if unread else ""
+    if len(places) > 1:
+        return f"{len(seen)} ranks are at {len(places)} places, and no place has most of them{rest}"
+    if not places:
+        return f"no stacks{rest if ended else ''}"
+    below = next((p for p in children if p.rank in mains and main_frames(p)), None)  # such as a worker that loads
+    child = f", a child {below.name or below.pid} of rank {below.rank} in " if below else ""
+    inner = fold_stack(main_frames(below)[-1:])[0] if below else ""
+    who = f"all {len(seen)} ranks are" if len(seen) > 1 and not rest else f"{format_ranks(seen)} are"
+    who = f"{format_ranks(seen)} is" if len(seen) == 1 else who
+    return f"{who} in {places[0].frames[-1]}{child}{inner}{rest}"
 
 
 # --- words and width -------------------------------------------------------------------------------------------------

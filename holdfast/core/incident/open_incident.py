@@ -65,6 +65,7 @@ class Incident(msgspec.Struct, kw_only=True):
     found: dict[str, str] = {}  # machines that the probe or the replay of this round found bad
     silent_at: float = 0.0  # as in Record, of this round
     ordered_at: float = 0.0
+    probe_told: bool = False  # that nodes have been tested for long
     launched_at: float = 0.0
     parked: bool = False  # ranks that survive were told to wait for the next launch, not to end
     kept: int = 0  # as in Record

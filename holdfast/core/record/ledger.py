@@ -389,7 +389,7 @@ class Ledger:
         self._spans = self._spans_cut_at(record.good_at, ends=self.phase is Phase.ENDING and not is_given_up(record))
         self._cut = None
         if isinstance(record, Record) and record.stepped_at:
-            self._spans = book_stall(self._spans, record.stepped_at, record.good_at, self._standstill.place)
+            self._spans = book_stall(self._spans, record, self._standstill.place)
 
     def _spans_cut_at(self, good_at: float, *, ends: bool = False) -> list[Span]:
         """Return the spans with time after `good_at` booked as lost. With `ends`, the job ends at its newest step."""

@@ -7,6 +7,7 @@ import msgspec
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.model.decider_events import Event, Progress
 from holdfast.model.detector_alarm import NO_STEP, Alarm, Kind
+from holdfast.model.incident_record import Record
 from holdfast.model.job_phase import Phase
 
 USES = {
@@ -70,14 +71,20 @@ def split_end(span: Span, at: float) -> list[Span]:
     return [part for part in (trained, ended) if part.seconds]
 
 
-def book_stall(spans: Sequence[Span], since: float, until: float, place: str) -> list[Span]:
-    """Return the spans after turning the end of one training span into a stall at `place`. The training span ends at
-    `until`. The stall begins at `since`, or with the span if that is later."""
+def book_stall(spans: Sequence[Span], record: Record, place: str) -> list[Span]:
+    """Return the spans after turning the end of one training span into a stall at `place`, which ran into the incident
+    and belongs to it. The stall begins with the last good step, or with the span if that is later."""
     found: list[Span] = []
     for span in spans:
-        if span.end_at == until and span.use in (TimeUse.TRAIN, TimeUse.REDO) and span.start_at < until:
-            trained = span.clip_end(since)
-            stall = msgspec.structs.replace(span, use=TimeUse.STALL, start_at=trained.end_at, place=place)
+        if span.end_at == record.good_at and span.use in (TimeUse.TRAIN, TimeUse.REDO) and span.seconds:
+            trained = span.clip_end(record.stepped_at)
+            stall = Span(
+                use=TimeUse.STALL,
+                start_at=trained.end_at,
+                end_at=span.end_at,
+                incident=record.number,
+                place=place,
+            )
             found += [part for part in (trained, stall) if part.seconds]
         else:
             found.append(span)

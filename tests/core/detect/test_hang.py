@@ -85,7 +85,8 @@ def test_before_the_first_step_nothing_counts_but_a_stopped_rank() -> None:
     assert 10.0 <= later - now <= 10.5
     alarm = made.on_traces(later, seen(later), STOPPED)
     assert alarm is not None and (alarm.stance, alarm.hard, alarm.ranks) == (Stance.ACT, True, (1,))
-    assert "no step" in alarm.reason and alarm.reason.endswith(STOPPED.reason)
+    assert alarm.reason == f"has stood, no step seen yet, {later - 100.0:.0f} s after its launch: {STOPPED.reason}"
+    assert alarm.at == now, "it was seen to run then"
 
 
 def test_named_at_the_second_look() -> None:

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion, vote_rounds
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, vote_rounds
+from holdfast.core.diagnose.rank_motion import find_motion
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.job_and_seats import Seat
@@ -269,3 +270,23 @@ def test_ranks_in_words() -> None:
     assert format_ranks([3]) == "rank 3"
     assert format_ranks([0, 1, 2, 7, 5]) == "ranks 0-2, 5, 7"
     assert format_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+
+
+def test_ranks_that_have_returned_are_told_and_not_counted() -> None:
+    seats = (Seat(node="n0", group_rank=0, first_rank=0, nproc=2),)
+    place = "all_reduce (torch/distributed/distributed_c10d.py)"
+    assert find_blocking(trace(process(0)), seats).reason == f"rank 0 is in {place}; rank 1 has returned"
+    over = msgspec.structs.replace(process(1, ()), ending="returned")
+    assert find_blocking(trace(process(0), over), seats).reason == f"rank 0 is in {place}; rank 1 has returned"
+    assert find_blocking(trace(process(0), process(1)), seats).reason == f"all 2 ranks are in {place}"
+    assert find_blocking(trace(process(0), process(1, ())), seats).reason.endswith("; no stack of rank 1 was read")
+    assert find_blocking(trace(process(0)), (Seat(node="n0", group_rank=0, first_rank=0, nproc=1),)).reason == (
+        f"rank 0 is in {place}"
+    )
+
+
+def test_places_are_counted_among_ranks_that_have_one() -> None:
+    apart = trace(process(0), process(1), process(2, SEND), process(3, SEND))
+    assert find_blocking(apart, SEATS[:2]).reason == "4 ranks are at 2 places, and no place has most of them"
+    later = find_blocking(apart, SEATS[:3]).reason
+    assert "4 ranks are at 2 places" in later and "returned" not in later, "n2 has not answered"

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
+from holdfast.core.diagnose.rank_motion import find_motion
 from holdfast.core.diagnose.suspect_hang_timeout import is_certain_deadlock
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.model.job_and_seats import Seat

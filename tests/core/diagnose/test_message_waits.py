@@ -2,7 +2,8 @@
 
 import msgspec
 
-from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking
+from holdfast.core.diagnose.rank_motion import find_motion
 from holdfast.core.diagnose.suspectless_hang_timeout import do_most_wait
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.model.rank_traces import Channel, Flight
