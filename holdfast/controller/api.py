@@ -74,6 +74,7 @@ def status_of(controller: Controller) -> Status:
         incidents=view.incidents,
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
+        last_incident_at=account.incidents[-1].alarm_at if account.incidents else 0.0,
         incident_now=view.open_cause,
         slow=slow,
         slows=slows,

@@ -42,6 +42,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float = 0.0  # in which ranks ran, of a job in which no step was ever seen
     incidents: int  # one that is open included
     last_incident: str  # the newest that is over
+    last_incident_at: float = 0.0  # when its alarm was heard; 0: there was none
     incident_now: str = ""  # what has happened in the open one so far; "": none is open
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
     copies: int = 1  # of every state of that step on peers

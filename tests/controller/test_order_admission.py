@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from holdfast.cli.commands.status_command import render_status
+from holdfast.cli.terminal.quantity_text import clock_text
 from holdfast.config import Settings
 from holdfast.controller.order_admission import OrderFault, describe_effect, order_refusal
 from holdfast.core.decide.decider import Decider
@@ -115,10 +116,11 @@ async def test_status_says_what_is_so_now_not_what_has_been(desk_of: Open) -> No
         await steps(desk, agent, step=2)
         shown = Console(width=200)
         with shown.capture() as captured:
-            shown.print(render_status(await status_of(desk)))
+            shown.print(render_status(status := await status_of(desk)))
         [now] = [line for line in captured.get().splitlines() if line.startswith("now: ")]
         assert now.strip() == "now: training; every rank has made step 2"
-        assert "last incident: rank 0 on a ended" in captured.get()
+        at, told = clock_text(status["last_incident_at"]), status["last_incident"]
+        assert status["last_incident_at"] > 0 and f"last incident, {at}: {told[:40]}" in captured.get()
 
 
 async def test_before_any_step_the_ettr_is_not_known(desk_of: Open) -> None:

@@ -22,6 +22,7 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import (
     NO_STEP,
     START_S,
+    clock_text,
     counted_noun,
     duration_text,
     ettr_of,
@@ -149,10 +150,16 @@ def render_status(status: dict[str, Any]) -> Group:
     if now := status.get("incident_now"):
         lines.append(Text(f"incident now: {now}", style="bold"))
     if status["last_incident"]:
-        lines.append(Text(f"{'the one before' if now else 'last incident'}: {status['last_incident']}"))
+        lines.append(Text(f"{'the one before' if now else 'last incident'}{_last_incident_text(status)}"))
     if status.get("last_change"):
         lines.append(Text(f"last planned restart: {status['last_change']}"))
     return Group(*lines)
+
+
+def _last_incident_text(status: dict[str, Any]) -> str:
+    """Return when the last incident was, and what it was."""
+    at = f", {clock_text(status['last_incident_at'])}" if status.get("last_incident_at") else ""
+    return f"{at}: {status['last_incident']}"
 
 
 def _loss_text(node: dict[str, Any]) -> str:

@@ -66,7 +66,7 @@ export function facts(one) {
   return h("dl", { class: "facts" },
     fact("What failed", h("span", {}, `${capital(one.cause)}.${again}`), "wide"),
     fact("Where and when", `${capital(where)}, ${at}${clock(one.alarm_at, true)}`),
-    fact("Why", capital(one.why) + (one.guess ? " (on evidence short of proof)" : "")),
+    fact("Why this was done", capital(one.why) + (one.guess ? " (on evidence short of proof)" : "")),
     fact("What was done", `${remedyText(one)}${one.remedy === "give up" ? "" : from}`),
     fact("What it cost", [h("b", {}, duration(one.lost_s)), redone ? `: ${duration(one.lost_s - one.redo_s)} without a step${redone}` : ""]));
 }
