@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Start
+from tests.cli.driver import Job
 from tests.cli.test_run_state import said
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -24,7 +25,9 @@ model = DDP(torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.
     torch.nn.Linear(64, 16)), bucket_cap_mb=0.005)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer, path=folder + "/ckpt", every=10)
-for step in range(ckpt.restore() + 1, 121):
+restored = ckpt.restore()
+print("restored", restored, flush=True)
+for step in range(restored + 1, 121):
     if step == 40 and rank == 1 and os.path.exists(fails):
         os.remove(fails)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -42,8 +45,14 @@ dist.destroy_process_group()
 """
 
 
+def stop_after_40_steps(job: Job) -> None:
+    job.until(lambda: job.trains()["step"] >= 40, "40 steps")
+    job.interrupt()
+    job.process.wait(120)
+
+
 def test_the_recipe_gives_equal_bits_with_three_ranks(start: Start, tmp_path: Path) -> None:
-    weights: dict[str, list[list[str]]] = {}
+    weights, restored = dict[str, list[list[str]]](), dict[str, int]()
     for name in ("calm", "killed", "stopped", "resumed"):
         place = tmp_path / name.replace("resumed", "stopped")
         place.mkdir(exist_ok=True)
@@ -54,13 +63,11 @@ def test_the_recipe_gives_equal_bits_with_three_ranks(start: Start, tmp_path: Pa
         job = start(*flags, script=RECIPE, name=name, HOLDFAST_PLACE=str(place))
         job.run_dir = run_dir
         if name == "stopped":
-            job.until(lambda job=job: job.trains()["step"] >= 40, "40 steps")
-            job.interrupt()
-            job.process.wait(120)
+            stop_after_40_steps(job)
             continue
         job.ends(0)
-        weights[name] = said(job, "weights")
+        weights[name], restored[name] = said(job, "weights"), int(said(job, "restored")[0][0])
         assert len(job.report().incidents) == (name == "killed")
-    assert any("was restored from storage" in line for line in job.text().splitlines())
+    assert restored["resumed"] >= 40 and restored["calm"] < 1
     assert len(weights["calm"]) == 3 and len({word for line in weights["calm"] for word in line}) == 1
     assert weights["killed"] == weights["calm"] == weights["resumed"]

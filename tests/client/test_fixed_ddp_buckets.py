@@ -97,4 +97,4 @@ def test_what_cannot_be_fixed_stays_as_it_was(
     assert "holdfast.attach" in hooked.err and "holdfast" not in plain.err
     assert hooked.out == plain.out
     hooked = train(warm, group, arena[0], "0", "3", "hooked saved", str(tmp_path / "checkpoint.pt"))
-    assert "may differ in the last bits: a communication hook" in hooked.err and hooked.out == plain.out
+    assert hooked.err.count("holdfast: ") == 2 and hooked.out == plain.out

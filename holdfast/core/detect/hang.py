@@ -20,8 +20,8 @@ from math import inf
 import msgspec
 
 from holdfast.core.detect.job_progress import StepTellers, agreed_origin
-from holdfast.core.detect.rank_stillness import Stillness
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, training_processes
+from holdfast.core.diagnose.rank_stillness import Stillness
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.core.diagnose.suspect_hang_timeout import (
     ENDLESS,

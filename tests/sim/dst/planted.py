@@ -319,7 +319,7 @@ PLANTED = (
     Mutant(acks_before_disk, 5),
     Mutant(acts_before_disk, 0),
     Mutant(ids_reused, 0),
-    Mutant(plan_made_anew, 550),
+    Mutant(plan_made_anew, 598),
     Mutant(restore_without_all, 6),
     Mutant(strangers_copies, 330),
     Mutant(astray_believed, 138),
