@@ -49,6 +49,7 @@ class Keeper:
         self.asked: list[PeerRequest] = []
         self.holding = PushTarget([memoryview(self.memory)], 0, self.end)
         self.ends = self.links = 0
+        self._link = threading.local()
         self.most = 99  # links that are let in
         self.refused_links = range(0)  # by their number, from 1 on
         self.refuse: PeerRefusal | None = None
@@ -59,8 +60,11 @@ class Keeper:
         self.sealed.set()
 
     def counts(self, node: str, serial: str) -> bool:
-        self.links += 1
-        return self.links <= self.most and self.links not in self.refused_links
+        """It is asked when a link comes and at each of its requests, by the thread that the link has."""
+        if not hasattr(self._link, "counts"):
+            self.links += 1
+            self._link.counts = self.links <= self.most and self.links not in self.refused_links
+        return bool(self._link.counts)
 
     def here(self) -> set[int]:
         return {*range(self.holding.done), *self.holding.beyond}

@@ -67,7 +67,7 @@ async def test_over_the_port(desk_of: Open) -> None:
         asking = asyncio.create_task(desk.client.post("/api/v1/trace", json={"deadline_s": 20}, headers=HEADERS))
         await answer(agent, await looked_at(agent))
         found = await (await asking).json()
-        assert found["naming"]["ranks"] == [] and found["naming"]["reason"] == "no stacks"
+        assert found["naming"]["ranks"] == [] and found["naming"]["reason"] == "no stacks; rank 0 has ended"
         assert [t["node"] for t in found["traces"]] == ["a"]
         quick = await desk.client.post("/api/v1/trace", json={"deadline_s": 0.1}, headers=HEADERS)
         assert (await quick.json())["traces"][0]["error"] == "no answer within 1.1 s"

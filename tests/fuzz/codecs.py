@@ -27,6 +27,7 @@ from holdfast.checkpoint.relayed_connections import RelayStart
 from holdfast.checkpoint.storage_owner import StorageOwner
 from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import Exported
 from holdfast.checkpoint.trainer_checkpoints import TrainerCheckpoint, Verified
+from holdfast.cli.run_dirs.remembered_imports import RememberedImports
 from holdfast.client.boot import tcp_store_server
 from holdfast.client.elastic.layer_state import UnitHeader
 from holdfast.client.elastic.recovery_settlement import RankReport
@@ -103,6 +104,7 @@ CODECS: dict[str, Codec] = {
     "reply": _json(peer_transport.PeerReply),
     "author": _json(Author),
     "run": _json(run_and_node_specs.RunSpec),
+    "remembered imports": _json(RememberedImports),
     "node": _json(run_and_node_specs.NodeSpec),
     "listening": _json(run_and_node_specs.ControllerAddress),
     "ended": _json(run_and_node_specs.RunEnd),

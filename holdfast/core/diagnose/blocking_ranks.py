@@ -279,7 +279,7 @@ def _nobody_reason(
         return f"most have not come yet: {_describe_missing(waiting.missing[0], waiting.missing[0].ranks)}"
     seen = tuple(sorted(rank for place in places for rank in place.ranks))
     unread = tuple(sorted(mains.keys() - {*seen, *ended}))
-    rest = f"; {format_ranks(ended)} {'has' if len(ended) == 1 else 'have'} returned" if ended else ""
+    rest = f"; {format_ranks(ended)} {'has' if len(ended) == 1 else 'have'} ended" if ended else ""
     rest += f"; no stack of {format_ranks(unread)} was read" if unread else ""
     if len(places) > 1:
         return f"{len(seen)} ranks are at {len(places)} places, and no place has most of them{rest}"

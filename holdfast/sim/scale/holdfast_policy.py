@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.core.decide.decider import Decider
 from holdfast.core.membership.standby_sizing import binomial_quantile
+from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.action import Finish, Launch, Stage
@@ -166,8 +167,10 @@ class HoldfastPolicy:
         """Add the job's spans to the time book, each with the failure or change that caused the span."""
         account = self.ledger.make_account(until)
         self.state.tally.count_rungs(count_rungs(account.incidents, account.changes))
+        cause = ""
         for span in account.spans:
-            cause = self._causes.get(span.incident, "") or self._wants.get(span.change, "")
+            if span.use is not TimeUse.HOLD:  # a hold is for what the job was stopped for just before
+                cause = self._causes.get(span.incident, "") or self._wants.get(span.change, "")
             self.state.book.add_piece(span.use.value if span.use.value != "train" else TRAIN, span.end_at, cause)
 
     # --- nodes -------------------------------------------------------------------------------------------------

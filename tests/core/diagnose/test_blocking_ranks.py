@@ -275,9 +275,9 @@ def test_ranks_in_words() -> None:
 def test_ranks_that_have_returned_are_told_and_not_counted() -> None:
     seats = (Seat(node="n0", group_rank=0, first_rank=0, nproc=2),)
     place = "all_reduce (torch/distributed/distributed_c10d.py)"
-    assert find_blocking(trace(process(0)), seats).reason == f"rank 0 is in {place}; rank 1 has returned"
+    assert find_blocking(trace(process(0)), seats).reason == f"rank 0 is in {place}; rank 1 has ended"
     over = msgspec.structs.replace(process(1, ()), ending="returned")
-    assert find_blocking(trace(process(0), over), seats).reason == f"rank 0 is in {place}; rank 1 has returned"
+    assert find_blocking(trace(process(0), over), seats).reason == f"rank 0 is in {place}; rank 1 has ended"
     assert find_blocking(trace(process(0), process(1)), seats).reason == f"all 2 ranks are in {place}"
     assert find_blocking(trace(process(0), process(1, ())), seats).reason.endswith("; no stack of rank 1 was read")
     assert find_blocking(trace(process(0)), (Seat(node="n0", group_rank=0, first_rank=0, nproc=1),)).reason == (
