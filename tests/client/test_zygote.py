@@ -108,7 +108,7 @@ def test_ranks_outlive_the_zygote(tmp_path: Path) -> None:
     zygote.close()
 
 
-def blanks(zygote: Zygote) -> list[int]:
+def unborn(zygote: Zygote) -> list[int]:
     return [fork.pid for usher in psutil.Process(zygote.pid).children() for fork in usher.children()]
 
 
@@ -117,8 +117,8 @@ def test_ranks_are_forked_in_advance(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os, sys; print(os.environ['WHO'], os.getpid())")
     zygote = Zygote((), tmp_path, ranks=2)
     for _ in range(2):
-        until(lambda: len(blanks(zygote)) == 2, "no rank was forked in advance")
-        ready = blanks(zygote)
+        until(lambda: len(unborn(zygote)) == 2, "no rank was forked in advance")
+        ready = unborn(zygote)
         ranks = zygote.forks([{"WHO": str(n)} for n in range(3)], str(tmp_path / "script.py"))
         said = [zygote.wait(rank).out.split() for rank in ranks]
         assert [who for who, _ in said] == ["0", "1", "2"]
@@ -130,8 +130,8 @@ def test_ranks_are_forked_in_advance(tmp_path: Path) -> None:
 def test_a_fork_in_advance_that_somebody_killed_is_no_rank(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os; print(os.getppid())")
     zygote = Zygote((), tmp_path, ranks=2)
-    until(lambda: len(blanks(zygote)) == 2, "no rank was forked in advance")
-    ready = blanks(zygote)
+    until(lambda: len(unborn(zygote)) == 2, "no rank was forked in advance")
+    ready = unborn(zygote)
     for pid in ready:
         os.kill(pid, signal.SIGKILL)
     until(lambda: all(map(gone, ready)), "they live")
@@ -142,13 +142,13 @@ def test_a_fork_in_advance_that_somebody_killed_is_no_rank(tmp_path: Path) -> No
 def test_forks_in_advance_end_with_whom_they_wait_for(tmp_path: Path) -> None:
     """Those that are left when a rank was made, and those of a zygote that is killed."""
     zygote = Zygote((), tmp_path, ranks=3)
-    until(lambda: len(blanks(zygote)) == 3, "no rank was forked in advance")
-    ready = blanks(zygote)
+    until(lambda: len(unborn(zygote)) == 3, "no rank was forked in advance")
+    ready = unborn(zygote)
     rank = staying(zygote, tmp_path)
     assert rank.pid in ready
     until(lambda: all(gone(pid) for pid in ready if pid != rank.pid), "a fork outlived its usher")
-    until(lambda: len(blanks(zygote)) == 3, "no rank was forked in advance for the next time")
-    ready = blanks(zygote)
+    until(lambda: len(unborn(zygote)) == 3, "no rank was forked in advance for the next time")
+    ready = unborn(zygote)
     os.kill(zygote.pid, signal.SIGKILL)
     until(lambda: all(map(gone, ready)), "a fork outlived the zygote")
     assert not gone(rank.pid)

@@ -5,7 +5,7 @@
 The node's holder of ranks starts the zygote with one end of a packet socket as file N. The zygote always has a child,
 the usher, forked in advance. The usher takes the waiting requests, gives each a rank and ends. The kernel then makes
 the ranks children of the holder, a subreaper. When there has been no request for a while, the usher forks as many
-processes in advance as the node has ranks, the blanks. A blank that gets a request becomes its rank. So ranks that
+processes in advance as the node has ranks: the unborn. One that gets a request becomes its rank. So ranks that
 start while the processors are busy wait for no fork, and later ranks for one, not two.
 """
 
@@ -52,8 +52,8 @@ LATER_PRELOAD = (
 DEFAULT_PRELOAD = (*FIRST_PRELOAD, *LATER_PRELOAD)
 
 _NO_MORE = 3  # exit code of an usher whose socket has ended
-_CALM_S = 0.5  # without a request, until blanks are forked: ranks that start just now need the processors
-_NEXT_S = 0.005  # while there are blanks, the next request is awaited for so long; a node's requests come together
+_CALM_S = 0.5  # without a request, until ranks are forked in advance: ranks that start just now need the processors
+_NEXT_S = 0.005  # while there are such forks, the next request is awaited for so long; a node's requests come together
 
 
 class RankBirth(NamedTuple):
@@ -64,7 +64,7 @@ class RankBirth(NamedTuple):
     go: int  # says when it is the holder's child, and known to it
 
 
-class BlankRank(NamedTuple):
+class UnbornRank(NamedTuple):
     """A process forked in advance, which becomes the rank that it gets a request for."""
 
     pid: int
@@ -152,10 +152,10 @@ def _announce_ranks(holder: socket.socket, answers: list[bytes], start: int) -> 
 
 def _run_usher(serving: ZygoteLink, answers: socket.socket, go: int) -> RankBirth:
     """Make a rank for every waiting request, then exit. Only the ranks return from this function."""
-    blanks: list[BlankRank] = []
+    unborn: list[UnbornRank] = []
     if serving.ranks and not _has_packet(serving.socket, _CALM_S):
         for _ in range(serving.ranks):
-            if (birth := _fork_blank(serving.socket, answers, go, blanks)) is not None:
+            if (birth := _fork_unborn(serving.socket, answers, go, unborn)) is not None:
                 return birth
     packet = serving.socket.recv(PACKET_BYTES)
     if not packet:
@@ -164,7 +164,7 @@ def _run_usher(serving: ZygoteLink, answers: socket.socket, go: int) -> RankBirt
         request = to_zygote(packet)
         try:
             files = RankFiles.open(request)
-            pid = _fill_blank(blanks, packet, files) or os.fork()
+            pid = _give_birth(unborn, packet, files) or os.fork()
             if pid == 0:
                 return RankBirth(request, files, go)
             files.close()
@@ -172,7 +172,7 @@ def _run_usher(serving: ZygoteLink, answers: socket.socket, go: int) -> RankBirt
         except OSError as e:
             answers.send(encode(ForkFailed(key=request.key, error=str(e))))
         packet = b""
-        if _has_packet(serving.socket, _NEXT_S if blanks else 0.0):
+        if _has_packet(serving.socket, _NEXT_S if unborn else 0.0):
             packet = serving.socket.recv(PACKET_BYTES)
     os._exit(0)
 
@@ -181,9 +181,9 @@ def _has_packet(sock: socket.socket, within_s: float) -> bool:
     return bool(select.select([sock], [], [], within_s)[0])
 
 
-def _fork_blank(zygote: socket.socket, answers: socket.socket, go: int, blanks: list[BlankRank]) -> RankBirth | None:
-    """Fork a blank and add it to `blanks`; without memory for it, do nothing. Only a blank that has become a rank
-    returns a RankBirth. A blank ends when the usher closes its socket, or ends."""
+def _fork_unborn(zygote: socket.socket, answers: socket.socket, go: int, unborn: list[UnbornRank]) -> RankBirth | None:
+    """Fork a process that becomes a rank when it gets a request, and add it to `unborn`; without memory for it, do
+    nothing. Only such a rank returns a RankBirth. The process ends when the usher closes its socket, or ends."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
     try:
@@ -194,9 +194,9 @@ def _fork_blank(zygote: socket.socket, answers: socket.socket, go: int, blanks: 
         return None
     if pid:
         theirs.close()
-        blanks.append(BlankRank(pid, ours))
+        unborn.append(UnbornRank(pid, ours))
         return None
-    for sock in (zygote, answers, ours, *(blank.sock for blank in blanks)):
+    for sock in (zygote, answers, ours, *(one.sock for one in unborn)):
         sock.close()  # whoever reads at its other end hears of an end that we would keep open
     packet, files, _, _ = socket.recv_fds(theirs, PACKET_BYTES, len(RankFiles._fields))
     if not packet:
@@ -205,16 +205,16 @@ def _fork_blank(zygote: socket.socket, answers: socket.socket, go: int, blanks: 
     return RankBirth(to_zygote(packet), RankFiles(*files), go)
 
 
-def _fill_blank(blanks: list[BlankRank], packet: bytes, files: RankFiles) -> int:
-    """Give a request and its open files to a blank; return its pid, or 0 if there is none."""
-    while blanks:
-        blank = blanks.pop()
-        with blank.sock:
+def _give_birth(unborn: list[UnbornRank], packet: bytes, files: RankFiles) -> int:
+    """Give a request and its open files to a process forked in advance; return its pid, or 0 if there is none."""
+    while unborn:
+        one = unborn.pop()
+        with one.sock:
             try:
-                socket.send_fds(blank.sock, [packet], list(files))
+                socket.send_fds(one.sock, [packet], list(files))
             except OSError:
                 continue  # somebody has killed it
-        return blank.pid
+        return one.pid
     return 0
 
 
