@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +22,7 @@ from hypothesis import settings
 from holdfast.client.boot.zygote import DEFAULT_PRELOAD
 from holdfast.wire.program_fork_server import ForkServer
 from holdfast.wire.rank_environment_defaults import make_rank_environment
+from tests.hang_watchdog import watch_test
 from tests.postgres_server import own_postgres as own_postgres
 from tests.postgres_server import shared_postgres as shared_postgres
 
@@ -105,6 +106,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     pure = [path for path in files if path not in {*live, *design}]
     order = [*design, *(path for one in range(workers) for path in (*live[one::workers], *pure[one::workers]))]
     items[:] = [item for path in order for item in files[path]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    with watch_test(item):
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

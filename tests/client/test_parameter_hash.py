@@ -2,24 +2,22 @@
 
 import mmap
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from holdfast.client.training.parameter_hash import ParameterHash
 from holdfast.client.training.progress import RankProgress
 from holdfast.model.observation import Mark
 from holdfast.wire.rank_memory.slot_reader import read_entries, read_slot
 from holdfast.wire.rank_memory.slot_writer import SLOT_BYTES, SlotWriter
+from tests.client.one_rank_group import one_rank_group
 
 
 @pytest.fixture(autouse=True)
-def group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def group() -> Iterator[None]:
+    with one_rank_group():
+        yield
 
 
 TENSORS = [

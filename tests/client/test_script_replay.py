@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import holdfast
 from holdfast.checkpoint import dcp
@@ -22,6 +21,7 @@ from holdfast.wire.replay_environment import NOTE, decode_signatures, replay_var
 from tests.client.conftest import ENV, Zygote
 from tests.client.fake_keeper import FakeKeeper
 from tests.client.job import Job
+from tests.client.one_rank_group import one_rank_group
 
 
 @pytest.fixture(autouse=True)
@@ -150,15 +150,12 @@ def test_what_was_signed_reaches_the_node(tmp_path: Path, monkeypatch: pytest.Mo
 def test_gradients_are_signed_before_their_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapped: bool) -> None:
     replay_here(monkeypatch, tmp_path)
     replay = holdfast.replayable(seed=1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with one_rank_group():
         net = torch.nn.Linear(3, 2)
         model = torch.nn.parallel.DistributedDataParallel(net) if wrapped else net
         script_replay.sign_gradients(model)
         model(torch.ones(1, 3)).sum().backward()
         replay.done(1)
-    finally:
-        dist.destroy_process_group()
     [(_, _, sent)] = decode_signatures(Path(signature_path(replay.folder, 0)).read_bytes())
     grads = sum(int(hash_tensors([p.grad])) for p in net.parameters() if p.grad is not None)
     assert sent == (grads & (2**64 - 1) if wrapped else None)
@@ -167,14 +164,11 @@ def test_gradients_are_signed_before_their_sum(tmp_path: Path, monkeypatch: pyte
 def test_sparse_gradients_are_signed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay_here(monkeypatch, tmp_path)
     replay = holdfast.replayable(seed=1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with one_rank_group():
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(5, 2, sparse=True))
         script_replay.sign_gradients(model)
         model(torch.tensor([1, 3, 1])).sum().backward()
         replay.done(1)
-    finally:
-        dist.destroy_process_group()
     [(_, _, sent)] = decode_signatures(Path(signature_path(replay.folder, 0)).read_bytes())
     assert sent
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
@@ -16,6 +15,7 @@ from holdfast.client.training.update_norm import UpdateWatch
 from holdfast.model.observation import StepValues
 from holdfast.wire.rank_memory.slot_reader import read_entries, read_slot
 from tests.client.conftest import Zygote
+from tests.client.one_rank_group import one_rank_group
 
 
 def trained(optimizer: type[torch.optim.Optimizer]) -> tuple[torch.nn.Module, torch.optim.Optimizer, UpdateWatch]:
@@ -281,11 +281,10 @@ def test_sharded_and_tensor_parallel_models_are_watched(warm: Zygote, tmp_path: 
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[DeviceMesh]:
+def alone() -> Iterator[DeviceMesh]:
     """A process group of one."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
+    with one_rank_group():
+        yield init_device_mesh("cpu", (1,))
 
 
 def test_a_distributed_norm_is_read_where_that_asks_nobody(

@@ -1,17 +1,17 @@
 """What a pipeline refuses when it is made."""
 
 import functools
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import holdfast
 from holdfast.client.elastic.rank_traffic import GroupsBrokenError
 from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
+from tests.client.one_rank_group import one_rank_group
 
 GOOD: dict[str, Any] = {
     "layers": [functools.partial(nn.Linear, 2, 2)] * 4,
@@ -56,14 +56,11 @@ def test_a_rehearsed_step_leaves_nothing() -> None:
         return nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
 
     pipeline = holdfast.ElasticPipeline(**GOOD | {"layers": [make] * 4})
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with one_rank_group():
         before = torch.get_rng_state()
         pipeline.rehearse(lambda step, m: (torch.ones(3, 2), torch.zeros(3, 2)))
         assert torch.equal(torch.get_rng_state(), before)
         assert len(made) >= 4 and pipeline.layers == {} and pipeline.recoveries == []
-    finally:
-        dist.destroy_process_group()
 
 
 def test_gradients_count_only_if_no_abort_had_begun() -> None:
@@ -74,8 +71,8 @@ def test_gradients_count_only_if_no_abort_had_begun() -> None:
 
     aborts: list[int] = []
     pipeline = holdfast.ElasticPipeline(**GOOD | {"loss": loss}, snapshot_every=0)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with one_rank_group(), ExitStack() as after:
+        after.callback(SEAL_FENCE.lower)
         for step in pipeline.steps(2):
             aborts += [step] if step == 2 else []
             with nullcontext() if step == 1 else pytest.raises(GroupsBrokenError):
@@ -84,6 +81,3 @@ def test_gradients_count_only_if_no_abort_had_begun() -> None:
                 break
         report = pipeline._held.make_report(0.0, 0.0)
         assert (report.voted, report.ready, report.layers) == (1, 1, ((0, 1), (1, 1), (2, 1), (3, 1)))
-    finally:
-        SEAL_FENCE.lower()
-        dist.destroy_process_group()
