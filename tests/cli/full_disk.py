@@ -45,6 +45,7 @@ def told(job: Job, disk: Path) -> None:
     job.trains()
     assert job.rank(0) == rank and not gone(rank), "training went on"
     assert job.controller() != controller
+    assert sum("is full" in line for line in job.sentences()) == 1, job.sentences()
     filled = fill(disk)
     os.kill(job.controller(), signal.SIGKILL)
     job.says(f"holdfast run --resume {disk}")

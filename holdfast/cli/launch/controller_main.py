@@ -106,8 +106,7 @@ def main() -> int:
     try:
         ended = asyncio.run(_run_logged(log, _run_leased(run_dir, socket.socket(fileno=fd), say, holder)))
     except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
-        # Which is no end: the front knows what to do.
-        say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
+        tell_interruption(run_dir, group, say)  # which is no end: the front knows what to do
     except* (JournalError, RebuildError, UsageError, FleetRefusal) as group:
         sentences = [str(e) for e in leaf_exceptions(group)]
         ended = RunEnd(code=2 if group.subgroup(FleetRefusal) else 1, reason="; ".join(sentences))
@@ -117,6 +116,14 @@ def main() -> int:
     run_and_node_specs.write_json(run_dir / "exit.json", ended)
     os.close(alone)
     return ended.code
+
+
+def tell_interruption(run_dir: Path, group: BaseExceptionGroup[Exception], say: Callable[[str], None]) -> None:
+    """Say why the controller ends although the job goes on. If the disk of the run is full, the supervisor says so."""
+    sentence = "; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group)))
+    logging.error("ending: %s", sentence)
+    if not group.subgroup(JournalFullError) or not run_directory.is_disk_full(run_dir):
+        say(sentence)
 
 
 def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
