@@ -1,6 +1,7 @@
 """What `make demo` shows to somebody at a terminal, to its end: the page that opens by itself. And to a file."""
 
 import importlib.util
+import io
 import json
 import re
 import shlex
@@ -68,7 +69,7 @@ def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return 0, folder / "disturbed/run"
 
     monkeypatch.setattr(module, "_demo", both_runs)
-    monkeypatch.setattr(module, "console", Console(file=(tmp_path / "output").open("w"), highlight=False, width=80))
+    monkeypatch.setattr(module, "console", Console(file=io.StringIO(), highlight=False, width=80))
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
     return module
 
@@ -78,8 +79,7 @@ def test_without_a_terminal_the_page_is_named_and_what_it_reads_stays(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["demo.py"])
     assert demo.main() == 0
-    demo.console.file.flush()
-    page, stays = (tmp_path / "output").read_text().splitlines()
+    page, stays = demo.console.file.getvalue().splitlines()
     program, *words = shlex.split(page.removeprefix("the page of what happened: "))
     [folder] = tmp_path.glob("holdfast-demo-*")
     assert words[-2:] == ["dash", str(folder / "disturbed/run")] and Path(program).exists()
@@ -90,7 +90,6 @@ def test_without_a_terminal_the_page_is_named_and_what_it_reads_stays(
 def test_without_a_page_nothing_stays(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["demo.py", "--no-page"])
     assert demo.main() == 0
-    demo.console.file.flush()
-    [told] = (tmp_path / "output").read_text().splitlines()
+    [told] = demo.console.file.getvalue().splitlines()
     assert told.startswith(f"removing {tmp_path}/holdfast-demo-")
     assert list(tmp_path.glob("holdfast-demo-*")) == []
