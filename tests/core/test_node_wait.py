@@ -98,8 +98,9 @@ def test_a_node_whose_check_has_not_ended_is_waited_for_until_it_gets_ranks_unch
     job.lose()
     job.give(21.0, "c")
     job.ready(30.0, "c")
-    told = job.told(50.0)
-    assert "; 1 is being checked; " in told
-    assert told.endswith("; it goes on with 1 more, in 40 s even if its check has not ended")
+    assert job.told(50.0) == (
+        "the job waits for nodes, for 30 s so far: 1 of 2 are there, to replace b (ranks 2-3); 1 is being checked; "
+        "it goes on with 1 more, in 40 s even if its check has not ended"
+    )
     job.hear(90.0, Tick())
     assert job.decider.view.phase is Phase.LAUNCHING and job.told(90.0) == ""
