@@ -44,7 +44,7 @@ from holdfast.core.incident.incident_text import (
     sum_held_s,
     why_from_zero,
 )
-from holdfast.core.incident.seat_changes import describe_swap
+from holdfast.core.incident.node_swap_text import describe_swap
 from holdfast.core.record.job_account import START_AND_END, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries

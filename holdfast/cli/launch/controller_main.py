@@ -57,7 +57,7 @@ from holdfast.journal.journal_errors import (
     JournalHeldError,
     LeaseLostError,
 )
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.decider_events import Begin, Ended, Order, Progress, Successor
@@ -92,7 +92,7 @@ def main() -> int:
     the journal is in Postgres, the lease holder's name. The first inherited file descriptor is the listening socket of
     the controller's port."""
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
-    process_attributes.die_with(front)
+    process_control.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
     log = open_log(run_dir)
     logging.basicConfig(handlers=[log], level=logging.INFO)
@@ -138,8 +138,8 @@ async def _run_logged(log: ControllerLog, work: Coroutine[None, None, RunEnd]) -
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
     """Run the controller until the run ends. If other hosts may see its directory, hold its lease meanwhile."""
-    process_attributes.raise_file_limit()
-    process_attributes.write_no_core()
+    process_control.raise_file_limit()
+    process_control.write_no_core()
     async with hold_lease(run_directory.read_spec(run_dir), run_dir, say) as check_lease:
         return await _run_controller(run_dir, listener, say, holder, check_lease)
 

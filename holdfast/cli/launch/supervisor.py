@@ -22,12 +22,12 @@ from holdfast.fleet import slurm_fleet
 from holdfast.fleet.local_process_fleet import end_node
 from holdfast.journal import high_water_mark
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
-from holdfast.wire.releases import release_tree_overlay
+from holdfast.wire.releases import release_tree_sync
 
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
@@ -113,7 +113,7 @@ class Supervisor:
         """Keep a controller running until the job ends; return the job's exit code, or None if another host runs it by
         now."""
         (self._run_dir / "exit.json").unlink(missing_ok=True)
-        process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
+        process_control.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
         self._server = self._server or self._start_fork_server()
         with show_footer(self._run_dir):
@@ -310,8 +310,8 @@ def _tell_store(run_dir: Path, line: bytes) -> None:
 def _gather_outputs(releases: Path) -> None:
     """Move files that ranks made in copies of a release to the user's tree, if their nodes died before doing so."""
     try:
-        for index, gathered in release_tree_overlay.gather_all(releases):
-            say(release_tree_overlay.describe_gathered(index, gathered))
+        for index, gathered in release_tree_sync.gather_all(releases):
+            say(release_tree_sync.describe_gathered(index, gathered))
     except OSError as e:
         say(f"files that ranks made beside the script stay in {releases}: {e}")
 
