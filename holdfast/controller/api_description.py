@@ -87,6 +87,8 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     naming: BlockingRanks
     traces: tuple[Trace, ...]
+    usual_step_s: float = 0.0  # what a step usually takes; 0: not known
+    since_step_s: float = 0.0  # how long ago the newest step was made
 
 
 def describe_api() -> dict[str, Any]:

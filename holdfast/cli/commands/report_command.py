@@ -37,6 +37,7 @@ from holdfast.core.incident.incident_text import (
     describe_kept,
     describe_new_release,
     describe_step,
+    describe_stood,
     is_fresh_start,
     lost_steps,
     start_up_s,
@@ -330,7 +331,8 @@ def _row_text(row: Row, record: Record | Change | None = None) -> str:
     """Return a row of the report as text: the seconds that went into each use of time. With `record`, the text also
     splits the seconds of stopping and of starting up into phases."""
     parts = {TimeUse.STOP: stop_phases_s(record), TimeUse.START_UP: start_up_s(record)} if record else {}
-    hidden = (TimeUse.REDO, TimeUse.PROBE) if row.get(TimeUse.PROBE) == 0.0 else (TimeUse.REDO,)
+    hidden = {TimeUse.REDO} | ({TimeUse.PROBE} if row.get(TimeUse.PROBE) == 0.0 else set())
+    hidden |= {TimeUse.STALL} if record else set()  # it was before
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
     return ", ".join(f"{text}{_detail_text(row[use], parts.get(use, {}))}" for use, text in said.items())
 
@@ -428,13 +430,15 @@ def _fresh_start_text(record: Record | Change) -> str:
 
 
 def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
-    """Return the seconds that were lost: those without a step, and those in which lost steps were made again. A
-    person's hold is told beside them."""
-    redo_s = row.get(TimeUse.REDO, 0.0)
+    """Return the seconds that were lost: those without a step, and those in which lost steps were made again. Those
+    before a fault are told apart, as on the console, and so is a person's hold."""
+    redo_s, before_s = row.get(TimeUse.REDO, 0.0), row.get(TimeUse.STALL, 0.0)
     took = f" in {redo_s:.1f} s" if redo_s else ""
     shown = f" ({_row_text(row, record)})" if row else ""
-    lost = f"{sum(row.values()) - redo_s:.1f} s{shown}"
-    lost = f"{sum(row.values()):.1f} s: {lost} without a step" if redo_s else lost
+    lost = f"{sum(row.values()) - redo_s - before_s:.1f} s{shown}"
+    if redo_s or before_s:
+        what = f" since the fault{describe_stood(before_s)}" if before_s else " without a step"
+        lost = f"{sum(row.values()):.1f} s: {lost}{what}"
     held = f", held for {held_s:.1f} s" if (held_s := sum_held_s(record)) >= SHOWN_S else ""
     return f"{lost}{_redone_text(redone, lost_steps(record), took)}{held}"
 

@@ -173,8 +173,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mttr_s(self) -> float | None:
-        """Return the mean time of repaired incidents, from last good step to next, without the time for which a person
-        held the job; None if there are none."""
+        """Return the mean time of repaired incidents; None if there are none. Each counts as in its sentence: to the
+        next step from the last good one, or from a fault long after that, without the time for which a person held the
+        job."""
         times = [incident_text.recovery_s(r) for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
         return sum(times) / len(times) if times else None
 
