@@ -59,6 +59,7 @@ from holdfast.journal.journal_errors import (
 )
 from holdfast.linux import process_attributes
 from holdfast.linux.preimported_fork import KEPT
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.action import Finish, Say
 from holdfast.model.decider_events import Begin, Ended, Order, Progress, Successor
 from holdfast.model.detector_alarm import Alarm
@@ -94,17 +95,18 @@ def main() -> int:
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
     process_attributes.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
-    log = open_log(run_dir)
-    logging.basicConfig(handlers=[log], level=logging.INFO)
+    log, mask = open_log(run_dir)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = SaidLog(run_dir)
     ended: RunEnd | None = None
-    lock = run_directory.controller_lock(run_directory.read_spec(run_dir), run_dir)
+    run = run_directory.read_spec(run_dir)
+    mask.learn(run_dir_secrets.list_secrets(run_dir, run.settings))
+    lock = run_directory.controller_lock(run, run_dir)
     if (alone := folder_use_lock.lock_file_alone(lock, _PREDECESSOR_S)) is None:
         say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
-        ended = asyncio.run(_run_logged(log, _run_leased(run_dir, socket.socket(fileno=fd), say, holder)))
+        ended = asyncio.run(_run_logged(log, _run_leased(run_dir, socket.socket(fileno=fd), say, holder, mask)))
     except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
         # Which is no end: the front knows what to do.
         say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
@@ -136,12 +138,12 @@ async def _run_logged(log: ControllerLog, work: Coroutine[None, None, RunEnd]) -
     return ended
 
 
-async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
+async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, mask: Masker) -> RunEnd:
     """Run the controller until the run ends. If other hosts may see its directory, hold its lease meanwhile."""
     process_attributes.raise_file_limit()
     process_attributes.write_no_core()
     async with hold_lease(run_directory.read_spec(run_dir), run_dir, say) as check_lease:
-        return await _run_controller(run_dir, listener, say, holder, check_lease)
+        return await _run_controller(run_dir, listener, say, holder, check_lease, mask=mask)
 
 
 async def _open_when_free(
@@ -160,7 +162,7 @@ async def _open_when_free(
 
 
 async def _run_controller(
-    run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, check_lease: Callable[[], None]
+    run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, check_lease: Callable[[], None], *, mask: Masker
 ) -> RunEnd:
     run = run_directory.read_spec(run_dir)
     record = await _open_when_free(run, run_dir, holder, say, check_lease)
@@ -168,7 +170,7 @@ async def _run_controller(
     url = run_directory.web_address(run.host, listener.getsockname()[1], "http" if run.fleet == "local" else "https")
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
     teller = ConsoleTeller(run_dir, say)
-    hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say)
+    hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say, mask=mask)
     opinions = FailureOpinions(run.settings, run.log_dir, say)
     tokens = NodeTokens(run_dir_secrets.door_keys_folder(run_dir), record.put_keys)
     fleet = _make_fleet(run, run_dir, env, tokens, record)
