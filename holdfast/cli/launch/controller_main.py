@@ -18,6 +18,7 @@ from holdfast.cli.launch.controller_log import ControllerLog, open_log
 from holdfast.cli.launch.journal_and_notes import RunRecord, open_record
 from holdfast.cli.launch.run_leases import ask_on_loop, hold_lease
 from holdfast.cli.launch.slurm_launch import make_plan
+from holdfast.cli.launch.stoppable_wait import StoppableWait, WaitStoppedError, note_stop
 from holdfast.cli.launch.wait_teller import WaitTeller
 from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.run_dirs.remembered_imports import ImportsMemory, recall_imports
@@ -107,6 +108,8 @@ def main() -> int:
         return 1
     try:
         ended = asyncio.run(_run_logged(log, _run_leased(run_dir, socket.socket(fileno=fd), say, holder, mask)))
+    except* WaitStoppedError as group:
+        ended = _stop_wait(run, run_dir, next(leaf_exceptions(group)), say)
     except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
         # Which is no end: the front knows what to do.
         say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
@@ -119,6 +122,18 @@ def main() -> int:
     run_and_node_specs.write_json(run_dir / "exit.json", ended)
     os.close(alone)
     return ended.code
+
+
+def _stop_wait(run: RunSpec, run_dir: Path, stopped: Exception, say: SaidLog) -> RunEnd | None:
+    """Say that the wait for another controller is over. Return the end of a run that never began; None if the run goes
+    on elsewhere, or can be resumed."""
+    assert isinstance(stopped, WaitStoppedError)
+    if not run.journal and not (run_dir / "journal.db").exists():
+        say(f"{stopped} while it waited; nothing of this run has begun")
+        return RunEnd(code=stopped.code, reason=f"{stopped} before it had begun")
+    say(f"{stopped} while it waited; what runs elsewhere goes on, and holdfast run --resume {run_dir} waits again")
+    note_stop(run_dir, stopped.code)
+    return None
 
 
 def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
@@ -142,12 +157,14 @@ async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, hold
     """Run the controller until the run ends. If other hosts may see its directory, hold its lease meanwhile."""
     process_attributes.raise_file_limit()
     process_attributes.write_no_core()
-    async with hold_lease(run_directory.read_spec(run_dir), run_dir, say) as check_lease:
-        return await _run_controller(run_dir, listener, say, holder, check_lease, mask=mask)
+    wait = StoppableWait(run_dir)
+    wait.heed_signals()
+    async with hold_lease(run_directory.read_spec(run_dir), run_dir, say, wait) as check_lease:
+        return await _run_controller(run_dir, listener, say, holder, check_lease, mask=mask, wait=wait)
 
 
 async def _open_when_free(
-    run: RunSpec, run_dir: Path, holder: str, say: SaidLog, check_lease: Callable[[], None]
+    run: RunSpec, run_dir: Path, holder: str, say: SaidLog, check_lease: Callable[[], None], *, wait: StoppableWait
 ) -> RunRecord:
     """Open the journal. Wait while a controller that does not act any more has it open still."""
     told = ""
@@ -158,14 +175,22 @@ async def _open_when_free(
             if str(e) != told:
                 told = str(e)
                 say(f"{told}; waiting until that one has ended")
-        await asyncio.sleep(_HELD_LOOK_S)
+        async with wait.waiting():
+            await asyncio.sleep(_HELD_LOOK_S)
 
 
 async def _run_controller(
-    run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, check_lease: Callable[[], None], *, mask: Masker
+    run_dir: Path,
+    listener: socket.socket,
+    say: SaidLog,
+    holder: str,
+    check_lease: Callable[[], None],
+    *,
+    mask: Masker,
+    wait: StoppableWait,
 ) -> RunEnd:
     run = run_directory.read_spec(run_dir)
-    record = await _open_when_free(run, run_dir, holder, say, check_lease)
+    record = await _open_when_free(run, run_dir, holder, say, check_lease, wait=wait)
     env = run_directory.node_environment(run_dir)
     url = run_directory.web_address(run.host, listener.getsockname()[1], "http" if run.fleet == "local" else "https")
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
@@ -186,7 +211,7 @@ async def _run_controller(
 
     def begun() -> None:
         teller.set_phase(controller.view.phase)
-        _on_signals(controller, in_allocation=bool(run.allocation))
+        _on_signals(controller, in_allocation=bool(run.allocation), come=wait.signals)
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
         run_and_node_specs.write_json(run_dir / "controller.json", address)
 
@@ -361,9 +386,10 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
     )
 
 
-def _on_signals(controller: Controller, *, in_allocation: bool) -> None:
-    """Stop the job on the first signal, and at once on the second. Slurm ends an allocation by SIGTERM, which gives the
-    job an exit code of its own. It counts once: it may reach this process by itself as well as by the supervisor."""
+def _on_signals(controller: Controller, *, in_allocation: bool, come: list[int]) -> None:
+    """Stop the job on the first signal, and at once on the second; `come` are those that came already. Slurm ends an
+    allocation by SIGTERM, which gives the job an exit code of its own. It counts once: it may reach this process by
+    itself as well as by the supervisor."""
     asked: list[int] = []
     terminated = OUT_OF_TIME if in_allocation else 128 + signal.SIGTERM
 
@@ -382,6 +408,8 @@ def _on_signals(controller: Controller, *, in_allocation: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop, number)
+    for number in come:
+        stop(number)
 
 
 class ConsoleTeller:
