@@ -33,7 +33,7 @@ from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import preimported_fork
 from holdfast.linux.process_control import END_WARNING, write_no_core
-from holdfast.logs.secret_masking import Masker, MaskingFormatter, make_secret_masker
+from holdfast.logs.secret_masking import Masker, keep_masked_log, make_secret_masker
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import run_and_node_specs
@@ -116,9 +116,7 @@ async def _heed_signals(events: AgentEvents) -> None:
 
 def main() -> None:
     mask = make_secret_masker()
-    log = logging.StreamHandler(sys.stderr)
-    log.setFormatter(MaskingFormatter(mask))
-    logging.basicConfig(level=logging.INFO, handlers=[log])
+    keep_masked_log(logging.StreamHandler(sys.stderr), mask)
     write_no_core()
     node_dir = Path(sys.argv[1])
     line = last_words_judge.start(node_dir)  # while we have no threads, and nothing open that it should not have

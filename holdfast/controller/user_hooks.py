@@ -28,7 +28,7 @@ from holdfast.core.record.hook_notices import (
 )
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.linux import process_control
-from holdfast.logs.secret_masking import env_secrets, make_secret_masker
+from holdfast.logs.secret_masking import Masker, env_secrets
 from holdfast.model.journal_entry import Entry
 
 _PROGRESS = "hooked.json"
@@ -51,10 +51,19 @@ class UserHooks:
     """Sends notices about journal entries to the hooks; a new controller continues where the last one stopped."""
 
     def __init__(
-        self, limits: HookLimits, run_id: str, run_dir: Path, cwd: str, *, notes: Notes, say: Callable[[str], None]
+        self,
+        limits: HookLimits,
+        run_id: str,
+        run_dir: Path,
+        cwd: str,
+        *,
+        notes: Notes,
+        say: Callable[[str], None],
+        mask: Masker,
     ) -> None:
+        """`mask` learns the secrets in environments of releases."""
         self.failures = 0
-        self._mask = make_secret_masker()
+        self._mask = mask
         self._limits = limits
         self._run_dir = run_dir
         self._cwd = cwd

@@ -5,7 +5,7 @@ import gc
 import os
 import resource
 import signal
-import traceback
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -58,5 +58,5 @@ def _answer(call: Callable[[], bytes], most_bytes: int, answer: int, parent: int
     except MemoryError:
         code = _NO_MEMORY
     except BaseException:  # whatever it is, the parent's frames above are not to hear of it
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # of our own programs, which mask what it holds
     os._exit(code)

@@ -33,7 +33,7 @@ def test_states() -> None:
 
 PARENT = """
 import functools, os, subprocess, sys, time
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 tie = functools.partial(process_control.die_with_parent, os.getpid())
 print(subprocess.Popen(["sleep", "60"], preexec_fn=tie).pid, flush=True)
 time.sleep(60)
