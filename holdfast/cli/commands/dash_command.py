@@ -111,7 +111,8 @@ async def _serve_page(source: PageSource, listener: socket.socket, *, opens: boo
     await runner.setup()
     receiving = asyncio.create_task(gate.run(listener))
     address = f"http://127.0.0.1:{port}/?code={session.code}"
-    print(f"holdfast dash: {address}\nholdfast dash: the address works once; Ctrl-C ends this", flush=True)
+    once = "open this address in a browser; it works once, and Ctrl-C ends this"
+    print(f"holdfast dash: {address}\nholdfast dash: {once}", flush=True)
     asked = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)

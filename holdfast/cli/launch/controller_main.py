@@ -111,8 +111,7 @@ def main() -> int:
     except* WaitStoppedError as group:
         ended = _stop_wait(run, run_dir, next(leaf_exceptions(group)), say)
     except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
-        # Which is no end: the front knows what to do.
-        say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
+        tell_interruption(run_dir, group, say)  # which is no end: the front knows what to do
     except* (JournalError, RebuildError, UsageError, FleetRefusal) as group:
         sentences = [str(e) for e in leaf_exceptions(group)]
         ended = RunEnd(code=2 if group.subgroup(FleetRefusal) else 1, reason="; ".join(sentences))
@@ -134,6 +133,14 @@ def _stop_wait(run: RunSpec, run_dir: Path, stopped: Exception, say: SaidLog) ->
     say(f"{stopped} while it waited; what runs elsewhere goes on, and holdfast run --resume {run_dir} waits again")
     note_stop(run_dir, stopped.code)
     return None
+
+
+def tell_interruption(run_dir: Path, group: BaseExceptionGroup[Exception], say: Callable[[str], None]) -> None:
+    """Say why the controller ends although the job goes on. If the disk of the run is full, the supervisor says so."""
+    sentence = "; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group)))
+    logging.error("ending: %s", sentence)
+    if not group.subgroup(JournalFullError) or not run_directory.is_disk_full(run_dir):
+        say(sentence)
 
 
 def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:

@@ -159,7 +159,7 @@ class Supervisor:
             self._server = None
 
     def _keep_controller(self) -> int | None:
-        tries = 0
+        tries, room_until = 0, 0.0
         server = program_fork_server.socket_path(self._run_dir) if self._server is None else None
         while True:
             try:
@@ -178,12 +178,13 @@ class Supervisor:
                 continue
             if code is not None:
                 return code
+            lived = time.monotonic() - started_at >= _LIVED_S
             if run_directory.is_disk_full(self._run_dir):
-                tries = 0
-                if not self._wait_for_room():
+                tries, room_until = 0, self._wait_for_room(0.0 if lived else room_until)
+                if not room_until:
                     return self._asked.code if self._asked.numbers else 1
                 continue
-            tries = tries + 1 if time.monotonic() - started_at < _LIVED_S else 1
+            tries = 1 if lived else tries + 1
             log = self._run_dir / "controller.log"
             if tries >= _TRIES:
                 say(f"the controller keeps dying; see {log}")
@@ -228,21 +229,23 @@ class Supervisor:
             mark = None
         return "training goes on" if mark and mark.phase is Phase.TRAINING else "nodes and ranks are kept"
 
-    def _wait_for_room(self) -> bool:
-        """Wait until a full disk has room again. Return False if that takes too long or a stop signal comes."""
+    def _wait_for_room(self, until: float) -> float:
+        """Wait until a full disk has room again, and return until when it may take at most. Return 0 if it takes longer
+        or a stop signal comes. An `until` above 0 is that of an earlier wait, about which everything has been said."""
         settings = run_directory.read_spec(self._run_dir).settings
         wait_s, lost_s = settings.recovery.wait_s, settings.node.lost_s
         full = f"the disk that holds {self._run_dir} is full"
-        say(f"{full}, so the controller ended; {_describe_room_wait(wait_s, lost_s)}")
-        until = time.monotonic() + wait_s
+        if not until:
+            say(f"{full}, so the controller ended; {_describe_room_wait(wait_s, lost_s)}")
+            until = time.monotonic() + wait_s
         while run_directory.is_disk_full(self._run_dir):
             if self._asked.numbers:
-                return False
+                return 0.0
             if time.monotonic() > until:
                 say(f"{full}; ending the job: free space, then continue with holdfast run --resume {self._run_dir}")
-                return False
+                return 0.0
             time.sleep(_LOOK_S)
-        return True
+        return until
 
     def _start_controller(self, server: Path | None) -> ProgramProcess | None:
         """Start the controller in its own session, so that Ctrl-C reaches it only through this process."""
@@ -376,6 +379,8 @@ def _farewell_text(folder: Path, code: int) -> str:
 
 
 def _describe_room_wait(wait_s: float, lost_s: float) -> str:
-    """Say how long the restart waits for free disk space, and after how long nodes end their ranks."""
-    kept = f"; after {lost_s:g} s nodes end their ranks, and what is in memory alone is lost" if lost_s < wait_s else ""
-    return f"it restarts if you free space within {wait_s:g} s{kept}"
+    """Say after how long nodes end their ranks, and how long the restart waits for free disk space."""
+    if lost_s >= wait_s:
+        return f"it restarts if you free space within {wait_s:g} s"
+    lost = f"free space within {lost_s:g} s, or nodes end their ranks, and what is in memory alone is lost"
+    return f"{lost}; within {wait_s:g} s it restarts at least"
