@@ -255,17 +255,22 @@ class FakeApi:
         self._thread.start()
 
     def restart(self, down_s: float) -> None:
-        """Answer nobody for a while; what it holds stays, as it does in etcd."""
+        """Answer nobody for a while."""
+        self.go_away()
+        time.sleep(down_s)
+        self.come_back()
+
+    def go_away(self) -> None:
+        """Answer nobody; what it holds stays, as it does in etcd."""
         self.objects.broken = True
         with self.objects.changed:
             self.objects.changed.notify_all()
-        time.sleep(down_s)
+
+    def come_back(self) -> None:
         self.objects.broken = False
 
     def close(self) -> None:
-        self.objects.broken = True
-        with self.objects.changed:
-            self.objects.changed.notify_all()
+        self.go_away()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
