@@ -53,7 +53,9 @@ def pods(cluster: FakeCluster) -> dict[str, str]:
 
 def run(start: Start, cluster: FakeCluster, *flags: str, name: str = "job", **env: str) -> Job:
     where = {"KUBECONFIG": str(cluster.kubeconfig)}
-    return start(*FLAGS, "--kube-namespace", cluster.namespace, *flags, name=name, **where, **env)
+    job = start(*FLAGS, "--kube-namespace", cluster.namespace, *flags, name=name, **where, **env)
+    job.watched = cluster.machines.folder
+    return job
 
 
 def ranks_of(cluster: FakeCluster) -> list[int]:

@@ -235,7 +235,7 @@ def test_a_job_survives_the_loss_of_a_pod_of_its_controller_and_of_the_api_serve
         *flags, "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "gpt", "--nnodes", "2", "--standbys", "1",
         KUBECONFIG=str(own),
     )  # fmt: skip
-    job.patience_s = PATIENCE_S
+    job.patience_s, job.watched = PATIENCE_S, cluster.machines.folder
     seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
     plane.crash_api()
     job.kill(job.controller())
@@ -260,7 +260,7 @@ def test_what_the_node_controller_says_of_a_machine_is_told_with_the_silence_of_
     flags = ("--fleet", "kubernetes", "--kube-image", "lab:1", "--kube-namespace", cluster.namespace)
     words = ("--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "gpt", "--nnodes", "2", "--standbys", "1")
     job = start(*flags, *words, KUBECONFIG=str(cluster.kubeconfig))
-    job.patience_s = PATIENCE_S
+    job.patience_s, job.watched = PATIENCE_S, cluster.machines.folder
     check_silent_machine(job, cluster, cluster.machines.silent.add)
     job.finish()
     job.ends(0)
@@ -272,7 +272,7 @@ def test_a_machine_that_is_drained_gives_its_seat_to_a_standby(start: Start, clu
     flags = ("--fleet", "kubernetes", "--kube-image", "lab:1", "--kube-namespace", cluster.namespace)
     limits = ("--set", "recovery.leave_s=30", "--set", "recovery.shutdown_grace_s=10")
     job = start(*flags, *words, *limits, KUBECONFIG=str(cluster.kubeconfig))
-    job.patience_s = PATIENCE_S
+    job.patience_s, job.watched = PATIENCE_S, cluster.machines.folder
     seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
     job.until(lambda: any(one["role"] == "ready" for one in job.status()["nodes"]), "a standby")
     machine = (cluster.machines.pod_of(seated[1]) or {})["spec"]["nodeName"]
