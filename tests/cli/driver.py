@@ -155,6 +155,7 @@ class Job:
         self.run_dir = folder / "run"
         self.output = folder / f"{name}.out"
         self.patience_s = PATIENCE_S
+        self.watched: Path | None = None  # a folder besides the run directory in which nodes leave signs of life
         self._env = env
         self._executed = executed or program_fork_server.NAMED not in env
         self._started = False
@@ -198,7 +199,12 @@ class Job:
         """What grows as long as anything goes on in this job."""
         folder = self.run_dir
         files = [self.output, *folder.glob("*.log"), *folder.glob("journal.db*"), *folder.glob("nodes/*/*.log")]
-        return [size_of(file) for file in (*files, *folder.glob("logs/*/*/pid"), *self.folder.glob("step-*"))]
+        elsewhere: list[Path] = []
+        with contextlib.suppress(OSError):  # a part of it was removed just now
+            for name in ("output", "*.log", "pid") if self.watched else ():
+                elsewhere += (self.watched or folder).rglob(name)
+        own = (*files, *folder.glob("logs/*/*/pid"), *self.folder.glob("step-*"))
+        return [size_of(file) for file in (*own, *elsewhere)]
 
     def story(self) -> str:
         logs = [self.output, self.run_dir / "controller.log", *self.run_dir.glob("nodes/*/*.log")]
