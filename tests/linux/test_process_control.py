@@ -52,14 +52,14 @@ def test_a_child_dies_with_its_parent(env: dict[str, str]) -> None:
 
 
 def test_a_child_whose_parent_is_gone_already_ends(env: dict[str, str]) -> None:
-    tied = "from holdfast.linux import process_attributes as own; own.die_with_parent(1 << 22); print('still here')"
+    tied = "from holdfast.linux import process_control as own; own.die_with_parent(1 << 22); print('still here')"
     found = subprocess.run([sys.executable, "-c", tied], env=env, capture_output=True, timeout=30, check=False)
     assert found.returncode == 1 and found.stdout == b""
 
 
 REAPER = """
 import os, subprocess, sys, time
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 process_control.become_subreaper()
 orphan = int(subprocess.check_output(["sh", "-c", "sleep 60 > /dev/null & echo $!"]))
 until = time.monotonic() + 10
@@ -81,7 +81,7 @@ def test_a_subreaper_adopts_orphans(env: dict[str, str]) -> None:
 def test_what_another_process_reads_from(tmp_path: Path) -> None:
     """A pipe, though it be empty, is read to its end; of a process that is gone, or was another, there is nothing."""
     note = tmp_path / "stdin"
-    code = "import time; from pathlib import Path; from holdfast.linux import process_attributes as p; "
+    code = "import time; from pathlib import Path; from holdfast.linux import process_control as p; "
     code += f"p.leave_input_note(Path({str(note)!r})); print('noted', flush=True); time.sleep(600)"
     argv = [sys.executable, "-c", code]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -102,7 +102,7 @@ def test_what_another_process_reads_from(tmp_path: Path) -> None:
 
 
 def test_the_age_of_a_process_is_counted_from_its_fork(env: dict[str, str]) -> None:
-    code = "import time; from holdfast.linux import process_attributes as p; print(time.time() - p.own_age_s())"
+    code = "import time; from holdfast.linux import process_control as p; print(time.time() - p.own_age_s())"
     before = time.time()
     began_at = float(subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True).stdout)
     assert before - 0.1 <= began_at <= time.time(), "in ticks of a hundredth of a second"

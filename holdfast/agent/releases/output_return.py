@@ -175,7 +175,7 @@ class OutputReturn:
 
     def _destination(self, path: str, theirs: Path) -> Path:
         """Return the path in the user's tree to bring a rank's file to. It is `theirs` if the file there is an earlier
-        copy that we brought and nobody has changed. Otherwise `release_tree_overlay` decides by file times whether to
+        copy that we brought and nobody has changed. Otherwise `release_tree_sync` decides by file times whether to
         keep both files."""
         known = self._brought.get(path)
         if known and known.to == str(theirs) and (there := _stat(theirs)) and _look_of(there) == known.theirs:
