@@ -38,7 +38,7 @@ from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.fleet_node_reports import FleetReport
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Decision
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 
 class Decider:

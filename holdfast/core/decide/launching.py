@@ -165,8 +165,16 @@ def on_dismissed(state: JobState, now: float, event: Outcome) -> str:
 
 
 def drop_late_nodes(state: JobState, now: float) -> str:
-    late = state.nodes.standbys.tick(now, standing=state.phase is Phase.WAITING)
+    """Give back nodes that are late. Say why, if their fleet knows it."""
+    standbys = state.nodes.standbys
+    stuck = standbys.fleet.find_stuck(standbys.coming)
+    late = standbys.tick(now, standing=state.phase is Phase.WAITING)
     state.emit(*late)
+    for why in sorted({stuck[action.node] for action in late if action.node in stuck}):
+        those = [action for action in late if stuck.get(action.node) == why]
+        given_back = f"{format_nodes(action.node for action in those)} given back, as {those[0].reason}"
+        state.emit(Say(text=f"{given_back}: {why}"))
+        standbys.fleet.last_word = why
     return f"{format_nodes(action.node for action in late)} never became ready" if late else ""
 
 
