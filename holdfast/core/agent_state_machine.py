@@ -13,7 +13,7 @@ from holdfast.model.observation import Exit, Loss
 from holdfast.model.probe_findings import Finding
 from holdfast.model.replay_task import ReplayResult
 from holdfast.model.state_copy import Copy
-from holdfast.model.storage_report import MissedCheckpoint
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint
 
 OWN = 0  # id of errands that no controller has sent
 PING_S = 20.0  # each end of a link asks so often whether the other is there, and waits half as long for the answer

@@ -21,7 +21,7 @@ from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.model.state_doubt import Doubt
-from holdfast.model.storage_report import MissedCheckpoint
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy, step_metadata_path
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none

@@ -18,6 +18,7 @@ from holdfast.cli.launch.controller_log import ControllerLog, open_log
 from holdfast.cli.launch.journal_and_notes import RunRecord, open_record
 from holdfast.cli.launch.run_leases import ask_on_loop, hold_lease
 from holdfast.cli.launch.slurm_launch import make_plan
+from holdfast.cli.launch.stoppable_wait import StoppableWait, WaitStoppedError, note_stop
 from holdfast.cli.launch.wait_teller import WaitTeller
 from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.run_dirs.remembered_imports import ImportsMemory, recall_imports
@@ -57,8 +58,9 @@ from holdfast.journal.journal_errors import (
     JournalHeldError,
     LeaseLostError,
 )
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 from holdfast.linux.preimported_fork import KEPT
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.action import Finish, Say
 from holdfast.model.decider_events import Begin, Ended, Order, Progress, Successor
 from holdfast.model.detector_alarm import Alarm
@@ -92,22 +94,24 @@ def main() -> int:
     the journal is in Postgres, the lease holder's name. The first inherited file descriptor is the listening socket of
     the controller's port."""
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
-    process_attributes.die_with(front)
+    process_control.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
-    log = open_log(run_dir)
-    logging.basicConfig(handlers=[log], level=logging.INFO)
+    log, mask = open_log(run_dir)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = SaidLog(run_dir)
     ended: RunEnd | None = None
-    lock = run_directory.controller_lock(run_directory.read_spec(run_dir), run_dir)
+    run = run_directory.read_spec(run_dir)
+    mask.learn(run_dir_secrets.list_secrets(run_dir, run.settings))
+    lock = run_directory.controller_lock(run, run_dir)
     if (alone := folder_use_lock.lock_file_alone(lock, _PREDECESSOR_S)) is None:
         say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
-        ended = asyncio.run(_run_logged(log, _run_leased(run_dir, socket.socket(fileno=fd), say, holder)))
+        ended = asyncio.run(_run_logged(log, _run_leased(run_dir, socket.socket(fileno=fd), say, holder, mask)))
+    except* WaitStoppedError as group:
+        ended = _stop_wait(run, run_dir, next(leaf_exceptions(group)), say)
     except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
-        # Which is no end: the front knows what to do.
-        say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
+        tell_interruption(run_dir, group, say)  # which is no end: the front knows what to do
     except* (JournalError, RebuildError, UsageError, FleetRefusal) as group:
         sentences = [str(e) for e in leaf_exceptions(group)]
         ended = RunEnd(code=2 if group.subgroup(FleetRefusal) else 1, reason="; ".join(sentences))
@@ -117,6 +121,26 @@ def main() -> int:
     run_and_node_specs.write_json(run_dir / "exit.json", ended)
     os.close(alone)
     return ended.code
+
+
+def _stop_wait(run: RunSpec, run_dir: Path, stopped: Exception, say: SaidLog) -> RunEnd | None:
+    """Say that the wait for another controller is over. Return the end of a run that never began; None if the run goes
+    on elsewhere, or can be resumed."""
+    assert isinstance(stopped, WaitStoppedError)
+    if not run.journal and not (run_dir / "journal.db").exists():
+        say(f"{stopped} while it waited; nothing of this run has begun")
+        return RunEnd(code=stopped.code, reason=f"{stopped} before it had begun")
+    say(f"{stopped} while it waited; what runs elsewhere goes on, and holdfast run --resume {run_dir} waits again")
+    note_stop(run_dir, stopped.code)
+    return None
+
+
+def tell_interruption(run_dir: Path, group: BaseExceptionGroup[Exception], say: Callable[[str], None]) -> None:
+    """Say why the controller ends although the job goes on. If the disk of the run is full, the supervisor says so."""
+    sentence = "; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group)))
+    logging.error("ending: %s", sentence)
+    if not group.subgroup(JournalFullError) or not run_directory.is_disk_full(run_dir):
+        say(sentence)
 
 
 def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
@@ -136,16 +160,18 @@ async def _run_logged(log: ControllerLog, work: Coroutine[None, None, RunEnd]) -
     return ended
 
 
-async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
+async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, mask: Masker) -> RunEnd:
     """Run the controller until the run ends. If other hosts may see its directory, hold its lease meanwhile."""
-    process_attributes.raise_file_limit()
-    process_attributes.write_no_core()
-    async with hold_lease(run_directory.read_spec(run_dir), run_dir, say) as check_lease:
-        return await _run_controller(run_dir, listener, say, holder, check_lease)
+    process_control.raise_file_limit()
+    process_control.write_no_core()
+    wait = StoppableWait(run_dir)
+    wait.heed_signals()
+    async with hold_lease(run_directory.read_spec(run_dir), run_dir, say, wait) as check_lease:
+        return await _run_controller(run_dir, listener, say, holder, check_lease, mask=mask, wait=wait)
 
 
 async def _open_when_free(
-    run: RunSpec, run_dir: Path, holder: str, say: SaidLog, check_lease: Callable[[], None]
+    run: RunSpec, run_dir: Path, holder: str, say: SaidLog, check_lease: Callable[[], None], *, wait: StoppableWait
 ) -> RunRecord:
     """Open the journal. Wait while a controller that does not act any more has it open still."""
     told = ""
@@ -156,19 +182,27 @@ async def _open_when_free(
             if str(e) != told:
                 told = str(e)
                 say(f"{told}; waiting until that one has ended")
-        await asyncio.sleep(_HELD_LOOK_S)
+        async with wait.waiting():
+            await asyncio.sleep(_HELD_LOOK_S)
 
 
 async def _run_controller(
-    run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, check_lease: Callable[[], None]
+    run_dir: Path,
+    listener: socket.socket,
+    say: SaidLog,
+    holder: str,
+    check_lease: Callable[[], None],
+    *,
+    mask: Masker,
+    wait: StoppableWait,
 ) -> RunEnd:
     run = run_directory.read_spec(run_dir)
-    record = await _open_when_free(run, run_dir, holder, say, check_lease)
+    record = await _open_when_free(run, run_dir, holder, say, check_lease, wait=wait)
     env = run_directory.node_environment(run_dir)
     url = run_directory.web_address(run.host, listener.getsockname()[1], "http" if run.fleet == "local" else "https")
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
     teller = ConsoleTeller(run_dir, say)
-    hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say)
+    hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say, mask=mask)
     opinions = FailureOpinions(run.settings, run.log_dir, say)
     tokens = NodeTokens(run_dir_secrets.door_keys_folder(run_dir), record.put_keys)
     fleet = _make_fleet(run, run_dir, env, tokens, record)
@@ -184,7 +218,7 @@ async def _run_controller(
 
     def begun() -> None:
         teller.set_phase(controller.view.phase)
-        _on_signals(controller, in_allocation=bool(run.allocation))
+        _on_signals(controller, in_allocation=bool(run.allocation), come=wait.signals)
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
         run_and_node_specs.write_json(run_dir / "controller.json", address)
 
@@ -359,9 +393,10 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
     )
 
 
-def _on_signals(controller: Controller, *, in_allocation: bool) -> None:
-    """Stop the job on the first signal, and at once on the second. Slurm ends an allocation by SIGTERM, which gives the
-    job an exit code of its own. It counts once: it may reach this process by itself as well as by the supervisor."""
+def _on_signals(controller: Controller, *, in_allocation: bool, come: list[int]) -> None:
+    """Stop the job on the first signal, and at once on the second; `come` are those that came already. Slurm ends an
+    allocation by SIGTERM, which gives the job an exit code of its own. It counts once: it may reach this process by
+    itself as well as by the supervisor."""
     asked: list[int] = []
     terminated = OUT_OF_TIME if in_allocation else 128 + signal.SIGTERM
 
@@ -380,6 +415,8 @@ def _on_signals(controller: Controller, *, in_allocation: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop, number)
+    for number in come:
+        stop(number)
 
 
 class ConsoleTeller:

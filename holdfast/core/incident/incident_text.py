@@ -7,8 +7,8 @@ import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
+from holdfast.core.incident.node_swap_text import describe_doubts, describe_evicted, staying_nodes
 from holdfast.core.incident.plural_reasons import plural_reason
-from holdfast.core.incident.seat_changes import describe_doubts, describe_evicted, staying_nodes
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Action, Stop

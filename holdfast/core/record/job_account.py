@@ -11,7 +11,7 @@ from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice, describe_slow
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.job_phase import Phase
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend or end the job
 START_AND_END = "start and end"  # the cause of time before the first step and after the last one

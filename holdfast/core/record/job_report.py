@@ -9,7 +9,7 @@ from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice
 from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.incident_record import Change, Record, Remedy
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 
 class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
