@@ -26,7 +26,7 @@ _CHOICES = {
 }
 
 # Why going without something may cost less than having it.
-_WHY_BETTER = {
+WHY_BETTER = {
     _NO_COPIES: "copies are charged a share of the time that is derived, not measured, and so few nodes are lost that "
     "they save less; without copies the loss of a node costs the work since the last checkpoint on storage",
 }
@@ -171,5 +171,5 @@ def _show_advice(advice: PlanAdvice) -> None:
         print(f"with these seeds no clear difference from '{advice.choices[0].what}': {', '.join(alike)}")
     for one in advice.choices[1:]:
         if one.better:
-            why = f": {_WHY_BETTER[one.what]}" if one.what in _WHY_BETTER else ""
+            why = f": {WHY_BETTER[one.what]}" if one.what in WHY_BETTER else ""
             print(f"with every one of these seeds less was lost with '{one.what}'{why}")
