@@ -192,12 +192,11 @@ STOPPED = BlockingRanks(ranks=(1,), nodes=("n0",), how="stopped", hard=True, rea
 
 
 @pytest.mark.parametrize(
-    ("named", "usual_s", "since_s", "told"),
+    ("named", "times", "told"),
     [
         (
             LATE,
-            5.0,
-            6.2,
+            (5.0, 6.2),
             "no rank stands out: the job is within a step: steps take 5.0 s, and the newest was made 6.2 s",
         ),
         (LATE, (5.0, 9.0), "rank 0 on n0 (missing): rank 0 has not come"),
