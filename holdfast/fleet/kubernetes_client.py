@@ -2,13 +2,18 @@
 
 import asyncio
 import contextlib
+import json
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import httpx2
 import msgspec
+import yaml
 from lightkube import ApiError, AsyncClient, KubeConfig, operators
+from lightkube.config.client_adapter import ConnectionParams
+from lightkube.config.kubeconfig import SingleConfig
 from lightkube.core.exceptions import ConfigError
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
@@ -21,9 +26,10 @@ from holdfast.fleet.pod_reading import HostView, PodView, view_host, view_pod
 
 Kind = TypeVar("Kind", Pod, Secret)
 Answer = TypeVar("Answer")
-NOT_FOUND, CONFLICT, GONE = 404, 409, 410
+FORBIDDEN, NOT_FOUND, CONFLICT, GONE = 403, 404, 409, 410
 _REFUSED = (400, 403, 404, 422)  # for good, unless it is a quota, which others may free
 _LACKS_RIGHT = " cannot "  # an API server that has just started says so to everybody, until it knows who may what
+_PLUGINS = ("v1alpha1", "v1beta1")  # versions of client.authentication.k8s.io
 _RIGHTS_S = 30.0
 _AGAIN_S = 1.0
 _CHUNK = 500
@@ -43,11 +49,34 @@ class UnknownFieldError(ValueError):
 
 
 def read_config() -> KubeConfig:
-    """Return the credentials of this pod's service account or of the kubeconfig. Raise OSError if there are none."""
+    """Return the credentials of this pod's service account or of the kubeconfig. Raise OSError if there are none that
+    can be used."""
     try:
-        return KubeConfig.from_env()
+        config = KubeConfig.from_env()
+        if chosen := config.get():
+            _check_credentials(chosen)
     except (ConfigError, OSError) as e:
         raise KubernetesError(f"there are no credentials for a Kubernetes cluster: {e}") from None
+    except KeyError as e:
+        raise KubernetesError(f"there are no credentials for a Kubernetes cluster: the kubeconfig lacks {e}") from None
+    except (yaml.YAMLError, ValueError) as e:
+        raise KubernetesError(f"the kubeconfig cannot be read: {' '.join(str(e).split())}") from None
+    except (AttributeError, TypeError):  # of lightkube, for parts of another kind, or none
+        raise KubernetesError("the kubeconfig is empty, or no mapping with clusters, users and contexts") from None
+    return config
+
+
+def _check_credentials(chosen: SingleConfig) -> None:
+    """Raise ConfigError or OSError if no client can be made of a cluster and a user."""
+    if chosen.user is None:
+        raise ConfigError(f"the context {chosen.context_name} of the kubeconfig names no user")
+    if chosen.user.exec and not chosen.user.exec.apiVersion.endswith(_PLUGINS):
+        known = " and ".join(_PLUGINS)
+        raise ConfigError(f"the kubeconfig's plugin speaks {chosen.user.exec.apiVersion}; known are {known}")
+    for path in (chosen.cluster.certificate_auth, chosen.user.client_cert, chosen.user.client_key):
+        if path and not os.path.exists(chosen.abs_file(path)):
+            raise ConfigError(f"there is no {path}, which the kubeconfig names")
+    ConnectionParams().httpx_params(chosen)
 
 
 def default_namespace(config: KubeConfig) -> str:
@@ -98,6 +127,12 @@ def _told_errors() -> Iterator[None]:
         raise KubernetesError(f"Kubernetes answers with status {status}", status) from None
     except (httpx2.HTTPError, ConfigError) as e:
         raise KubernetesError(f"the Kubernetes API server cannot be asked: {str(e) or type(e).__name__}") from None
+    except (msgspec.DecodeError, json.JSONDecodeError, KeyError) as e:  # of a proxy, or a plugin for credentials
+        raise KubernetesError(f"what answers for the Kubernetes API server is not understood: {_line_of(e)}") from None
+
+
+def _line_of(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
 
 
 async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:

@@ -11,10 +11,17 @@ import msgspec
 
 from holdfast.controller_interfaces import FleetRefusal, Notes
 from holdfast.core.decoding import from_json
-from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError, ask_until_refused
+from holdfast.fleet.kubernetes_client import (
+    FORBIDDEN,
+    NOT_FOUND,
+    KubernetesClient,
+    KubernetesError,
+    ask_until_refused,
+)
 from holdfast.fleet.pod_manifest import (
     EPOCH_NOTE,
     EVICTED_TAINT,
+    AvoidedHosts,
     Manifest,
     PodShape,
     make_pod,
@@ -86,7 +93,7 @@ class KubernetesFleet:
         self._owner: Manifest | None = None
         self._making: set[str] = set()
         self._ending: set[str] = set()
-        self._unreplaced: set[str] = set()  # nodes whose pods ended by themselves, and none was asked for since
+        self._unreplaced: set[str] = set()  # nodes that failed or came too late, and none was asked for since
         self._creating = asyncio.Lock()
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._hosts: dict[str, HostView | None] = {}
@@ -113,7 +120,7 @@ class KubernetesFleet:
         try:
             async with self._creating:
                 gone = frozenset(self._unreplaced)
-                owner, avoided = await self._find_owner(), await self._find_bad_hosts({*evicted, *gone})
+                owner, avoided = await self._find_owner(), await self._find_bad_hosts(evicted, gone)
                 await self._call_all([self._create_node(name, owner, avoided) for name in names])
                 self._unreplaced -= gone
         except OSError:
@@ -123,7 +130,7 @@ class KubernetesFleet:
             self._making.difference_update(names)
         return names
 
-    async def _create_node(self, node: str, owner: Manifest, avoided: Collection[str]) -> None:
+    async def _create_node(self, node: str, owner: Manifest, avoided: AvoidedHosts) -> None:
         if self._records.nodes.get(node, PodRecord(released=True)).released:
             return  # it was given back before it was made
         secret = make_secret(self._shape, node, self._wishes.files(node), owner)
@@ -153,20 +160,24 @@ class KubernetesFleet:
             self._owner = owner_reference(self._shape.run, (lease.metadata and lease.metadata.uid) or "")
         return self._owner
 
-    async def _find_bad_hosts(self, evicted: Collection[str]) -> list[str]:
-        """Return the hosts to avoid: those of nodes that were or are being evicted, or whose pods failed or are in
-        doubt."""
+    async def _find_bad_hosts(self, evicted: Collection[str], unreplaced: Collection[str]) -> AvoidedHosts:
+        """Return the hosts to avoid. Those of nodes that were or are being evicted are never used; those whose pods
+        failed, came too late or are in doubt are used if there are no others."""
         await self._table.refresh(anew=True)
-        nodes = {*self._records.nodes, *evicted}  # of a pod that has just gone, no record may be left
+        if not self._wishes.avoid_s:
+            return AvoidedHosts()
+        nodes = {*self._records.nodes, *evicted, *unreplaced}  # of a pod that has just gone, no record may be left
         pods = {node: self._table.pods.get(node) or self._table.removed.get(node) for node in sorted(nodes)}
-        failed = [
-            pod.spec.node_name
-            for node, pod in pods.items()
-            if pod and (node in evicted or pod.status.phase == "Failed" or is_in_doubt(pod))
-        ]
         oldest = time.time() - self._wishes.avoid_s
         known = [host for host, at in self._records.avoided.items() if at > oldest]
-        return [*dict.fromkeys((*known, *filter(None, failed)))][-_AVOIDED:] if self._wishes.avoid_s else []
+        bad = [pod.spec.node_name for node, pod in pods.items() if pod and node in evicted]
+        worse = [
+            pod.spec.node_name
+            for node, pod in pods.items()
+            if pod and (node in unreplaced or pod.status.phase == "Failed" or is_in_doubt(pod))
+        ]
+        never = [*dict.fromkeys(filter(None, (*known, *bad)))][-_AVOIDED:]
+        return AvoidedHosts(never=tuple(never), last=tuple(dict.fromkeys(filter(None, worse)).keys() - {*never}))
 
     # --- giving back -------------------------------------------------------------------------------------------
 
@@ -176,7 +187,8 @@ class KubernetesFleet:
         self._keep_node(node, released=True)
         self._ending.add(node)  # first: a survey would take it for a stray, and its host would be forgotten
         pod = self._table.pods.get(node)
-        if cause is Dismissal.GONE and pod and pod.status.phase == "Failed" and not pod.metadata.deletion_timestamp:
+        failed = pod is not None and pod.status.phase == "Failed" and not pod.metadata.deletion_timestamp
+        if cause is Dismissal.LATE or (cause is Dismissal.GONE and failed):
             self._unreplaced.add(node)  # nobody ended it, so the one pod that takes its place begins elsewhere
         try:
             async with self._creating:  # from here on its pod is there or will never be
@@ -277,7 +289,7 @@ class KubernetesFleet:
             try:
                 self._hosts[name] = await self._client.find_host(name)
             except KubernetesError as e:
-                if not e.status:
+                if e.status not in (FORBIDDEN, NOT_FOUND):  # another try may succeed
                     raise
                 self._hosts[name] = None
         return self._hosts.get(name)

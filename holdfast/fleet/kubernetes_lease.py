@@ -10,6 +10,7 @@ import msgspec
 from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.resources.coordination_v1 import Lease
 
+from holdfast.controller_interfaces import FleetRefusal
 from holdfast.core.decoding import from_json
 from holdfast.fleet.kubernetes_client import CONFLICT, KubernetesClient, KubernetesError, ask_until_refused
 from holdfast.fleet.pod_manifest import MANAGED_BY, run_labels
@@ -60,6 +61,11 @@ class KubernetesLease:
                         f"{held}; going on for {self._term.left_s:.0f} s, as this run's last controller was here, too"
                     )
                     return
+            except FleetRefusal as e:
+                if not self._note.exists():
+                    raise
+                # The run has had a controller before: it is not ended, as its ranks may train.
+                held = f"the lease of {self._run} cannot be taken yet: {e}"
             if held != told:
                 self._say(told := held)
             await asyncio.sleep(_LOOK_S)

@@ -42,6 +42,16 @@ class PodShape(msgspec.Struct, frozen=True, kw_only=True):
         return _QUEUE_LABEL in _whole_pod(self.template)["metadata"].get("labels", {})
 
 
+class AvoidedHosts(msgspec.Struct, frozen=True, kw_only=True):
+    """The hosts that a new pod avoids."""
+
+    never: tuple[str, ...] = ()  # it waits rather than run there
+    last: tuple[str, ...] = ()  # it runs there if there is no other
+
+
+NOWHERE = AvoidedHosts()
+
+
 def object_name(run_id: str) -> str:
     """Return a run's id as a valid name of Kubernetes objects: lower-case letters, digits and dashes."""
     name = re.sub(r"[^a-z0-9]+", "-", run_id.lower())[:_LONGEST_NAME].strip("-")
@@ -74,7 +84,9 @@ def template_image(template: Manifest) -> str:
     return str(_own_container(containers).get("image", "")) if containers else ""
 
 
-def make_pod(shape: PodShape, node: str, command: Sequence[str], owner: Manifest, avoided: Iterable[str]) -> Manifest:
+def make_pod(
+    shape: PodShape, node: str, command: Sequence[str], owner: Manifest, avoided: AvoidedHosts = NOWHERE
+) -> Manifest:
     """Return the pod of a node: it runs `command`, belongs to `owner` and stays off the `avoided` hosts."""
     pod = _whole_pod(shape.template)
     meta, spec = pod["metadata"], pod["spec"]
@@ -90,7 +102,7 @@ def make_pod(shape: PodShape, node: str, command: Sequence[str], owner: Manifest
     spec.setdefault("enableServiceLinks", False)
     spec["tolerations"] = [*spec.get("tolerations", []), *_tolerations(spec, shape.endure_s)]
     spec.setdefault("topologySpreadConstraints", [_spread_rule(shape.run)])
-    _avoid_hosts(spec, sorted(avoided))
+    _avoid_hosts(spec, avoided)
     containers = spec.setdefault("containers", [{}])
     _fill_container(_own_container(containers), shape, command)
     _add_volumes(spec, _own_container(containers), name)
@@ -205,15 +217,19 @@ def _spread_rule(run: str) -> Manifest:
     }
 
 
-def _avoid_hosts(spec: Manifest, hosts: list[str]) -> None:
-    """Exclude these hosts in every node selector term, since a pod may run wherever one term matches."""
-    if not hosts:
+def _avoid_hosts(spec: Manifest, avoided: AvoidedHosts) -> None:
+    """Exclude hosts in every node selector term, since a pod may run wherever one term matches."""
+    if not (avoided.never or avoided.last):
         return
-    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": hosts}
-    required = (
-        spec.setdefault("affinity", {})
-        .setdefault("nodeAffinity", {})
-        .setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    )
-    for term in required.setdefault("nodeSelectorTerms", [{}]):
-        term["matchExpressions"] = [*term.get("matchExpressions", []), rule]
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    if avoided.never:
+        required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+        for term in required.setdefault("nodeSelectorTerms", [{}]):
+            term["matchExpressions"] = [*term.get("matchExpressions", []), _elsewhere(avoided.never)]
+    if avoided.last:
+        wish = {"weight": 100, "preference": {"matchExpressions": [_elsewhere(avoided.last)]}}
+        affinity.setdefault("preferredDuringSchedulingIgnoredDuringExecution", []).append(wish)
+
+
+def _elsewhere(hosts: Iterable[str]) -> Manifest:
+    return {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": sorted(hosts)}

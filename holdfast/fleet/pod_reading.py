@@ -25,6 +25,7 @@ PLACES = (
 )
 # The machine's own doing: its devices failed, or it came back from a restart without the container.
 _MACHINE_FAULTS = ("UnexpectedAdmissionError", "ContainerStatusUnknown", "NodeLost")
+_ON_THE_WAY = ("ContainerCreating", "PodInitializing")  # why every container waits at first
 _NOT_READY = "its pod is not ready, and its machine cannot be asked for"
 _LONGEST = 200  # characters of a reason: schedulers count all machines of a cluster
 
@@ -187,8 +188,9 @@ def _queue_text(pod: PodView) -> str:
 
 
 def _start_text(pod: PodView) -> str:
+    """Return why a pod with a machine does not start; "" if it has only not started yet."""
     for one in pod.containers:
-        if one.state.waiting:
+        if one.state.waiting and one.state.waiting.reason not in _ON_THE_WAY:
             return _cut(": ".join(filter(None, (one.state.waiting.reason, one.state.waiting.message))))
     return ""
 

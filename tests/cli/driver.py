@@ -20,7 +20,7 @@ from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_report import Report
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.wire import program_fork_server
@@ -86,7 +86,7 @@ def size_of(path: Path) -> int:
 
 
 def gone(*pids: int) -> bool:
-    return all(process_attributes.process_state(pid) in ("", "Z", "X") for pid in pids)
+    return all(process_control.process_state(pid) in ("", "Z", "X") for pid in pids)
 
 
 def below(pid: int, word: str) -> int | None:
@@ -155,6 +155,7 @@ class Job:
         self.run_dir = folder / "run"
         self.output = folder / f"{name}.out"
         self.patience_s = PATIENCE_S
+        self.watched: Path | None = None  # a folder besides the run directory in which nodes leave signs of life
         self._env = env
         self._executed = executed or program_fork_server.NAMED not in env
         self._started = False
@@ -198,7 +199,12 @@ class Job:
         """What grows as long as anything goes on in this job."""
         folder = self.run_dir
         files = [self.output, *folder.glob("*.log"), *folder.glob("journal.db*"), *folder.glob("nodes/*/*.log")]
-        return [size_of(file) for file in (*files, *folder.glob("logs/*/*/pid"), *self.folder.glob("step-*"))]
+        elsewhere: list[Path] = []
+        with contextlib.suppress(OSError):  # a part of it was removed just now
+            for name in ("output", "*.log", "pid") if self.watched else ():
+                elsewhere += (self.watched or folder).rglob(name)
+        own = (*files, *folder.glob("logs/*/*/pid"), *self.folder.glob("step-*"))
+        return [size_of(file) for file in (*own, *elsewhere)]
 
     def story(self) -> str:
         logs = [self.output, self.run_dir / "controller.log", *self.run_dir.glob("nodes/*/*.log")]

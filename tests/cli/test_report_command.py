@@ -23,7 +23,7 @@ from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Entry
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 from holdfast.wire import controller_request, run_and_node_specs
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunSpec
 from holdfast.wire.run_and_node_specs import EntryPoint as What

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -52,7 +53,9 @@ def pods(cluster: FakeCluster) -> dict[str, str]:
 
 def run(start: Start, cluster: FakeCluster, *flags: str, name: str = "job", **env: str) -> Job:
     where = {"KUBECONFIG": str(cluster.kubeconfig)}
-    return start(*FLAGS, "--kube-namespace", cluster.namespace, *flags, name=name, **where, **env)
+    job = start(*FLAGS, "--kube-namespace", cluster.namespace, *flags, name=name, **where, **env)
+    job.watched = cluster.machines.folder
+    return job
 
 
 def ranks_of(cluster: FakeCluster) -> list[int]:
@@ -126,6 +129,59 @@ def test_another_controller_carries_the_run_on_and_knows_its_pods(
     waiting.finish()
     waiting.ends(0)
     assert not [key for key in cluster.fake.objects.held if key[0] != "nodes"], "nothing of the run stays"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ranks_train_on_while_the_api_server_is_away_for_longer_than_a_lease(
+    start: Start, cluster: FakeCluster
+) -> None:
+    """The controller ends, as the API server might answer others; the next one there waits, and knows its pods."""
+    job = run(start, cluster, "--nnodes", "2", "--standbys", "1")
+    seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
+    had, pids, first = pods(cluster), ranks_of(cluster), job.controller()
+    cluster.fake.go_away()
+    job.until(lambda: gone(first), "the end of the first controller", 2 * LASTS_S)
+    job.says("the lease of gpt-4 cannot be taken yet: the Kubernetes API server cannot be asked", LASTS_S)
+    before = [size_of_steps(job, rank) for rank in (0, 1)]
+    job.until(lambda: all(size_of_steps(job, rank) > before[rank] for rank in (0, 1)), "steps without a controller")
+    cluster.fake.come_back()
+    job.until(lambda: job.status().get("generation") == 1, "the next controller", LASTS_S)
+    assert pods(cluster) == had and len(pids) == 2 and not any(map(gone, pids)), "pods and ranks are the same"
+    cluster.machines.kill(seated[1])
+    job.trains(2)
+    job.until(lambda: [pod for pod in pods(cluster) if pod not in had], "a pod in place of the lost one")
+    job.finish()
+    job.ends(0)
+    job.check_replay()
+
+
+def size_of_steps(job: Job, rank: int) -> int:
+    """The newest step of a rank, as its script writes it down."""
+    return int((job.folder / f"step-{rank}").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_why_a_replacement_does_not_start_is_told_and_another_is_asked_for(start: Start, cluster: FakeCluster) -> None:
+    job = run(start, cluster, "--nnodes", "2", "--standbys", "1", "--set", "recovery.ready_s=30")
+    job.patience_s = 60.0
+    seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
+    cluster.machines.imageless = {*cluster.machines.names} - {*pods(cluster).values()}
+    cluster.machines.kill(seated[1])
+    job.trains(2)
+    line = job.says(" does not start: ImagePullBackOff: Back-off pulling image")
+    [node] = re.findall(r"(n\d+) does not start", line)
+    assert pods(cluster)[f"gpt-4-{node}"] in cluster.machines.imageless
+    job.says(f"{node} given back, as not ready within ")
+    cluster.machines.imageless.clear()
+    ready = lambda: [one["node"] for one in job.status().get("nodes", ()) if one["role"] == "ready"]  # noqa: E731
+    job.until(ready, "another in its place")
+    assert node not in ready() and job.status()["generation"] == 2
+    job.until(lambda: f"gpt-4-{node}" not in pods(cluster), "the first replacement to be removed")
+    job.finish()
+    job.ends(0)
+    job.check_replay()
 
 
 def second_holder(cluster: FakeCluster, run_dir: Path, folder: Path) -> KubernetesFleet:

@@ -188,6 +188,25 @@ def test_flags_for_sbatch_come_with_and_without_dashes(script: str) -> None:
     assert args.journal is None
     assert parse_run_args(["--fleet", "slurm", "--journal", "postgres://db/x", script], {}).journal == "postgres://db/x"
     assert args.slurm == ("-p", "gpu", "--exclusive", "--time=5", "--requeue")
+    mixed = parse_run_args(["--fleet", "slurm", "--slurm", "partition=gpu --exclusive -t5", script], {})
+    assert mixed.slurm == ("--partition=gpu", "--exclusive", "-t5")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("nodes=3", "leave --nodes=3 out; the number of hosts is that of --nnodes"),
+        ("--nodes 3", "leave --nodes out"),
+        ("-N3", "leave -N3 out"),
+        ("exclusive job-name=train", "leave --job-name=train out; holdfast names"),
+        ("-p gpu -J train", "leave -J out"),
+    ],
+)
+def test_flags_for_sbatch_that_are_ours_are_refused(flags: str, told: str, script: str) -> None:
+    """In a batch script they would have come after ours, and so before them: two runs of one name would have taken each
+    other's jobs for their successors."""
+    with pytest.raises(UsageError, match=f"^--slurm: {told}"):
+        parse_run_args(["--fleet", "slurm", f"--slurm={flags}", script], {})
 
 
 def test_an_address_is_one_that_others_reach() -> None:

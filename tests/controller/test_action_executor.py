@@ -14,7 +14,7 @@ from holdfast.controller.actions.replay_runs import ReplayRuns
 from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
-from holdfast.controller.snapshot_aims import SnapshotAims
+from holdfast.controller.peer_copies_and_aims import SnapshotAims
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.diagnose.probe_assessment import ProbeLimits

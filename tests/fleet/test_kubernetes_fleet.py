@@ -213,8 +213,19 @@ async def test_machines_that_wait_for_others_too_long_are_given_back(lab: Lab) -
 
 
 def avoided_hosts(lab: Lab, node: str) -> list[str]:
+    """The hosts on which a pod never runs."""
     required = lab.pod(node)["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     [rule] = required["nodeSelectorTerms"][0]["matchExpressions"]
+    hosts: list[str] = rule["values"]
+    return hosts
+
+
+def last_hosts(lab: Lab, node: str) -> list[str]:
+    """The hosts on which a pod runs only if there are no others."""
+    affinity = lab.pod(node)["spec"]["affinity"]["nodeAffinity"]
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in affinity
+    [wish] = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    [rule] = wish["preference"]["matchExpressions"]
     hosts: list[str] = rule["values"]
     return hosts
 
@@ -265,11 +276,84 @@ async def test_the_pod_in_place_of_one_that_ended_by_itself_begins_elsewhere(lab
     if given_back_first:
         await lab.fleet.give_back(node, "evicted", Dismissal.GONE)
     [new] = await lab.fleet.acquire(1)
-    assert avoided_hosts(lab, new) == [was]
+    assert last_hosts(lab, new) == [was]
+    await lab.until_all(lambda seen: seen[new].state is UP)
+    assert lab.machine(new) != was
     if given_back_first:
         [other] = await lab.fleet.acquire(1)
         assert "affinity" not in lab.pod(other)["spec"]
         assert "taints" not in lab.objects.get("nodes", was)["spec"]
+
+
+def close_all_but(lab: Lab, host: str) -> None:
+    """Cordon the other machines."""
+    for name in lab.machines.names:
+        if name != host:
+            lab.objects.change("nodes", name, {"spec": {"unschedulable": True}})
+
+
+async def test_the_pod_in_place_of_one_that_ended_by_itself_begins_there_again_if_no_other_machine_is_free(
+    lab: Lab,
+) -> None:
+    """As in a cluster that is as large as the job: a process that was out of memory once is no reason to wait."""
+    [node] = await lab.up(1)
+    was = lab.machine(node)
+    close_all_but(lab, was)
+    lab.machines.kill(node)
+    await lab.until_all(lambda seen: seen[node].state is GONE)
+    await lab.fleet.give_back(node, "gone", Dismissal.GONE)
+    [new] = await lab.up(1)
+    assert lab.machine(new) == was
+
+
+async def test_a_machine_that_cannot_pull_the_image_is_told_and_the_next_pod_begins_elsewhere(lab: Lab) -> None:
+    lab.machines.imageless = {lab.machines.names[0]}
+    [node] = await lab.fleet.acquire(1)
+    stuck = FleetState.STARTING, 'ImagePullBackOff: Back-off pulling image "lab:1"'
+    seen = await lab.until_all(lambda seen: (seen[node].state, seen[node].reason) == stuck)
+    assert seen[node].host == lab.machine(node) == lab.machines.names[0]
+    await lab.fleet.give_back(node, "not ready within 300 s", Dismissal.LATE)
+    assert ("pods", f"lab-{node}") not in lab.objects.held
+    [new] = await lab.up(1)
+    assert last_hosts(lab, new) == [lab.machines.names[0]] != [lab.machine(new)]
+    assert "taints" not in lab.objects.get("nodes", lab.machines.names[0])["spec"]
+
+
+async def test_a_pod_that_does_not_end_is_in_nobodys_way_and_forgotten_when_it_does(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one whose process waits for a disk, or that has a finalizer: its machine is well, and it stays Terminating."""
+    monkeypatch.setattr("holdfast.fleet.kubernetes_fleet._GRACE_S", 1.0)
+    monkeypatch.setattr("holdfast.fleet.kubernetes_fleet._BEYOND_S", 1.0)
+    [node] = await lab.up(1)
+    lab.machines.stuck.add(node)
+    with pytest.raises(OSError, match=f"^lab-{node} has not ended 1 s after its grace of 1 s$"):
+        await lab.fleet.give_back(node, "evicted")
+    assert lab.machines.process_of(node) is not None and lab.fleet.nodes() == ()
+    [new] = await lab.up(1)
+    assert new != node, "no name is used twice"
+    version = lab.objects.version
+    for _ in range(3):
+        assert {*await lab.fleet.survey()} == {new}
+    assert lab.objects.version == version, "it is not deleted again and again"
+    fleet = await lab.reopen()
+    assert {*await fleet.survey()} == {new} and node in (lab.place / "pods.json").read_text()
+    lab.machines.stuck.clear()
+    await asyncio.to_thread(until, lambda: ("pods", f"lab-{node}") not in lab.objects.held, "its end")
+    await lab.until_all(lambda seen: f'"{node}"' not in (lab.place / "pods.json").read_text())
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_machine_that_could_not_be_looked_at_once_is_looked_at_again(lab: Lab, status: int) -> None:
+    """An API server under load, or without its leader: what it knows of racks is asked for again."""
+    [node] = await lab.fleet.acquire(1)
+    await asyncio.to_thread(until, lambda: lab.pod(node)["spec"].get("nodeName"), "a machine")
+    lab.objects.odd["get nodes"] = status, "text/plain", "later"
+    with pytest.raises(KubernetesError, match=f"status {status}$"):
+        await lab.until_all(lambda seen: False)
+    lab.objects.odd.clear()
+    seen = await lab.until_all(lambda seen: seen[node].state is UP)
+    assert seen[node].near == ("z1", "r7")
 
 
 async def test_a_node_that_is_only_not_needed_taints_nobody(lab: Lab) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from lightkube import KubeConfig
 
+from holdfast.controller_interfaces import FleetRefusal
 from holdfast.fleet.kubernetes_client import KubernetesClient
 from holdfast.fleet.kubernetes_lease import KubernetesLease
 from holdfast.fleet.pod_manifest import NODE_LABEL
 from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.journal.lease_term import boot_time, no_lease
 from holdfast.model.action import Dismissal
-from tests.cli.driver import PATIENCE_S
+from tests.cli.driver import PATIENCE_S, until
 from tests.fleet.test_kubernetes_fleet import UP, Lab, lab
 from tests.kube import places
 from tests.kube.cluster import write_kubeconfig
@@ -186,4 +187,38 @@ async def test_a_controller_that_is_cut_off_from_kubernetes_ends_before_another_
     waiting.cancel()
     wall.close()
     for one in (near, cut_off, again):
+        await one.let_go()
+
+
+async def test_a_run_that_has_begun_is_not_ended_for_want_of_a_right_to_its_lease(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody replaces the role while the controller restarts: ranks train on, and the right may come back. A run that
+    has never begun ends with the sentence of Kubernetes."""
+    short_lease(monkeypatch, 1.0)
+    monkeypatch.setattr("holdfast.fleet.kubernetes_client._RIGHTS_S", 0.0)
+    said: list[str] = []
+
+    def lease(holder: str) -> KubernetesLease:
+        client = KubernetesClient(lab.cluster.config, lab.cluster.namespace, no_lease)
+        return KubernetesLease(client, "lab", holder, lab.place / "lease", said.append)
+
+    lab.objects.forbidden.add("get leases")
+    first = lease("a")
+    with pytest.raises(FleetRefusal, match="cannot get"):
+        await first.take()
+    lab.objects.forbidden.clear()
+    await first.take()
+    lab.objects.forbidden.add("get leases")
+    successor = lease("b")
+    taking = asyncio.create_task(successor.take())
+    refused = lab.objects.refused
+    await asyncio.to_thread(until, lambda: lab.objects.refused > refused + 2, "refusals")
+    assert not taking.done()
+    [told] = said
+    assert told.startswith("the lease of lab cannot be taken yet: ") and "cannot get" in told
+    lab.objects.forbidden.clear()
+    await asyncio.wait_for(taking, PATIENCE_S)
+    successor.check()
+    for one in (successor, first):
         await one.let_go()

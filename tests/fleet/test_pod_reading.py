@@ -52,6 +52,9 @@ def test_a_pod_with_a_machine_is_starting_until_its_container_runs() -> None:
     told = seen(pod("Pending", WAITING))
     assert (told.state, told.host) == (FleetState.STARTING, "gpu-1")
     assert told.reason == "ImagePullBackOff: no such image"
+    for first in ("ContainerCreating", "PodInitializing"):
+        told = seen(pod("Pending", {"name": "holdfast", "state": {"waiting": {"reason": first}}}))
+        assert (told.state, told.reason) == (FleetState.STARTING, ""), "nothing is wrong yet"
     assert seen(pod("Running", RUNNING)).state is FleetState.UP
 
 

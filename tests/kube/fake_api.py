@@ -44,6 +44,8 @@ class Objects:
         self.refusal = ""  # of every pod
         self.forbidden: set[str] = set()  # "get nodes", as a role may lack it
         self.refused = 0  # requests, for lack of a right
+        self.token = ""  # that everybody has to show; "": none
+        self.odd: dict[str, tuple[int, str, str]] = {}  # "get nodes": a status, a type, "" for none, and a text
         self.broken = False  # it answers nobody
         self.lists = 0  # of pods of one run that were asked for
 
@@ -174,6 +176,8 @@ class _Answering(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         try:
+            if self.objects.token and self.headers["Authorization"] != f"Bearer {self.objects.token}":
+                raise ApiFault(401, "Unauthorized", "Unauthorized")
             if found is None:
                 raise ApiFault(404, "NotFound", f"the server could not find {url.path}")
             verb = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}[self.command]
@@ -181,6 +185,9 @@ class _Answering(BaseHTTPRequestHandler):
             if f"{verb} {found['plural']}" in self.objects.forbidden:
                 self.objects.refused += 1
                 raise ApiFault(403, "Forbidden", f'{found["plural"]} is forbidden: User "lab" cannot {verb} it')
+            if odd := self.objects.odd.get(f"{verb} {found['plural']}"):
+                self._send_text(*odd)
+                return
             if asked.get("watch") == "true":
                 self._stream(found["plural"], asked)
                 return
@@ -206,9 +213,13 @@ class _Answering(BaseHTTPRequestHandler):
         return self.objects.delete(plural, name, None if grace is None else int(grace))
 
     def _send(self, code: int, answer: Manifest) -> None:
-        content = json.dumps(answer).encode()
+        self._send_text(code, "application/json", json.dumps(answer))
+
+    def _send_text(self, code: int, kind: str, text: str) -> None:
+        content = text.encode()
         self.send_response(code)
-        self.send_header("Content-Type", "application/json")
+        if kind:
+            self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -244,17 +255,22 @@ class FakeApi:
         self._thread.start()
 
     def restart(self, down_s: float) -> None:
-        """Answer nobody for a while; what it holds stays, as it does in etcd."""
+        """Answer nobody for a while."""
+        self.go_away()
+        time.sleep(down_s)
+        self.come_back()
+
+    def go_away(self) -> None:
+        """Answer nobody; what it holds stays, as it does in etcd."""
         self.objects.broken = True
         with self.objects.changed:
             self.objects.changed.notify_all()
-        time.sleep(down_s)
+
+    def come_back(self) -> None:
         self.objects.broken = False
 
     def close(self) -> None:
-        self.objects.broken = True
-        with self.objects.changed:
-            self.objects.changed.notify_all()
+        self.go_away()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -68,6 +68,8 @@ class Machines:
         self.held = False  # no pod gets a machine
         self.limit = 100  # pods that have machines at one time
         self.silent: set[str] = set()  # machines whose kubelet is not heard, while what runs there runs on
+        self.imageless: set[str] = set()  # machines that cannot pull an image
+        self.stuck: set[str] = set()  # nodes whose pods are told to end, and do not
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.env: dict[str, str] = dict(os.environ)
         self._told: dict[str, str] = {}
@@ -161,8 +163,12 @@ class Machines:
             return
         process = self.running.get(name)
         if process is None and "deletionTimestamp" not in pod["metadata"]:
-            if pod["status"].get("phase") == "Pending":
+            if host in self.imageless:
+                self._tell_waiting(pod)
+            elif pod["status"].get("phase") == "Pending":
                 self._start(pod)
+            return
+        if "deletionTimestamp" in pod["metadata"] and pod["metadata"]["labels"][NODE_LABEL] in self.stuck:
             return
         if process is None or process.poll() is not None:
             self._kill_pod(name)  # a container ends with its first process
@@ -174,15 +180,16 @@ class Machines:
 
     def _bind(self, pod: Manifest) -> None:
         taken = [one["spec"].get("nodeName") for one in self._pods()]
-        tainted = {host for host in self.names if self._is_tainted(host)}
-        free = [host for host in self.names if host not in _forbidden(pod) | self.silent | tainted]
+        closed = {host for host in self.names if self._is_closed(host)}
+        free = [host for host in self.names if host not in _forbidden(pod) | self.silent | closed]
         if not free or len([host for host in taken if host]) >= self.limit:
             why = f"0/{len(self.names)} nodes are available: {len(self.names)} Insufficient nvidia.com/gpu."
             scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
             if pod["status"].get("conditions", [{}])[0].get("message") != why:
                 self._patch_status(pod["metadata"]["name"], {"conditions": [scheduled]})
             return
-        host = min(free, key=lambda one: (taken.count(one), one))
+        last = _avoided_if_possible(pod)
+        host = min(free, key=lambda one: (one in last, taken.count(one), one))
         name = pod["metadata"]["name"]
         body = {
             "apiVersion": "v1", "kind": "Binding", "metadata": {"name": name},
@@ -190,9 +197,10 @@ class Machines:
         }  # fmt: skip
         self.api.ask("POST", f"/api/v1/namespaces/{self.namespace}/pods/{name}/binding", body)
 
-    def _is_tainted(self, host: str) -> bool:
-        taints = self.api.ask("GET", f"/api/v1/nodes/{host}")["spec"].get("taints", [])
-        return any(one["key"] == EVICTED_TAINT for one in taints)  # the rest is for those to heed who remove it
+    def _is_closed(self, host: str) -> bool:
+        """Whether a machine is cordoned, or tainted by us; other taints are for those to heed who remove them."""
+        spec = self.api.ask("GET", f"/api/v1/nodes/{host}")["spec"]
+        return bool(spec.get("unschedulable")) or any(one["key"] == EVICTED_TAINT for one in spec.get("taints", []))
 
     def _start(self, pod: Manifest) -> None:
         """Run the pod's command as a process group, with its secrets and folders where only it finds them."""
@@ -222,6 +230,14 @@ class Machines:
                 start_new_session=True,
             )  # fmt: skip
         self._tell_running(name)
+
+    def _tell_waiting(self, pod: Manifest) -> None:
+        """As a kubelet does that tries again and again to pull an image."""
+        if not pod["status"].get("containerStatuses"):
+            why = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "lab:1"'}
+            container = {"name": "holdfast", "ready": False, "restartCount": 0, "image": "lab:1", "imageID": ""}
+            statuses = [container | {"state": {"waiting": why}}]
+            self._patch_status(pod["metadata"]["name"], {"startTime": timestamp(), "containerStatuses": statuses})
 
     def _tell_running(self, name: str) -> None:
         container = {"name": "holdfast", "ready": True, "restartCount": 0, "image": "x", "imageID": "x"}
@@ -291,7 +307,21 @@ def _machine(name: str) -> Manifest:
 
 def _forbidden(pod: Manifest) -> set[str]:
     """The hosts that a pod's affinity forbids."""
-    wanted = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
-    terms = wanted.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+    terms = _affinity(pod).get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+    return _excluded(terms)
+
+
+def _avoided_if_possible(pod: Manifest) -> set[str]:
+    """The hosts that a pod gets only if there are no others."""
+    wishes = _affinity(pod).get("preferredDuringSchedulingIgnoredDuringExecution", [])
+    return _excluded([wish["preference"] for wish in wishes])
+
+
+def _affinity(pod: Manifest) -> Manifest:
+    found: Manifest = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
+    return found
+
+
+def _excluded(terms: list[Manifest]) -> set[str]:
     rules = [rule for term in terms for rule in term.get("matchExpressions", [])]
     return {host for rule in rules if rule["operator"] == "NotIn" for host in rule["values"]}

@@ -58,7 +58,7 @@ def test_templates_make_valid_pods(path: Path) -> None:
     template = yaml.safe_load(path.read_text())
     assert not find_template_fault(template)
     shape = PodShape(run="r", namespace="n", template=template, group=2)
-    kubernetes_validate.validate(make_pod(shape, "n0", ("x",), owner_reference("r", "u"), ()), "1.37", strict=True)
+    kubernetes_validate.validate(make_pod(shape, "n0", ("x",), owner_reference("r", "u")), "1.37", strict=True)
     assert shape.is_queued == (path.parent.name == "kueue")
 
 
@@ -125,6 +125,23 @@ def test_the_chart_makes_what_kustomize_makes(folder: str, flags: tuple[str, ...
     assert yaml.safe_load(own["data"]["pod_template.yaml"]) == yaml.safe_load(other["data"]["pod_template.yaml"])
     mounted = json.dumps(wanted).replace(other["metadata"]["name"], own["metadata"]["name"])  # kustomize adds a digest
     assert made == json.loads(mounted)
+
+
+@pytest.mark.skipif(HELM is None, reason="there is no helm here; make test-full installs one")
+def test_the_charts_image_is_that_of_the_nodes_unless_their_template_names_one(tmp_path: Path) -> None:
+    homes = {name: str(tmp_path) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
+    alone = json.dumps({"podTemplate": {"spec": None, "containers": [{"name": "holdfast"}, {"image": "logs:1"}]}})
+    (tmp_path / "alone.yaml").write_text(alone)
+    for flags, images in (((), ["ours:2"]), (("--values", str(tmp_path / "alone.yaml")), ["ours:2", "logs:1"])):
+        chart = str(ROOT / "deploy" / "helm" / "holdfast")
+        command = [str(HELM), "template", "any", chart, "--set", "image=ours:2", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | homes)
+        made = {one["kind"]: one for one in manifests(done.stdout)}
+        template = yaml.safe_load(made["ConfigMap"]["data"]["pod_template.yaml"])
+        spec = template.get("spec") or template
+        assert [one["image"] for one in spec["containers"]] == images
+        [own] = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+        assert own["image"] == "ours:2"
 
 
 # The fields of custom resources that our examples use, as their definitions have them; None: whatever is there.

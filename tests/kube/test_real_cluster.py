@@ -174,12 +174,12 @@ async def test_kubernetes_itself_finds_a_machine_that_does_not_answer_and_collec
         await asyncio.sleep(0.2)
 
 
-def kubectl(cluster: RealCluster, *words: str, text: str = "") -> str:
-    """Debian's kubectl, in the test's own namespace."""
+def kubectl(cluster: RealCluster, *words: str, text: str = "", code: int = 0) -> str:
+    """Debian's kubectl, in the test's own namespace; what it prints, or says where it fails."""
     argv = [str(BINARIES / "kubectl"), f"--kubeconfig={cluster.kubeconfig}", f"--namespace={cluster.namespace}", *words]
-    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == code, done.stderr
+    return done.stderr if code else done.stdout
 
 
 def custom_kind(group: str, version: str, kind: str) -> str:
@@ -235,7 +235,7 @@ def test_a_job_survives_the_loss_of_a_pod_of_its_controller_and_of_the_api_serve
         *flags, "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "gpt", "--nnodes", "2", "--standbys", "1",
         KUBECONFIG=str(own),
     )  # fmt: skip
-    job.patience_s = PATIENCE_S
+    job.patience_s, job.watched = PATIENCE_S, cluster.machines.folder
     seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
     plane.crash_api()
     job.kill(job.controller())
@@ -260,7 +260,32 @@ def test_what_the_node_controller_says_of_a_machine_is_told_with_the_silence_of_
     flags = ("--fleet", "kubernetes", "--kube-image", "lab:1", "--kube-namespace", cluster.namespace)
     words = ("--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "gpt", "--nnodes", "2", "--standbys", "1")
     job = start(*flags, *words, KUBECONFIG=str(cluster.kubeconfig))
-    job.patience_s = PATIENCE_S
+    job.patience_s, job.watched = PATIENCE_S, cluster.machines.folder
     check_silent_machine(job, cluster, cluster.machines.silent.add)
     job.finish()
     job.ends(0)
+
+
+def test_a_machine_that_is_drained_gives_its_seat_to_a_standby(start: Start, cluster: RealCluster) -> None:
+    """By the words of docs/KUBERNETES.md; kubectl asks the API server to evict the pod."""
+    words = ("--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "gpt", "--nnodes", "2", "--standbys", "1")
+    flags = ("--fleet", "kubernetes", "--kube-image", "lab:1", "--kube-namespace", cluster.namespace)
+    limits = ("--set", "recovery.leave_s=30", "--set", "recovery.shutdown_grace_s=10")
+    job = start(*flags, *words, *limits, KUBECONFIG=str(cluster.kubeconfig))
+    job.patience_s, job.watched = PATIENCE_S, cluster.machines.folder
+    seated = [one["node"] for one in job.trains(1)["nodes"] if one["role"] == "active"]
+    job.until(lambda: any(one["role"] == "ready" for one in job.status()["nodes"]), "a standby")
+    machine = (cluster.machines.pod_of(seated[1]) or {})["spec"]["nodeName"]
+    told = kubectl(cluster, "drain", machine, "--ignore-daemonsets", code=1)
+    assert "--force" in told and "--delete-emptydir-data" in told
+    assert cluster.machines.process_of(seated[1]) is not None
+    drain = ("drain", machine, "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=120s")
+    assert "drained" in kubectl(cluster, *drain)
+    after = [one["node"] for one in job.trains(2)["nodes"] if one["role"] in ("active", "admitting")]
+    assert seated[1] not in after and seated[0] in after
+    new = job.until(lambda: (cluster.machines.pod_of("n3") or {"spec": {}})["spec"].get("nodeName"), "a pod elsewhere")
+    assert new != machine
+    assert not job.report().incidents, "nothing has failed"
+    job.finish()
+    job.ends(0)
+    job.check_replay()

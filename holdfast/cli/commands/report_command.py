@@ -37,6 +37,7 @@ from holdfast.core.incident.incident_text import (
     describe_kept,
     describe_new_release,
     describe_step,
+    describe_stood,
     is_fresh_start,
     lost_steps,
     start_up_s,
@@ -44,7 +45,7 @@ from holdfast.core.incident.incident_text import (
     sum_held_s,
     why_from_zero,
 )
-from holdfast.core.incident.seat_changes import describe_swap
+from holdfast.core.incident.node_swap_text import describe_swap
 from holdfast.core.record.job_account import START_AND_END, Span, TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
@@ -139,7 +140,7 @@ def main(argv: list[str]) -> int:
         print(msgspec.json.encode(report).decode())
     else:
         console = make_output()
-        shown = msgspec.convert(strip_tree(msgspec.to_builtins(report)), Report)
+        shown = strip_report(report)
         letters, fold = console.color_system is None, table_width(console)
         console.print(render_report(shown, min(_BAR, console.width), letters=letters, fold=fold))
     return 0
@@ -173,12 +174,16 @@ def _print_comparison(runs: tuple[Path, Path], reports: tuple[Report, Report], a
 
 def _write_page(run_dir: Path, path: Path) -> int:
     """Write the web page of a run, as it is now, into one file."""
+    from holdfast.cli.commands.report_mailed_summary import write_summary
     from holdfast.cli.page.page_sources import RunSource
     from holdfast.dash.page_feed import PageFeed
     from holdfast.dash.page_source import SourceError
 
+    report = strip_report(load_report(run_dir))
+    spent_s = spent_by_use(report, draw_bill(report))
+    summary = write_summary(run_dir.name, report, spent_s, render_report(report, width=0))
     try:
-        written = PageFeed(RunSource(run_dir)).render()
+        written = PageFeed(RunSource(run_dir)).render(summary)
     except (SourceError, OSError) as e:
         print(f"holdfast report: {e}", file=sys.stderr)
         return 2
@@ -189,6 +194,11 @@ def _write_page(run_dir: Path, path: Path) -> int:
         return 2
     print(f"holdfast report: wrote {path}, {len(written.encode()) / 1e6:.1f} MB; it quotes logs and names machines")
     return 0
+
+
+def strip_report(report: Report) -> Report:
+    """Return a report without control characters in its texts."""
+    return msgspec.convert(strip_tree(msgspec.to_builtins(report)), Report)
 
 
 def load_report(run_dir: Path, since: str | None = None) -> Report:
@@ -213,6 +223,8 @@ def load_report(run_dir: Path, since: str | None = None) -> Report:
 
 
 def render_report(report: Report, width: int = _BAR, *, letters: bool = False, fold: int | None = None) -> Group:
+    """Return the report as texts and tables. `width` is that of the bar of time; with 0, the uses of time are left
+    out."""
     mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
     planned = f", {counted_noun(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
@@ -226,8 +238,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False, f
     parts: list[Text | Constrain] = [
         Text(_part_text(report), style="dim"),
         head,
-        _time_bar(report, width, letters),
-        _spent_text(report, bill, letters),
+        *((_time_bar(report, width, letters), _spent_text(report, bill, letters)) if width else ()),
         _by_cause(bill),
     ]
     parts.append(
@@ -305,12 +316,16 @@ def _time_bar(report: Report, width: int, letters: bool) -> Text:
 
 def _spent_text(report: Report, bill: Bill, letters: bool) -> Text:
     text = Text()
-    for use in TimeUse:
-        seconds = bill.uses.get(use, report.spent_s[use])
-        if seconds > 0:
-            text.append(f"{_use_mark(use, letters)} ", style=_COLOURS[use])
-            text.append(f"{use.value} {duration_text(seconds)}   ")
+    for use, seconds in spent_by_use(report, bill).items():
+        text.append(f"{_use_mark(use, letters)} ", style=_COLOURS[use])
+        text.append(f"{use.value} {duration_text(seconds)}   ")
     return text
+
+
+def spent_by_use(report: Report, bill: Bill) -> dict[TimeUse, float]:
+    """Return the seconds that went into each use of time, as the bill rounds them; without those that took none."""
+    spent_s = {use: bill.uses.get(use, report.spent_s[use]) for use in TimeUse}
+    return {use: seconds for use, seconds in spent_s.items() if seconds > 0}
 
 
 def _by_cause(bill: Bill) -> Text:
@@ -330,7 +345,8 @@ def _row_text(row: Row, record: Record | Change | None = None) -> str:
     """Return a row of the report as text: the seconds that went into each use of time. With `record`, the text also
     splits the seconds of stopping and of starting up into phases."""
     parts = {TimeUse.STOP: stop_phases_s(record), TimeUse.START_UP: start_up_s(record)} if record else {}
-    hidden = (TimeUse.REDO, TimeUse.PROBE) if row.get(TimeUse.PROBE) == 0.0 else (TimeUse.REDO,)
+    hidden = {TimeUse.REDO} | ({TimeUse.PROBE} if row.get(TimeUse.PROBE) == 0.0 else set())
+    hidden |= {TimeUse.STALL} if record else set()  # it was before
     said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
     return ", ".join(f"{text}{_detail_text(row[use], parts.get(use, {}))}" for use, text in said.items())
 
@@ -428,13 +444,15 @@ def _fresh_start_text(record: Record | Change) -> str:
 
 
 def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
-    """Return the seconds that were lost: those without a step, and those in which lost steps were made again. A
-    person's hold is told beside them."""
-    redo_s = row.get(TimeUse.REDO, 0.0)
+    """Return the seconds that were lost: those without a step, and those in which lost steps were made again. Those
+    before a fault are told apart, as on the console, and so is a person's hold."""
+    redo_s, before_s = row.get(TimeUse.REDO, 0.0), row.get(TimeUse.STALL, 0.0)
     took = f" in {redo_s:.1f} s" if redo_s else ""
     shown = f" ({_row_text(row, record)})" if row else ""
-    lost = f"{sum(row.values()) - redo_s:.1f} s{shown}"
-    lost = f"{sum(row.values()):.1f} s: {lost} without a step" if redo_s else lost
+    lost = f"{sum(row.values()) - redo_s - before_s:.1f} s{shown}"
+    if redo_s or before_s:
+        what = f" since the fault{describe_stood(before_s)}" if before_s else " without a step"
+        lost = f"{sum(row.values()):.1f} s: {lost}{what}"
     held = f", held for {held_s:.1f} s" if (held_s := sum_held_s(record)) >= SHOWN_S else ""
     return f"{lost}{_redone_text(redone, lost_steps(record), took)}{held}"
 

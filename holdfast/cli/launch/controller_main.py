@@ -58,7 +58,7 @@ from holdfast.journal.journal_errors import (
     JournalHeldError,
     LeaseLostError,
 )
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.logs.secret_masking import Masker
 from holdfast.model.action import Finish, Say
@@ -94,7 +94,7 @@ def main() -> int:
     the journal is in Postgres, the lease holder's name. The first inherited file descriptor is the listening socket of
     the controller's port."""
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
-    process_attributes.die_with(front)
+    process_control.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
     log, mask = open_log(run_dir)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
@@ -111,8 +111,7 @@ def main() -> int:
     except* WaitStoppedError as group:
         ended = _stop_wait(run, run_dir, next(leaf_exceptions(group)), say)
     except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
-        # Which is no end: the front knows what to do.
-        say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
+        tell_interruption(run_dir, group, say)  # which is no end: the front knows what to do
     except* (JournalError, RebuildError, UsageError, FleetRefusal) as group:
         sentences = [str(e) for e in leaf_exceptions(group)]
         ended = RunEnd(code=2 if group.subgroup(FleetRefusal) else 1, reason="; ".join(sentences))
@@ -136,6 +135,14 @@ def _stop_wait(run: RunSpec, run_dir: Path, stopped: Exception, say: SaidLog) ->
     return None
 
 
+def tell_interruption(run_dir: Path, group: BaseExceptionGroup[Exception], say: Callable[[str], None]) -> None:
+    """Say why the controller ends although the job goes on. If the disk of the run is full, the supervisor says so."""
+    sentence = "; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group)))
+    logging.error("ending: %s", sentence)
+    if not group.subgroup(JournalFullError) or not run_directory.is_disk_full(run_dir):
+        say(sentence)
+
+
 def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
     for e in group.exceptions:
         if isinstance(e, BaseExceptionGroup):
@@ -155,8 +162,8 @@ async def _run_logged(log: ControllerLog, work: Coroutine[None, None, RunEnd]) -
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, mask: Masker) -> RunEnd:
     """Run the controller until the run ends. If other hosts may see its directory, hold its lease meanwhile."""
-    process_attributes.raise_file_limit()
-    process_attributes.write_no_core()
+    process_control.raise_file_limit()
+    process_control.write_no_core()
     wait = StoppableWait(run_dir)
     wait.heed_signals()
     async with hold_lease(run_directory.read_spec(run_dir), run_dir, say, wait) as check_lease:

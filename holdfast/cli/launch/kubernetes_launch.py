@@ -134,7 +134,7 @@ def _make_shape(args: RunArgs, settings: Settings, entry: EntryPoint, job: Job) 
     )
     try:
         owner = pod_manifest.owner_reference(shape.run, "")
-        check_pod(pod_manifest.make_pod(shape, "n0", _node_command("n0"), owner, ()))
+        check_pod(pod_manifest.make_pod(shape, "n0", _node_command("n0"), owner))
     except ValueError as e:
         raise UsageError(f"--kube-pod-template {args.pods.template}: {e}") from None
     return shape

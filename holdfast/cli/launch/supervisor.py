@@ -23,12 +23,12 @@ from holdfast.fleet import slurm_fleet
 from holdfast.fleet.local_process_fleet import end_node
 from holdfast.journal import high_water_mark
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
-from holdfast.wire.releases import release_tree_overlay
+from holdfast.wire.releases import release_tree_sync
 
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
@@ -119,7 +119,7 @@ class Supervisor:
         """Keep a controller running until the job ends; return the job's exit code, or None if another host runs it by
         now."""
         (self._run_dir / "exit.json").unlink(missing_ok=True)
-        process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
+        process_control.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
         self._server = self._server or self._start_fork_server()
         with show_footer(self._run_dir):
@@ -159,7 +159,7 @@ class Supervisor:
             self._server = None
 
     def _keep_controller(self) -> int | None:
-        tries = 0
+        tries, room_until = 0, 0.0
         server = program_fork_server.socket_path(self._run_dir) if self._server is None else None
         while True:
             try:
@@ -178,12 +178,13 @@ class Supervisor:
                 continue
             if code is not None:
                 return code
+            lived = time.monotonic() - started_at >= _LIVED_S
             if run_directory.is_disk_full(self._run_dir):
-                tries = 0
-                if not self._wait_for_room():
+                tries, room_until = 0, self._wait_for_room(0.0 if lived else room_until)
+                if not room_until:
                     return self._asked.code if self._asked.numbers else 1
                 continue
-            tries = tries + 1 if time.monotonic() - started_at < _LIVED_S else 1
+            tries = 1 if lived else tries + 1
             log = self._run_dir / "controller.log"
             if tries >= _TRIES:
                 say(f"the controller keeps dying; see {log}")
@@ -228,21 +229,23 @@ class Supervisor:
             mark = None
         return "training goes on" if mark and mark.phase is Phase.TRAINING else "nodes and ranks are kept"
 
-    def _wait_for_room(self) -> bool:
-        """Wait until a full disk has room again. Return False if that takes too long or a stop signal comes."""
+    def _wait_for_room(self, until: float) -> float:
+        """Wait until a full disk has room again, and return until when it may take at most. Return 0 if it takes longer
+        or a stop signal comes. An `until` above 0 is that of an earlier wait, about which everything has been said."""
         settings = run_directory.read_spec(self._run_dir).settings
         wait_s, lost_s = settings.recovery.wait_s, settings.node.lost_s
         full = f"the disk that holds {self._run_dir} is full"
-        say(f"{full}, so the controller ended; {_describe_room_wait(wait_s, lost_s)}")
-        until = time.monotonic() + wait_s
+        if not until:
+            say(f"{full}, so the controller ended; {_describe_room_wait(wait_s, lost_s)}")
+            until = time.monotonic() + wait_s
         while run_directory.is_disk_full(self._run_dir):
             if self._asked.numbers:
-                return False
+                return 0.0
             if time.monotonic() > until:
                 say(f"{full}; ending the job: free space, then continue with holdfast run --resume {self._run_dir}")
-                return False
+                return 0.0
             time.sleep(_LOOK_S)
-        return True
+        return until
 
     def _start_controller(self, server: Path | None) -> ProgramProcess | None:
         """Start the controller in its own session, so that Ctrl-C reaches it only through this process."""
@@ -323,8 +326,8 @@ def _tell_store(run_dir: Path, line: bytes) -> None:
 def _gather_outputs(releases: Path) -> None:
     """Move files that ranks made in copies of a release to the user's tree, if their nodes died before doing so."""
     try:
-        for index, gathered in release_tree_overlay.gather_all(releases):
-            say(release_tree_overlay.describe_gathered(index, gathered))
+        for index, gathered in release_tree_sync.gather_all(releases):
+            say(release_tree_sync.describe_gathered(index, gathered))
     except OSError as e:
         say(f"files that ranks made beside the script stay in {releases}: {e}")
 
@@ -376,6 +379,8 @@ def _farewell_text(folder: Path, code: int) -> str:
 
 
 def _describe_room_wait(wait_s: float, lost_s: float) -> str:
-    """Say how long the restart waits for free disk space, and after how long nodes end their ranks."""
-    kept = f"; after {lost_s:g} s nodes end their ranks, and what is in memory alone is lost" if lost_s < wait_s else ""
-    return f"it restarts if you free space within {wait_s:g} s{kept}"
+    """Say after how long nodes end their ranks, and how long the restart waits for free disk space."""
+    if lost_s >= wait_s:
+        return f"it restarts if you free space within {wait_s:g} s"
+    lost = f"free space within {lost_s:g} s, or nodes end their ranks, and what is in memory alone is lost"
+    return f"{lost}; within {wait_s:g} s it restarts at least"

@@ -9,7 +9,7 @@ from holdfast.cli.run_dirs.local_run_list import holdfast_home
 from holdfast.cli.run_dirs.run_dir_removal import remove_below
 from holdfast.cli.run_dirs.run_directory import COMPILED_CODE
 from holdfast.wire.credentials import mutual_tls
-from holdfast.wire.releases import holdfast_secrets
+from holdfast.wire.releases import secret_file_search
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def write_door_secret(run_dir: Path, told: str) -> None:
 def list_secrets(run_dir: Path, settings: "Settings") -> list[str]:
     """Return the secrets of a run itself: of its port, of hosts that join, and the address of its hook."""
     read_token(run_dir)  # which makes it if it is not there
-    words = holdfast_secrets.read_secrets(run_dir, settings, None, os.environ)
+    words = secret_file_search.read_secrets(run_dir, settings, None, os.environ)
     return [word.decode("utf-8", "replace") for word in words]
 
 

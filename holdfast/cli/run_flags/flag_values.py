@@ -20,6 +20,9 @@ _STREAMS = re.compile(r"[0-3]|(\d+:[0-3],)*\d+:[0-3]")
 _HOST = re.compile(r"[\w.:-]+")
 _REFILL_H, _REFILL_MOST_H = 24.0, 87600.0  # a day, as in `holdfast plan`; ten years
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_HOSTS = "the number of hosts is that of --nnodes and --standbys"
+_NAME = "holdfast names a run's jobs, and finds them by that; --rdzv-id names the run"
+_OURS = {"--nodes": _HOSTS, "-N": _HOSTS, "--job-name": _NAME, "-J": _NAME}  # flags of sbatch
 
 
 class StreamChoice(msgspec.Struct, frozen=True):
@@ -224,9 +227,13 @@ def parse_sbatch_flags(name: str, texts: Iterable[str]) -> tuple[str, ...]:
     """Return flags for sbatch; the user may write them with dashes, or without as in `partition=gpu exclusive`."""
     try:
         split = [(text.lstrip().startswith("-"), shlex.split(text)) for text in texts]
-        return tuple(word if whole else f"--{word}" for whole, words in split for word in words)
     except ValueError as e:
         raise UsageError(f"--{name}: {str(e).lower()}; quote its flags as a shell would read them") from None
+    flags = tuple(word if whole or word.startswith("-") else f"--{word}" for whole, words in split for word in words)
+    for flag in flags:
+        if why := _OURS.get(flag.partition("=")[0] if flag.startswith("--") else flag[:2]):
+            raise UsageError(f"--{name}: leave {flag} out; {why}")
+    return flags
 
 
 def existing_path(given: GivenFlags, name: str) -> str | None:

@@ -16,7 +16,7 @@ from holdfast.controller.actions.replay_runs import ReplayRuns
 from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
-from holdfast.controller.snapshot_aims import SnapshotAims
+from holdfast.controller.peer_copies_and_aims import SnapshotAims
 from holdfast.controller_interfaces import Fleet, FleetRefusal, Notes, Store
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident import incident_text

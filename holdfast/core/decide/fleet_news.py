@@ -25,6 +25,7 @@ def on_fleet_report(state: JobState, now: float, event: FleetReport) -> str:
     waited = nodes.waits_in_queue
     nodes.standbys.take_report(now, event.nodes)
     _join_doubts(state, event.nodes)
+    _tell_stuck(state, event.nodes)
     gone = {node: seen for node, seen in event.nodes.items() if seen.state is FleetState.GONE}
     freed = [node for node in gone if state.fence.note_empty(node)]
     told = [_part_with_gone(state, now, gone)]
@@ -52,6 +53,18 @@ def _join_doubts(state: JobState, nodes: Mapping[str, FleetNode]) -> None:
     for node in nodes if incident is not None else ():
         if word := fleet.doubts_about(node):
             state.current_incident.on_fleet_word(node, word)
+
+
+def _tell_stuck(state: JobState, nodes: Mapping[str, FleetNode]) -> None:
+    """Say why nodes do not start that have a machine, as with an image that cannot be pulled; once for each node."""
+    standbys = state.nodes.standbys
+    fleet = standbys.fleet
+    stuck = fleet.find_stuck(node for node in nodes if node in standbys.coming)
+    for why in sorted({*stuck.values()}):
+        fleet.last_word = why
+        if new := [node for node in stuck if stuck[node] == why and node not in fleet.told_stuck]:
+            state.emit(Say(text=f"{format_nodes(new)} {'does' if len(new) == 1 else 'do'} not start: {why}"))
+    fleet.told_stuck.update(stuck)
 
 
 def on_parting_failed(state: JobState, event: Outcome) -> str:

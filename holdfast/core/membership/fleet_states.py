@@ -29,6 +29,7 @@ class FleetStates:
         self.nodes: dict[str, FleetNode] = {}
         self.last_word = ""  # why nodes that were asked for did not come
         self.told_queue = ""  # the newest sentence about the queue on the console
+        self.told_stuck: set[str] = set()  # nodes of which the console says why they do not start
         self.wake_at: float | None = None  # when a node must next be drained or let go
         self.parting: dict[int, str] = {}  # evicted nodes that the fleet is ending, by action
         self.ends: dict[str, NodeEnd] = {}
@@ -48,8 +49,15 @@ class FleetStates:
                 later = node in self.ends and self.ends[node].at < seen.ends_at
                 self.ends[node] = NodeEnd(at=seen.ends_at, told_at=now, sudden=on_machine and not later)
 
+    def find_stuck(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Return those of these nodes that have a machine and do not start, each with the cluster's reason."""
+        known = {node: self.nodes[node] for node in nodes if node in self.nodes}
+        stuck = {node: seen for node, seen in known.items() if seen.state is FleetState.STARTING and not seen.ends_at}
+        return {node: seen.reason for node, seen in stuck.items() if seen.reason}
+
     def forget_node(self, node: str) -> None:
         self.nodes.pop(node, None)
+        self.told_stuck.discard(node)
         if self.ends.pop(node, None):
             self._known_for = None
 

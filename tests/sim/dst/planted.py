@@ -21,7 +21,7 @@ from holdfast.core.detect.silence import SilenceDetector
 from holdfast.core.membership import job_nodes, seating
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch, read_launch
 from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import Leave, StopHere
 from holdfast.model.restore_sources import Restore, Source
