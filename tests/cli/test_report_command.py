@@ -12,7 +12,7 @@ from rich.console import Console
 
 from holdfast.cli import main
 from holdfast.cli.commands import releases_command, report_command, status_command
-from holdfast.cli.launch import controller_main
+from holdfast.cli.launch import controller_console
 from holdfast.cli.run_dirs import run_dir_creation, run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP, clock_text, duration_text
 from holdfast.config import Settings
@@ -281,8 +281,8 @@ def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str
 
 def test_an_end_without_steps(tmp_path: Path) -> None:
     told = account(*START[:4], "30 ended n0", "31 outcome 3 ok")
-    console = controller_main.SaidLog(tmp_path)
-    controller_main.ConsoleTeller(tmp_path, console).tell_end(told, 0)
+    console = controller_console.SaidLog(tmp_path)
+    controller_console.ConsoleTeller(tmp_path, console).tell_end(told, 0)
     console._file.close()
     [said] = (tmp_path / "said.log").read_text().splitlines()
     assert "0 incidents" in said and "%" not in said and NO_STEP in said and f"holdfast report {tmp_path}" in said

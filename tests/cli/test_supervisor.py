@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from holdfast.cli.launch import controller_main, supervisor
+from holdfast.cli.launch import controller_console, supervisor
 from holdfast.cli.launch.supervisor import StopSignals, Supervisor, _describe_room_wait, _farewell_text
 from holdfast.cli.run_dirs import run_directory
 from holdfast.config import Settings
@@ -128,5 +128,5 @@ def test_the_front_alone_says_that_the_disk_is_full(tmp_path: Path, monkeypatch:
         said: list[str] = []
         monkeypatch.setattr(run_directory, "is_disk_full", lambda _, is_full=is_full: is_full)
         for group in (full, away):
-            controller_main.tell_interruption(tmp_path, group, said.append)
+            controller_console.tell_interruption(tmp_path, group, said.append)
         assert said == told
