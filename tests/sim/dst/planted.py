@@ -82,6 +82,15 @@ def plan_made_anew(patch: Patch) -> None:
     patch.setattr(ActionExecutor, "_recall_or_plan", ActionExecutor._choose_restore)
 
 
+def seats_are_unheard(patch: Patch) -> None:
+    """A controller that has taken over plans a launch from what those nodes hold that have called by then."""
+
+    async def hears(self: ActionExecutor, launch: Any) -> bool:
+        return True
+
+    patch.setattr(ActionExecutor, "_hear_seats", hears)
+
+
 def restore_without_all(patch: Patch) -> None:
     """The newest step that anybody has is taken, whoever lacks it."""
 
@@ -320,6 +329,7 @@ PLANTED = (
     Mutant(acts_before_disk, 0),
     Mutant(ids_reused, 0),
     Mutant(plan_made_anew, 598),
+    Mutant(seats_are_unheard, None),
     Mutant(restore_without_all, 6),
     Mutant(strangers_copies, 330),
     Mutant(astray_believed, 138),
