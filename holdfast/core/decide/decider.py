@@ -200,5 +200,5 @@ def _wake_at(state: JobState) -> float | None:
         if not (state.fence.until or state.not_before):  # else nobody asks for links before these are over
             waits.append(state.nodes.links.until or None)
             due = state.nodes.choose_unchecked(state.waits_since) if state.wait_until else None
-            waits.append(due and due.at)
+            waits.append(due.at if due else None)
     return min((at for at in waits if at is not None), default=None)
