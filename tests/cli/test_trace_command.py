@@ -192,28 +192,26 @@ STOPPED = BlockingRanks(ranks=(1,), nodes=("n0",), how="stopped", hard=True, rea
 
 
 @pytest.mark.parametrize(
-    ("named", "usual_s", "since_s", "told"),
+    ("named", "times", "told"),
     [
         (
             LATE,
-            5.0,
-            6.2,
+            (5.0, 6.2),
             "no rank stands out: the job is within a step: steps take 5.0 s, and the newest was made 6.2 s",
         ),
-        (LATE, 5.0, 9.0, "rank 0 on n0 (missing): rank 0 has not come"),
-        (LATE, 0.0, 0.1, "rank 0 on n0 (missing): rank 0 has not come"),
-        (STOPPED, 5.0, 1.0, "rank 1 on n0 (stopped, for certain): rank 1 is stopped"),
+        (LATE, (5.0, 9.0), "rank 0 on n0 (missing): rank 0 has not come"),
+        (LATE, (0.0, 0.1), "rank 0 on n0 (missing): rank 0 has not come"),
+        (STOPPED, (5.0, 1.0), "rank 1 on n0 (stopped, for certain): rank 1 is stopped"),
     ],
 )
 def test_who_is_last_within_a_usual_step_is_not_accused(
     named: BlockingRanks,
-    usual_s: float,
-    since_s: float,
+    times: tuple[float, float],
     told: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    seen = msgspec.structs.replace(look_of(named, r0="S", r1="S"), usual_step_s=usual_s, since_step_s=since_s)
+    seen = msgspec.structs.replace(look_of(named, r0="S", r1="S"), usual_step_s=times[0], since_step_s=times[1])
     monkeypatch.setattr("holdfast.cli.run_dirs.run_selection.run_to_read", lambda args: None)
     monkeypatch.setattr(trace_command, "_ask_trace", lambda run_dir, args: seen)
     monkeypatch.setattr(trace_command, "_read_step", lambda run_dir: 5)

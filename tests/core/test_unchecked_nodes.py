@@ -45,6 +45,6 @@ def test_a_node_that_is_taken_leaves_its_check() -> None:
     beside.on_arrival(9.0, "a")  # its agent was started again: the check goes on
     assert beside.awaiting_checks == {"a": 5.0, "b": 7.0}
     assert beside.take_unchecked(("a",), 61.4) == (
-        Say(text="the job has stood for 61 s, and a cannot be checked in this time: it gets ranks unchecked"),
+        Say(text="the job has stood for 61 s, and a could not be checked in this time: it gets ranks unchecked"),
     )
     assert (list(beside.pool), list(beside.checking.values()), beside.awaiting_checks) == (["a"], ["b"], {"b": 7.0})

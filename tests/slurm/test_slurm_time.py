@@ -15,9 +15,9 @@ from tests.cli.driver import TRAIN, until
 from tests.cli.test_run_parting import MADE
 from tests.cli.test_run_state import TRAIN as MODEL
 from tests.slurm.slurm_job import SlurmJob, StartSlurm, start_slurm
-from tests.slurm.test_slurm_faults import STEPS, calm_weights, weights
+from tests.slurm.test_slurm_faults import STEPS, calm_weights, limit_min, weights
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 __all__ = ["calm_weights", "start_slurm"]
 
 # It says when it makes steps, and in which generation.
@@ -36,17 +36,17 @@ def test_a_time_limit_is_seen_ahead_and_the_seats_move(
         "--nnodes",
         "2",
         "--slurm",
-        "time=4 exclusive",
+        f"time={limit_min(4)} exclusive",
         "--set",
         "recovery.leave_s=30",
         script=slowed(MODEL),
         HOLDFAST_STEPS=STEPS,
     )
+    [first] = job.until(job.queue, "the job of the start")
     job.trains()
-    [first] = job.queue()
-    job.says("takes n0, n1 away", patience_s=200)
-    job.until(lambda: len(job.queue()) > 1, "successors in the queue", patience_s=60)
-    assert first in job.queue(), "before the end"
+    job.says("takes n0, n1 away", patience_s=60 * limit_min(4))
+    before_the_end = lambda: first in (found := job.queue()) and len(found) > 1  # noqa: E731
+    job.until(before_the_end, "successors in the queue before the end", patience_s=60)
     job.trains(generation=2)
     job.ends(0, patience_s=300)
     assert weights(job) == calm_weights
@@ -75,7 +75,7 @@ def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
 ) -> None:
     lab = start_slurm.lab
     (tmp_path / "job.py").write_text(slowed(MADE))
-    words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "2", "--slurm", "time=4"]
+    words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "2", "--slurm", f"time={limit_min(4)}"]
     words += ["--set", "recovery.leave_s=40", "--set", "probe.allow=false", "job.py", str(tmp_path)]
     store = tmp_path / "store"
     told = start_slurm.call_holdfast(*words, HOLDFAST_STEPS=STEPS, HOLDFAST_STORE=str(store))
@@ -88,7 +88,7 @@ def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
     def grows() -> object:
         return len(text()), lab.call("squeue", "-h", "-o", "%i %T")
 
-    until(lambda: "time limit" in text(), "the end of its time", 100, grows)
+    until(lambda: "time limit" in text(), "the end of its time", 30 * limit_min(4), grows)
     until(lambda: "goes on with other nodes" in text() or "resuming" in text(), "its successor", 100, grows)
     until(lambda: text().count("] weights ") == 2 and "done: " in text(), "its end", 150, grows)
     assert text().count(f"] weights {calm_weights}") == 2, text()
@@ -102,7 +102,7 @@ def test_a_batch_job_ends_ahead_of_its_reservation_and_has_a_successor_by_then(
     start_slurm: StartSlurm, tmp_path: Path, calm_weights: str
 ) -> None:
     lab, store = start_slurm.lab, tmp_path / "store"
-    lab.reserve("short", 3, *lab.nodes[:2])
+    lab.reserve("short", limit_min(3), *lab.nodes[:2])
     shown = lab.call("scontrol", "--oneliner", "show", "reservation", "short", SLURM_TIME_FORMAT="%s")
     ends_at = slurm_output.parse_reservations(shown)["short"].ends_at
     (tmp_path / "job.py").write_text(slowed(MADE))
@@ -117,7 +117,8 @@ def test_a_batch_job_ends_ahead_of_its_reservation_and_has_a_successor_by_then(
     def grows() -> object:
         return len(text()), lab.call("squeue", "-h", "-o", "%i %T")
 
-    until(lambda: "reservation short ends: the fleet takes all" in text(), "the end of its time", 200, grows)
+    told = "reservation short ends: the fleet takes all"
+    until(lambda: told in text(), "the end of its time", 60 * limit_min(3) + 20, grows)
     until(lambda: "ended with code 95" in text(), "its state on storage", 60, grows)
     queued = until(
         lambda: lab.call("squeue", "-h", "-n", "holdfast-run", "-t", "PD", "-o", "%A").split(), "a successor"

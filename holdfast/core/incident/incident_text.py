@@ -185,12 +185,8 @@ def _describe_recovery(record: Record) -> str:
         lost = f"{count_steps(made)} and " if made is not None else ""
         where = f"{describe_disks(record.disks)}{_describe_apart(record)}"
         text += f" from step {record.resumed_from}{where}{held}, lost {lost}{lost_s:.1f} s"
-    return f"{text} ({describe_phases(record)}){describe_stood(stood_s(record))}"
-
-
-def stood_s(record: Record) -> float:
-    """Return for how long the job had made no step when the fault came, if its cost is counted only from the fault."""
-    return record.good_at - record.stepped_at if record.stepped_at else 0.0
+    stood_s = record.good_at - record.stepped_at if record.stepped_at else 0.0
+    return f"{text} ({describe_phases(record)}){describe_stood(stood_s)}"
 
 
 def describe_stood(seconds: float) -> str:
@@ -245,13 +241,6 @@ def why_from_zero(record: Record | Change) -> str:
 def _describe_apart(record: Record | Change) -> str:
     """Return a clause that the ranks' snapshots have no step in common; "" if they have one."""
     return f", as no step was held for every rank ({record.apart})" if record.apart else ""
-
-
-def advise_apart(apart: str) -> str:
-    """Return a sentence on why no snapshot in memory can be restored, and on the two possible causes."""
-    why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
-    script = "ranks do not make and save() the same steps together: then have each step wait for all, as DDP's does"
-    return f"{why}; either copies on peers were behind, or {script}"
 
 
 def describe_unknown_resume(record: Record | Change) -> str:

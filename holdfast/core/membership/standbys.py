@@ -218,7 +218,7 @@ class Standbys:
         for node in nodes:
             self.admit_node(node)  # it leaves its check, as any standby that gets a seat does
             self.pool[node] = self._met[node]
-        told = f"the job has stood for {stood_s:.0f} s, and {format_nodes(nodes)} cannot be checked in this time"
+        told = f"the job has stood for {stood_s:.0f} s, and {format_nodes(nodes)} could not be checked in this time"
         return (Say(text=f"{told}: {'it gets' if len(nodes) == 1 else 'they get'} ranks unchecked"),)
 
     def recheck_due(self, now: float) -> tuple[Probe, ...]:
