@@ -29,12 +29,13 @@ from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import PortAccess, admit_by_socket
 from holdfast.controller.access.connection_gate import ConnectionGate
 from holdfast.controller.access.enrolment_tokens import NodeTokens
+from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.composition import build_controller
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decide.job_view import JobView
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
@@ -78,6 +79,7 @@ class Back(NamedTuple):
     incidents: int
     controller_cpu_s: float  # from the new controller's start to the last welcome, all of its start included
     controller_mb: float  # its memory afterwards
+    agent_cpu_ms: float  # the controller's, for each: handshake, hello, welcome, and beats until all are there
 
 
 class LateError(Exception):
@@ -94,7 +96,8 @@ class Told(NamedTuple):
 # --- the controller --------------------------------------------------------------------------------------------
 
 
-async def _control(listener: socket.socket, out: Connection, folder: Path) -> None:
+async def _control(listener: socket.socket, listed: bool, out: Connection, folder: Path) -> None:
+    """Without `listed` no list of certificates is made or sent, and each that the job's authority has signed counts."""
     training = asyncio.Event()
 
     def heard(entry: Entry, _: JobView) -> None:
@@ -116,13 +119,14 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
         "bench",
         audit=audit,
         tokens=NodeTokens(folder / "authority", lambda: None),
-        certificates=built.certificates,
+        certificates=built.certificates
+        if listed
+        else NodeCertificates(controller.view, lambda _: False, lambda _: None),
         admission=built.ingest.admission,
         announce=controller.process_event,
     )
-    at_port = ApiEntrance(
-        PortAccess(lambda: (), "127.0.0.1", enrolling.certificate_refusal), audit, enrolling, porch.note_proved
-    )
+    refusal = enrolling.certificate_refusal if listed else lambda shown: ""
+    at_port = ApiEntrance(PortAccess(lambda: (), "127.0.0.1", refusal), audit, enrolling, porch.note_proved)
     port = web.AppRunner(make_api(built, at_port))
     await port.setup()
 
@@ -136,22 +140,25 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
             gone = AGENTS - len({seat.node for seat in view.seats} - view.gone.keys())
             out.send((gone, incidents, time.process_time(), _resident_mb()))
 
+    def listening() -> None:
+        out.send((time.monotonic(), time.process_time()))
+
     job = Job(run_id="bench", min_nodes=AGENTS, max_nodes=AGENTS, can_acquire=False)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(porch.run(listener))
         tasks.create_task(answer())
-        tasks.create_task(controller.run(job, Release(number=1), lambda: out.send(time.monotonic())))
+        tasks.create_task(controller.run(job, Release(number=1), listening))
 
 
 def _resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
-def _controller(listener: socket.socket, out: Connection, folder: Path) -> None:
-    process_attributes.die_with(os.getppid())
+def _controller(listener: socket.socket, listed: bool, out: Connection, folder: Path) -> None:
+    process_control.die_with(os.getppid())
     logging.basicConfig(level=logging.ERROR)
-    process_attributes.raise_file_limit()
-    asyncio.run(_control(listener, out, folder))
+    process_control.raise_file_limit()
+    asyncio.run(_control(listener, listed, out, folder))
 
 
 # --- the agents ------------------------------------------------------------------------------------------------
@@ -291,8 +298,8 @@ async def _frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 def _agents(where: Where, numbers: range, out: Connection) -> None:
-    process_attributes.die_with(os.getppid())
-    process_attributes.raise_file_limit()
+    process_control.die_with(os.getppid())
+    process_control.raise_file_limit()
     asyncio.run(Agents(where, numbers, out).run())
 
 
@@ -308,8 +315,8 @@ def certificates(folder: Path) -> float:
     return time.monotonic() - began
 
 
-def restart(folder: Path, tls: bool, one_host: bool = False) -> Back:
-    """Kill the controller of a job that trains, and start another; `folder` has the certificates."""
+def restart(folder: Path, tls: bool, one_host: bool = False, listed: bool = True) -> Back:
+    """Kill the controller of a job that trains, and start another; `folder` has the certificates, which are listed."""
     for left in folder.glob("journal.db*"):
         left.unlink()
     with contextlib.closing(socket.create_server(("127.0.0.1", 0), backlog=4096)) as listener:
@@ -317,7 +324,7 @@ def restart(folder: Path, tls: bool, one_host: bool = False) -> Back:
         where = Where(door=str(folder / "door"), port=port, keys=str(folder / "nodes"), one_host=one_host)
         began_at = time.monotonic()
         with contextlib.ExitStack() as stack:
-            first, first_out = stack.enter_context(_started(_controller, listener, folder=folder))
+            first, first_out = stack.enter_context(_started(_controller, listener, listed, folder=folder))
             _hear(first_out)
             talks = []
             for part in range(_PROCESSES):
@@ -328,13 +335,13 @@ def restart(folder: Path, tls: bool, one_host: bool = False) -> Back:
                 raise LateError("the job never trained")
             killed_at = time.monotonic()
             first.kill()
-            _, out = stack.enter_context(_started(_controller, listener, folder=folder))
+            _, out = stack.enter_context(_started(_controller, listener, listed, folder=folder))
             return _back(out, talks, (began_at, killed_at), joined)
 
 
 def _back(out: Connection, talks: list[Connection], since: tuple[float, float], joined: list[Told]) -> Back:
     began_at, killed_at = since
-    listening_at = _hear(out)
+    listening_at, begun_cpu_s = _hear(out)
     back = [_hear(talk) for talk in talks]
     cpu_s = _asked(out)[2]
     welcomes = sorted(at for told in back for at in told.welcomes)
@@ -350,6 +357,7 @@ def _back(out: Connection, talks: list[Connection], since: tuple[float, float], 
         incidents=incidents,
         controller_cpu_s=cpu_s,
         controller_mb=resident_mb,
+        agent_cpu_ms=1000 * (cpu_s - begun_cpu_s) / AGENTS,
     )
 
 

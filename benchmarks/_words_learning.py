@@ -20,8 +20,8 @@ from benchmarks._words_corpus import CORPUS, Judged, Label, read_cases
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import LogLine
 from holdfast.logs import catalog_files
-from holdfast.logs.learned_opinion import weigh_words
 from holdfast.logs.learned_words import NOTHING, SIGNS, ZERO, LearnedWords, read_log_words
+from holdfast.logs.learned_words_diagnosis import weigh_words
 from holdfast.logs.line_templates import is_alarming
 from holdfast.logs.log_diagnosis import open_log, read_log_lines
 from holdfast.model.last_words_diagnosis import Diagnosis

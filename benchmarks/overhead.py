@@ -83,10 +83,18 @@ def calibrated() -> int:
 
 def cpu_beside(job: Job, rank: int) -> float:
     """The share of one core that all processes of the job but the rank itself take while it trains."""
-    others = [psutil.Process(pid) for pid in job.pids() if pid != rank]
-    before_s = sum(sum(one.cpu_times()[:2]) for one in others)
+    before_s = {pid: took_s for pid in job.pids() if pid != rank and (took_s := cpu_s(pid)) is not None}
     time.sleep(LOOK_S)
-    return (sum(sum(one.cpu_times()[:2]) for one in others) - before_s) / LOOK_S
+    after_s = {pid: cpu_s(pid) for pid in before_s}
+    return sum(took_s - before_s[pid] for pid, took_s in after_s.items() if took_s is not None) / LOOK_S
+
+
+def cpu_s(pid: int) -> float | None:
+    """The processor time of a process; None if it has ended, as one that only imports does."""
+    try:
+        return sum(psutil.Process(pid).cpu_times()[:2])
+    except psutil.NoSuchProcess:
+        return None
 
 
 def take_turns() -> tuple[list[float], list[float], float]:

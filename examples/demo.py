@@ -3,11 +3,14 @@
 A small GPT (gpt.py) trains on four nodes and a standby, each a process tree of its own. First undisturbed, then again
 while one rank is killed and one whole node is lost. At the end stand the timeline, the ETTR, and whether the final
 weights of the two runs are equal, bit for bit. Then the web page of the second run opens, with the story of each
-incident, until Ctrl-C.
+incident, until Ctrl-C. If the output goes to a file or a pipe, the demo waits for nobody: it keeps that run, and names
+the command that shows its page.
 """
 
 import argparse
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,9 +41,18 @@ class Run:
 
     def __init__(self, folder: Path, steps: int, options: list[str]) -> None:
         self.run_dir = folder / "run"
-        folder.mkdir()
+        code = folder / "code"  # of its own: the release of a run is all that lies around its script
+        code.mkdir(parents=True)
         self.output = (folder / "output").open("w+b")
-        script = [str(GPT), "--steps", str(steps), "--ckpt", str(folder / "ckpt"), "--ckpt-every", "10"]
+        script = [
+            str(shutil.copy(GPT, code)),
+            "--steps",
+            str(steps),
+            "--ckpt",
+            str(folder / "ckpt"),
+            "--ckpt-every",
+            "10",
+        ]
         command = [sys.executable, "-P", "-m", "holdfast.cli", "run", "--run-dir", str(self.run_dir), *options, *script]
         env = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP warns at length that its layout is kept fixed
         self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT, env=env)
@@ -105,6 +117,8 @@ def watch(run: Run, title: str, faults: list[tuple[int, Strike]]) -> list[str]:
             live.update(
                 Panel(Group(render_status(status), *news, Text("\n".join(run.lines), style="dim")), title=title)
             )
+    if not console.is_terminal:
+        console.print()  # there the last picture has no end of line
     run.read()
     return struck
 
@@ -114,12 +128,30 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--no-page", action="store_true", help="end without the web page of the second run")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
-        code, run_dir = _demo(Path(folder), args.steps)
+    folder, kept = Path(tempfile.mkdtemp(prefix="holdfast-demo-")), False
+    try:
+        code, run_dir = _demo(folder, args.steps)
         if console.is_terminal and not args.no_page:
             console.rule("what happened, in a browser")
             dash_command.main([str(run_dir)])
-        return code
+        elif not args.no_page:
+            _name_page(folder, run_dir)
+            kept = True
+    finally:
+        if not kept:
+            console.print(f"removing {folder}", style="dim", soft_wrap=True)
+            shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+def _name_page(folder: Path, run_dir: Path) -> None:
+    """Say how the page of the second run is shown, and remove all of the demo but what the page reads."""
+    for path in (folder / "undisturbed", run_dir.with_name("ckpt")):
+        shutil.rmtree(path, ignore_errors=True)
+    program = Path(sys.executable).with_name("holdfast")
+    command = [str(program)] if program.exists() else [sys.executable, "-m", "holdfast.cli"]
+    console.print(f"the page of what happened: {shlex.join([*command, 'dash', str(run_dir)])}", soft_wrap=True)
+    console.print(f"it reads what lies in {folder}; remove that when you have seen it", soft_wrap=True)
 
 
 def _demo(folder: Path, steps: int) -> tuple[int, Path]:

@@ -80,6 +80,7 @@ _OUTBOX = 256
 _REDIAL_S = 0.05  # after a link that broke; then longer and longer
 _AGAIN_S = 5.0  # a release that could not be had is tried again
 _ANSWERED_S = 0.2  # for the answer to go out before the node is gone
+_OUR_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL)
 _log = logging.getLogger("holdfast.agent")
 
 
@@ -354,6 +355,9 @@ class Agent:
         if code and key.generation > self.life.stopped:
             self.health.on_rank_exit(at)
         reading = self._read_slots().get(key)
+        failed_at = reading.failed_at if reading and reading.failed else held.at if held.code is not None else None
+        if reading and reading.failed and code in _OUR_SIGNALS and key.generation <= self.life.stopped:
+            code = 1  # it was ending with that when our signal came
         exit = Exit(
             node=self.node,
             generation=key.generation,
@@ -365,7 +369,7 @@ class Agent:
             latched=reading.failure if reading and reading.failed else "",
         )
         self._send_beat()
-        self._step(RankExited(exit))
+        self._step(RankExited(exit, failed_at))
 
     async def _judge_exit(self, exit: Exit) -> None:
         self._step(ExitJudged(exit, await self.judge(exit)))

@@ -17,7 +17,7 @@ from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.connection import peer_reach
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
-from holdfast.agent.diagnostics.diagnosis_errands import NodeDiagnosis
+from holdfast.agent.diagnostics.probe_and_replay_errands import NodeDiagnosis
 from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
 from holdfast.agent.rank import last_words, last_words_judge
 from holdfast.agent.rank.last_words_judge_client import JudgeClient
@@ -25,15 +25,15 @@ from holdfast.agent.rank.log_rotation import LogRotation
 from holdfast.agent.rank.nccl_ras import ras_address
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
+from holdfast.agent.releases.compile_cache_distribution import TorchCompileCache
 from holdfast.agent.releases.release_stager import ReleaseStager
-from holdfast.agent.releases.torch_compile_cache import TorchCompileCache
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
 from holdfast.agent.snapshots.keeper_identity import make_keeper_identity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import preimported_fork
-from holdfast.linux.process_attributes import END_WARNING, write_no_core
-from holdfast.logs.secret_masking import Masker, MaskingFormatter, make_secret_masker
+from holdfast.linux.process_control import END_WARNING, write_no_core
+from holdfast.logs.secret_masking import Masker, keep_masked_log, make_secret_masker
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import run_and_node_specs
@@ -116,9 +116,7 @@ async def _heed_signals(events: AgentEvents) -> None:
 
 def main() -> None:
     mask = make_secret_masker()
-    log = logging.StreamHandler(sys.stderr)
-    log.setFormatter(MaskingFormatter(mask))
-    logging.basicConfig(level=logging.INFO, handlers=[log])
+    keep_masked_log(logging.StreamHandler(sys.stderr), mask)
     write_no_core()
     node_dir = Path(sys.argv[1])
     line = last_words_judge.start(node_dir)  # while we have no threads, and nothing open that it should not have

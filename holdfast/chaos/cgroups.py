@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from holdfast.chaos import process_handles
-from holdfast.chaos.fault import CannotInject, LeaveCgroup
+from holdfast.chaos.injection_records import CannotInject, LeaveCgroup
 
 _NAMES = {"cpu": "cpu", "memory": "memory", "io": "blkio"}  # of v2 and v1
 _count = itertools.count()

@@ -7,7 +7,14 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos import cgroups, faulty_storage, linux_namespaces, process_handles
-from holdfast.chaos.fault import CannotInject, FreeDisk, InjectedFault, PatchByte, RemountWritable, RewriteFile
+from holdfast.chaos.injection_records import (
+    CannotInject,
+    FreeDisk,
+    InjectedFault,
+    PatchByte,
+    RemountWritable,
+    RewriteFile,
+)
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.process_handles import ProcessHandle
 from holdfast.checkpoint.arena import Arena

@@ -14,7 +14,7 @@ from holdfast.chaos import (
     rank_faults,
     release_faults,
 )
-from holdfast.chaos.fault import CannotInject, InjectedFault
+from holdfast.chaos.injection_records import CannotInject, InjectedFault
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 
 Injector = Callable[[InjectionScene, InjectedFault], InjectionReport]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos.fault import CannotInject, InjectedFault, RemoveFile
+from holdfast.chaos.injection_records import CannotInject, InjectedFault, RemoveFile
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.job_observer import JobObserver
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos.fault import CannotInject, InjectedFault, Undo
+from holdfast.chaos.injection_records import CannotInject, InjectedFault, Undo
 from holdfast.chaos.job_observer import JobObserver, ObservedNode, ObservedStatus
 from holdfast.chaos.undo_guard import UndoGuard
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.chaos import linux_namespaces, process_handles
-from holdfast.chaos.fault import CannotInject
+from holdfast.chaos.injection_records import CannotInject
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.decoding import from_json, make_decoder
 from holdfast.journal.journal_errors import JournalError

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.chaos import link_faults, linux_namespaces, local_lab_job
-from holdfast.chaos.fault import CannotInject
+from holdfast.chaos.injection_records import CannotInject
 from holdfast.chaos.local_lab_job import LabJob, job_flags, tie_to_parent
 from holdfast.chaos.network_switch import port_address
 from holdfast.chaos.scenario import ScenarioJob

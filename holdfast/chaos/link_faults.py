@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos.fault import CannotInject, ForgetEntry, InjectedFault
+from holdfast.chaos.injection_records import CannotInject, ForgetEntry, InjectedFault
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.network_switch import LinkFaults, PortFault
 from holdfast.core.decoding import from_json

@@ -5,7 +5,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 
-from holdfast.chaos.fault import CannotInject
+from holdfast.chaos.injection_records import CannotInject
 
 NEWNS, NEWNET, NEWUTS = 0x00020000, 0x40000000, 0x04000000
 SOURCE = "holdfast-chaos"  # what is mounted, as mountinfo shows it

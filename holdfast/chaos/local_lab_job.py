@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from holdfast.chaos import faulty_storage, linux_namespaces
-from holdfast.chaos.fault import CannotInject
 from holdfast.chaos.hardware_faults import NVML
+from holdfast.chaos.injection_records import CannotInject
 from holdfast.chaos.job_observer import JobObserver
 from holdfast.chaos.rank_orders import PRELOAD
 from holdfast.chaos.scenario import ScenarioJob

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from holdfast.chaos.fault import CannotInject, ContinueProcess, InjectedFault
+from holdfast.chaos.injection_records import CannotInject, ContinueProcess, InjectedFault
 from holdfast.chaos.injection_scene import InjectionScene
 from holdfast.chaos.job_observer import ObservedStatus
 from holdfast.chaos.process_handles import ProcessHandle, open_confirmed

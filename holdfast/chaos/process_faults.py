@@ -6,7 +6,7 @@ import signal
 import msgspec
 
 from holdfast.chaos import cgroups
-from holdfast.chaos.fault import CannotInject, ContinueProcess, DutyCycle, InjectedFault
+from holdfast.chaos.injection_records import CannotInject, ContinueProcess, DutyCycle, InjectedFault
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.process_handles import open_confirmed
 

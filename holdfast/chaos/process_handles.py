@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.chaos.fault import CannotInject
+from holdfast.chaos.injection_records import CannotInject
 
 _STARTED = 19  # of the fields after the name, see proc(5)
 

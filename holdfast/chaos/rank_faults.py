@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from holdfast.chaos import rank_orders
-from holdfast.chaos.fault import CannotInject, InjectedFault, RemoveFile
+from holdfast.chaos.injection_records import CannotInject, InjectedFault, RemoveFile
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.rank_orders import RankDone, RankOrder
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos.fault import CannotInject, InjectedFault
+from holdfast.chaos.injection_records import CannotInject, InjectedFault
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.job_observer import JobObserver
 

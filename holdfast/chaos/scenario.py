@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.chaos.fault import MOMENTS, NEUTRAL, InjectedFault, given_fields
 from holdfast.chaos.fault_catalog import KINDS
+from holdfast.chaos.injection_records import MOMENTS, NEUTRAL, InjectedFault, given_fields
 from holdfast.chaos.network_switch import PORTS
 from holdfast.core.decoding import from_toml
 

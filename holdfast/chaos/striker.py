@@ -9,7 +9,8 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.chaos import phase_catcher
-from holdfast.chaos.fault import (
+from holdfast.chaos.fault_catalog import find_kind
+from holdfast.chaos.injection_records import (
     CannotInject,
     ChaosRecord,
     FaultResult,
@@ -19,7 +20,6 @@ from holdfast.chaos.fault import (
     SkippedFault,
     UndoRecord,
 )
-from holdfast.chaos.fault_catalog import find_kind
 from holdfast.chaos.injection_scene import InjectionScene
 from holdfast.chaos.job_observer import JobObserver
 from holdfast.chaos.scenario import Scenario

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos import linux_namespaces
-from holdfast.chaos.fault import (
+from holdfast.chaos.injection_records import (
     CannotInject,
     ContinueProcess,
     DutyCycle,

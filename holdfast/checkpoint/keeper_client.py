@@ -102,6 +102,12 @@ class KeeperClient:
         self.write_files()
         return str(self.path.parent / name)
 
+    def remove_file(self, name: str) -> None:
+        """Remove a file that `put_file` has written, or was to write later."""
+        self._unwritten.pop(name, None)
+        with suppress(OSError):
+            (self.path.parent / name).unlink(missing_ok=True)
+
     def put_metadata(self, metadata: bytes) -> str:
         return self.put_file(f"metadata-{blake2b(metadata, digest_size=16).hexdigest()}", metadata)
 

@@ -248,7 +248,10 @@ def _trace_route(controller: Controller, tracing: StackTracing) -> Answer:
         nodes = tuple(seat.node for seat in seats) if only is None else (only.node,)
         traces = await tracing.take_traces(body.deadline_s, body.native, nodes)
         naming = blocking_ranks.find_blocking(traces, seats, controller.view.mesh) if only is None else BlockingRanks()
-        return _json_response(JobStacks(at=at, naming=naming, traces=traces))
+        hang = controller.detectors.stalls.hang
+        usual_s = hang.usual_step_s if hang.step >= 0 else 0.0  # the first one takes longer
+        times = {"usual_step_s": usual_s, "since_step_s": max(0.0, controller.clock() - hang.moved_at)}
+        return _json_response(JobStacks(at=at, naming=naming, traces=traces, **times))
 
     return trace
 

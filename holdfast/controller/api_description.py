@@ -14,7 +14,7 @@ from holdfast.core.record.release_history import ReleaseOverview
 from holdfast.model.journal_entry import Entry
 from holdfast.model.message_bounds import Number
 from holdfast.model.rank_traces import Trace
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
 
@@ -87,6 +87,8 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     naming: BlockingRanks
     traces: tuple[Trace, ...]
+    usual_step_s: float = 0.0  # what a step usually takes; 0: not known
+    since_step_s: float = 0.0  # how long ago the newest step was made
 
 
 def describe_api() -> dict[str, Any]:

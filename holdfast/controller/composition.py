@@ -18,7 +18,7 @@ from holdfast.controller.job_progress_watch import StallWatch
 from holdfast.controller.network_watch import NetworkWatch
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
-from holdfast.controller.snapshot_aims import SnapshotAims
+from holdfast.controller.peer_copies_and_aims import SnapshotAims
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.controller_interfaces import ControllerPorts
 from holdfast.core.decide.decider import Decider

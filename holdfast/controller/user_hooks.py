@@ -27,8 +27,8 @@ from holdfast.core.record.hook_notices import (
     format_slack,
 )
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.linux import process_attributes
-from holdfast.logs.secret_masking import env_secrets, make_secret_masker
+from holdfast.linux import process_control
+from holdfast.logs.secret_masking import Masker, env_secrets
 from holdfast.model.journal_entry import Entry
 
 _PROGRESS = "hooked.json"
@@ -51,10 +51,19 @@ class UserHooks:
     """Sends notices about journal entries to the hooks; a new controller continues where the last one stopped."""
 
     def __init__(
-        self, limits: HookLimits, run_id: str, run_dir: Path, cwd: str, *, notes: Notes, say: Callable[[str], None]
+        self,
+        limits: HookLimits,
+        run_id: str,
+        run_dir: Path,
+        cwd: str,
+        *,
+        notes: Notes,
+        say: Callable[[str], None],
+        mask: Masker,
     ) -> None:
+        """`mask` learns the secrets in environments of releases."""
         self.failures = 0
-        self._mask = make_secret_masker()
+        self._mask = mask
         self._limits = limits
         self._run_dir = run_dir
         self._cwd = cwd
@@ -140,7 +149,7 @@ class UserHooks:
     async def _execute_command(self, notice: HookNotice, told: BinaryIO, log: BinaryIO) -> int | None:
         """Return the command's exit code, or None if it took too long and was killed."""
         process = await asyncio.create_subprocess_exec(
-            *process_attributes.shell_argv(self._limits.command),
+            *process_control.shell_argv(self._limits.command),
             stdin=told,
             stdout=log,
             stderr=log,

@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 
 import msgspec
 
-from holdfast.core.detect import nonfinite_loss
+from holdfast.core.detect import crash, nonfinite_loss
 from holdfast.model.decider_events import Ended
 from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.message_bounds import Number
@@ -13,7 +13,7 @@ from holdfast.model.observation import Exit, Loss
 from holdfast.model.probe_findings import Finding
 from holdfast.model.replay_task import ReplayResult
 from holdfast.model.state_copy import Copy
-from holdfast.model.storage_report import MissedCheckpoint
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint
 
 OWN = 0  # id of errands that no controller has sent
 PING_S = 20.0  # each end of a link asks so often whether the other is there, and waits half as long for the answer
@@ -76,6 +76,7 @@ class ErrandDone(msgspec.Struct, frozen=True):
 
 class RankExited(msgspec.Struct, frozen=True):
     exit: Exit
+    failed_at: float | None = None  # by the clock of `step`: when its process or its script failed; None: not known
 
 
 class ExitJudged(msgspec.Struct, frozen=True):
@@ -157,6 +158,7 @@ class AgentProtocol:
         self.generation = 0  # newest that was launched here
         self.expected: set[int] = set()  # its ranks that have not ended
         self.stopped = 0  # generations up to this one were ended by us
+        self._stop_heard_at = 0.0  # when we were told to, for the newest of them
         self.leaving = False
         self.epoch = 0  # newest controller that was heard
         self.on_bad_loss = Stance.ACT
@@ -208,7 +210,7 @@ class AgentProtocol:
                 self._linked = True
                 return (*self._heed_epoch(epoch), *(SendPost(post) for post in self._outbox.values()))
             case ErrandReceived(errand, epoch) if epoch == 0 or epoch >= self.epoch:
-                return (*self._heed_epoch(epoch), *self._on_errand(errand))
+                return (*self._heed_epoch(epoch), *self._on_errand(now, errand))
             case LinkOpened() | ErrandReceived():
                 return ()  # a controller that another has taken over from
             case LinkLost():
@@ -220,8 +222,8 @@ class AgentProtocol:
                 return ()
             case ErrandDone():
                 return self._on_finished(news)
-            case RankExited(exit):
-                return self._on_exit(exit)
+            case RankExited():
+                return self._on_exit(news)
             case ExitJudged(exit, alarm):
                 self._due[self._due.index(exit)] = alarm
                 return self._post_due()
@@ -240,7 +242,7 @@ class AgentProtocol:
         self.epoch = epoch
         return (HeedEpoch(epoch),)
 
-    def _on_errand(self, errand: Errand) -> tuple[Deed, ...]:
+    def _on_errand(self, now: float, errand: Errand) -> tuple[Deed, ...]:
         if errand.id in self._done:
             return self._queue_post(self._done[errand.id])
         if errand.id in self._doing or self.leaving:
@@ -257,8 +259,8 @@ class AgentProtocol:
                 self.returned = set()
             self._begun = 0
             self.expected = set(seat.ranks) - self._over
-        elif isinstance(errand, StopHere):
-            self.stopped = max(self.stopped, errand.generation)
+        elif isinstance(errand, StopHere) and errand.generation > self.stopped:
+            self.stopped, self._stop_heard_at = errand.generation, now
         return (CarryOut(errand),)
 
     def _begin_leaving(self, errand: Leave) -> tuple[Deed, ...]:
@@ -293,9 +295,12 @@ class AgentProtocol:
         )
         return (RememberDone(done), *self._queue_post(done))
 
-    def _on_exit(self, exit: Exit) -> tuple[Deed, ...]:
-        if exit.generation <= self.stopped or exit.generation != self.generation or exit.rank not in self.expected:
-            return ()  # we ended it, or it was told before
+    def _on_exit(self, news: RankExited) -> tuple[Deed, ...]:
+        exit = news.exit
+        if exit.generation != self.generation or exit.rank not in self.expected:
+            return ()  # it was told before
+        if exit.generation <= self.stopped and not self._failed_by_itself(news):
+            return ()  # we ended it
         self.expected.discard(exit.rank)
         self._over.add(exit.rank)
         if exit.code != 0:
@@ -306,6 +311,12 @@ class AgentProtocol:
         if self.expected or self._failed == exit.generation:
             return ()
         return self._queue_post(Ended(node=self.node, generation=exit.generation))
+
+    def _failed_by_itself(self, news: RankExited) -> bool:
+        """Return whether a rank of a stopped generation had failed before we heard of the stop, and not because of
+        another rank. Its process may have taken longer to end than the first failure took to stop the job."""
+        before = news.failed_at is not None and news.failed_at < self._stop_heard_at
+        return before and not self.leaving and news.exit.code != 0 and not crash.tells_of_others(news.exit)
 
     def _on_loss(self, told: Loss) -> tuple[Deed, ...]:
         ranks = {(told.generation, rank) for rank in (told.rank, *told.also)}

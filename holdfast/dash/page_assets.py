@@ -12,6 +12,12 @@ import msgspec
 
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _MAIN = "page.js"
+_WAIT = '<p class="wait" role="status">Reading the journal…</p>'
+_NO_SCRIPT = (
+    '<noscript><p class="wait">This page needs JavaScript. <code>holdfast report</code> shows the same in a'
+    " terminal.</p></noscript>"
+)
+_NOTE = '<p class="wait">This is a summary. A browser that runs scripts shows the whole page.</p>'
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";\n', re.M)
 _EXPORT = re.compile(r"^export (?:(?:async )?function|const) (\w+)", re.M)
 
@@ -53,8 +59,9 @@ def _module_name(name: str) -> str:
     return f"module_{name.partition('.')[0]}"
 
 
-def render_page(title: str, sections: dict[str, Any], stories: dict[int, Any]) -> str:
-    """Return a job's page as one HTML file that loads nothing from the network and runs only its own script."""
+def render_page(title: str, sections: dict[str, Any], stories: dict[int, Any], summary: str) -> str:
+    """Return a job's page as one HTML file that loads nothing from the network and runs only its own script. `summary`
+    is HTML that is seen where no script runs."""
     assets = read_assets()
     script, style = join_modules(assets), assets["page.css"]
     embedded = msgspec.json.encode({"sections": sections, "stories": stories}).decode()
@@ -70,6 +77,8 @@ def render_page(title: str, sections: dict[str, Any], stories: dict[int, Any]) -
         '<script type="module" src="assets/page.js"></script>\n': "",
         "<title>holdfast</title>": f"<title>{escape(title)}</title>",
         '<meta charset="utf-8">': f'<meta charset="utf-8">\n{rule}',
+        _WAIT: summary or _WAIT,
+        _NO_SCRIPT: f"<noscript>{_NOTE}</noscript>" if summary else _NO_SCRIPT,
         "</body>": f"{shown}\n<script>{script}</script>\n</body>",
     }
     for old, new in put.items():

@@ -86,8 +86,9 @@ class PageFeed:
             return None
         return [patch for _, patch in found]
 
-    def render(self) -> str:
-        """Return the page as one file, with its present view and the stories of the newest incidents."""
+    def render(self, summary: str = "") -> str:
+        """Return the page as one file, with its present view and the stories of the newest incidents. `summary` is
+        HTML that is seen where no script runs."""
         while self.behind:
             self.refresh_view()
         last = len(self._sections["incidents"]) + 1
@@ -95,7 +96,7 @@ class PageFeed:
         told = {number: self.tell_story(number, logged=number > last - _LOGGED) for number in numbers}
         stories = {number: story for number, story in told.items() if story}
         sections = self._sections | {"orders_taken": False, "reading": False}
-        return render_page(f"holdfast: {self._sections['head']['run_id']}", sections, stories)
+        return render_page(f"holdfast: {self._sections['head']['run_id']}", sections, stories, summary)
 
     def tell_story(self, number: int, *, logged: bool = True) -> Any:
         """Return the story of an incident as plain values, with the last output of the ranks that the story names.

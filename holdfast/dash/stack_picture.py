@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.diagnose.blocking_ranks import BlockingRanks, training_processes
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, acquit_within_step, training_processes
 from holdfast.core.diagnose.stack_folding import fold_stack, main_frames
 from holdfast.core.diagnose.stack_outline import outline_stacks
 from holdfast.dash.page_source import SourceError
@@ -47,15 +47,18 @@ class _Stacks(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     naming: BlockingRanks
     traces: tuple[Trace, ...]
+    usual_step_s: float = 0.0
+    since_step_s: float = 0.0
 
 
 def draw_stacks(answer: Any) -> StackPicture:
     """Return the picture of all ranks. Raise SourceError if the controller's answer is none."""
     found = _read_stacks(answer)
+    named = acquit_within_step(found.naming, found.usual_step_s, found.since_step_s)
     return StackPicture(
         at=found.at,
-        reason=found.naming.reason,
-        rows=outline_stacks(found.traces, found.naming.ranks),
+        reason=named.reason,
+        rows=outline_stacks(found.traces, named.ranks),
         ranks=len(training_processes(found.traces)),
         untold=tuple(f"{trace.node}: {trace.error}" for trace in found.traces if trace.error),
     )

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from holdfast.controller_interfaces import FleetRefusal
-from holdfast.fleet import slurm_records, slurm_step_liveness
+from holdfast.fleet import slurm_node_file, slurm_node_state
 from holdfast.fleet.local_process_fleet import MARK
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive, split_exclusions
-from holdfast.fleet.slurm_step_liveness import NodeRecord, judge_node, step_name
+from holdfast.fleet.slurm_node_state import NodeRecord, judge_node, step_name
 from holdfast.journal.lease_term import no_lease
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
@@ -77,7 +77,7 @@ class SlurmFleet:
         self._dir.mkdir(parents=True, exist_ok=True)
         self._commands = SlurmCommands(env, str(self._dir), before_change=epoch)
         self._writing, self._starting = threading.Lock(), threading.Lock()
-        self._store(slurm_records.read_records(self._dir).nodes)  # with our epoch: no earlier controller starts a step
+        self._store(slurm_node_file.read_records(self._dir).nodes)  # with our epoch: no earlier controller starts steps
         self._own_end_at = 0.0  # of the allocation that the controller is in; 0: there is none, or it has no end
         self._own_ending = ""  # why that is, if it is not its time limit
         self._own_last_s = 0.0  # before that end no more nodes are asked for; half of it, if it is near at first sight
@@ -225,7 +225,7 @@ class SlurmFleet:
         """Cancel jobs of this run that no record tells of: Slurm took them after we had given up asking for them."""
         self._swept_at = time.monotonic()
         jobs = self._commands.find_jobs()
-        for job in slurm_step_liveness.find_strays(jobs, self._records.values()):
+        for job in slurm_node_state.find_strays(jobs, self._records.values()):
             _log.warning("job %d (%s) came after it was given up; it is cancelled", job, jobs[job])
             self._commands.cancel(str(job))
 
@@ -238,7 +238,7 @@ class SlurmFleet:
             used.add(host)
         if not record.seen and view.find_step(record.job, step_name(name)):
             news["seen"] = True
-        if not record.cut_off and slurm_step_liveness.is_cut_off(record, view):
+        if not record.cut_off and slurm_node_state.is_cut_off(record, view):
             news["cut_off"] = True
         if record.seen and not record.near and (place := self._read_place(name)):
             news["near"] = place
@@ -330,7 +330,7 @@ class SlurmFleet:
         began_at, cancelled = time.monotonic(), False
         while True:
             view = self._commands.look([record.job], [record.host])
-            if slurm_step_liveness.is_cut_off(record, view):
+            if slurm_node_state.is_cut_off(record, view):
                 self._cancel_step(node, record, view)
                 raise OSError(f"Slurm gets no answer from {record.host}, so {node} may run on")
             state = judge_node(node, record, view, launching=self._is_launching(node, record)).state
@@ -386,12 +386,12 @@ class SlurmFleet:
             self._store({name: record for name, record in self._records.items() if name not in names})
 
     def _store(self, records: dict[str, NodeRecord]) -> None:
-        slurm_records.write_records(self._dir, self._epoch(), records)
+        slurm_node_file.write_records(self._dir, self._epoch(), records)
         self._records = records
 
     def _check_newest(self) -> None:
         """Raise LeaseLostError if another controller acts, or has acted, since this one began."""
-        slurm_records.check_newest(self._dir, self._epoch())
+        slurm_node_file.check_newest(self._dir, self._epoch())
 
 
 def _end_with(node: FleetNode, end_at: float, why: str) -> FleetNode:
@@ -405,7 +405,7 @@ def end_all(run_dir: Path, env: Mapping[str, str]) -> None:
     """Cancel all remaining Slurm jobs and steps of a run whose controller was on this host, as a last resort. Raise
     OSError if that fails."""
     folder = run_dir / FOLDER
-    found = slurm_records.read_records(folder)
+    found = slurm_node_file.read_records(folder)
     if not found.is_ours:
         return  # they are those of a controller on another host
     commands = SlurmCommands(env, str(folder), before_change=no_lease)

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
-from holdfast.journal import checkpoint_table, postgres_schema, run_lease
+from holdfast.journal import checkpoint_table, postgres_lease, postgres_schema
 from holdfast.journal.entry_chain import JournalRow, make_row, parse_row
 from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
 from holdfast.journal.journal_key import TAG_BYTES, DecryptionError, JournalKey
 from holdfast.journal.lease_term import boot_time
+from holdfast.journal.postgres_lease import LEASE_S, MARGIN_S, RENEW_S, LeasedRun
 from holdfast.journal.postgres_link import PostgresLink
-from holdfast.journal.run_lease import LEASE_S, MARGIN_S, RENEW_S, LeasedRun
 from holdfast.model.decider_events import Lost
 from holdfast.model.journal_entry import Entry
 
@@ -109,11 +109,11 @@ class PostgresJournal:
     def _open_run(self) -> LeasedRun:
         if self._holder is None:
             postgres_schema.require_schema(self._link)
-            if found := run_lease.look_at_run(self._link, self.run_id):
+            if found := postgres_lease.look_at_run(self._link, self.run_id):
                 return found
             raise JournalError(f"the journal at {self._link.url} has no run {self.run_id}")
         name, address, lease_s = self._holder.name, self._holder.address, self._holder.lease_s
-        if begun := run_lease.begin_epoch(self._link, self.run_id, name, address, lease_s):
+        if begun := postgres_lease.begin_epoch(self._link, self.run_id, name, address, lease_s):
             return begun
         raise LeaseLostError(f"another controller has run {self.run_id} in {self._link.url}")
 

@@ -5,11 +5,11 @@ import gc
 import os
 import resource
 import signal
-import traceback
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 
 _NO_MEMORY = 3  # exit code
 
@@ -42,9 +42,9 @@ def _code_text(code: int) -> str:
 def _answer(call: Callable[[], bytes], most_bytes: int, answer: int, parent: int) -> NoReturn:
     code = 1
     try:
-        process_attributes.reset_signals()
-        process_attributes.die_with_parent(parent)
-        process_attributes.write_no_core()
+        process_control.reset_signals()
+        process_control.die_with_parent(parent)
+        process_control.write_no_core()
         faulthandler.disable()  # a crash is told in a word
         gc.disable()  # to look through all that we share with the parent would copy it
         with open("/proc/self/statm") as file:
@@ -58,5 +58,5 @@ def _answer(call: Callable[[], bytes], most_bytes: int, answer: int, parent: int
     except MemoryError:
         code = _NO_MEMORY
     except BaseException:  # whatever it is, the parent's frames above are not to hear of it
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # of our own programs, which mask what it holds
     os._exit(code)

@@ -15,7 +15,7 @@ from holdfast.core.decoding import from_toml
 from holdfast.core.detect import health, lines
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, FailureClass
 from holdfast.core.record.gpu_peak import GpuPeak
-from holdfast.logs import precompiled_catalog, user_rows
+from holdfast.logs import prepared_catalog, user_rows
 from holdfast.logs.regex_safety import find_explosive_part
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def load_built_in() -> FailureCatalog:
 
 def _built_in_with(more: tuple[CatalogRow, ...]) -> FailureCatalog:
     sources = read_sources()
-    prepared = precompiled_catalog.read_prepared(WORDS, sources)
+    prepared = prepared_catalog.read_prepared(WORDS, sources)
     rows = parse_sources(sources) if prepared is None else tuple(one.row for one in prepared)
     try:
         return FailureCatalog(rows, load_classes(), {one.row: one.alternatives for one in prepared or ()}, more)

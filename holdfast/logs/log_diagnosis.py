@@ -14,8 +14,8 @@ from holdfast.core.log_analysis.failure_catalog import UNKNOWN, FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.holdfast_console_log import read_last_incident
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
-from holdfast.logs.learned_opinion import weigh_words
 from holdfast.logs.learned_words import LearnedWords
+from holdfast.logs.learned_words_diagnosis import weigh_words
 from holdfast.logs.telling_lines_reader import read_telling_lines
 from holdfast.model.last_words_diagnosis import Diagnosis
 

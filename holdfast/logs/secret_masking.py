@@ -12,10 +12,13 @@ import logging
 import os
 import re
 import socket
+import sys
+import threading
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
 from importlib import resources
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -139,6 +142,24 @@ class MaskingFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(self._mask.mask_lines(super().format(record).split("\n")))
+
+
+def keep_masked_log(log: logging.Handler, mask: Masker) -> None:
+    """Make `log` the log of this process, masked. Python would print exceptions that nobody catches, and warnings, to
+    standard error as they are: they go through the log as well. Call this only where no ranks are forked, which would
+    inherit it."""
+    log.setFormatter(MaskingFormatter(mask))
+    logging.basicConfig(handlers=[log], level=logging.INFO)
+    logging.captureWarnings(True)
+    # Or an entry that cannot be formatted or written would be printed with its arguments.
+    logging.raiseExceptions = False
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, tb: TracebackType | None) -> None:
+    logging.critical("nobody has caught this:", exc_info=(kind, error or kind(), tb))
 
 
 def make_secret_masker(known: Iterable[str] = ()) -> Masker:

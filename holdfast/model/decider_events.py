@@ -11,7 +11,7 @@ from holdfast.model.fleet_node_reports import FleetReport
 from holdfast.model.job_and_seats import Dims, HostIdentity, Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.message_bounds import Number
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):

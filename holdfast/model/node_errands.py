@@ -13,7 +13,7 @@ from holdfast.model.replay_task import ReplayResult, ReplayTask
 from holdfast.model.restore_sources import LaunchOrigin, Restore
 from holdfast.model.state_copy import Copy
 from holdfast.model.state_doubt import Doubt
-from holdfast.model.storage_report import MissedCheckpoint
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint
 
 
 class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):

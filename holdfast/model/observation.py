@@ -7,7 +7,7 @@ import msgspec
 from holdfast.model.job_and_seats import Dims
 from holdfast.model.message_bounds import Instant, Name, Number, Real
 from holdfast.model.rank_traces import Arrival
-from holdfast.model.storage_report import MissedCheckpoint
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):

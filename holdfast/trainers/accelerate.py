@@ -13,7 +13,7 @@ from accelerate import Accelerator, DistributedType
 
 import holdfast
 from holdfast.checkpoint.foreign_file_faults import distcp_fault, first_fault
-from holdfast.checkpoint.image_metadata import GeneratorStates
+from holdfast.checkpoint.snapshot_metadata_record import GeneratorStates
 from holdfast.checkpoint.state_image import StateError, bytes_of
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators

@@ -14,8 +14,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_info
 
 import holdfast
-from holdfast.checkpoint.image_metadata import GeneratorStates
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
+from holdfast.checkpoint.snapshot_metadata_record import GeneratorStates
 from holdfast.checkpoint.stored_checkpoints import find_checkpoints
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.checkpointer_args import storage_of

@@ -17,6 +17,11 @@ def layout_file_name(rank: int, layout: str) -> str:
     return f"plan-{rank}-{layout[:KEPT_DIGITS]}"
 
 
+def step_metadata_path(metadata_path: str, step: int) -> str:
+    """Return the path of DCP's metadata for one step. It is there if the lengths of values differ from step to step."""
+    return f"{metadata_path}-{step}"
+
+
 class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Where checkpoints go, how often a snapshot is written as one, and how many are kept."""
 

@@ -23,6 +23,7 @@ from holdfast.core.agent_state_machine import (
     AlarmNoticed,
     ClockTick,
     ErrandDone,
+    ErrandReceived,
     Post,
     RememberDone,
     RememberLeaving,
@@ -290,6 +291,28 @@ async def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agen
         agent._look_for_latches(now + 10)
     [post] = agent.life._outbox.values()
     assert isinstance(post.body, Alarm) and "ValueError: stuck" in post.body.reason
+
+
+@pytest.mark.parametrize("first", ["failure", "stop"])
+async def test_a_failure_from_before_a_stop_is_told_although_our_signal_ended_the_rank(
+    agent: Agent, first: str
+) -> None:
+    agent.controller_clock.on_welcome(time.time())
+    agent.life.restore_state((), 1, (0, 1), 0)
+    slot = SlotWriter(arena_of(agent), 0, generation=1, rank=0)
+    stopping = ErrandReceived(StopHere(id=5, generation=1, grace_s=1.0))
+    for then in (first, "stop" if first == "failure" else "failure"):
+        if then == "failure":
+            slot.write_failure("KeyError: 'tokens'")
+        else:
+            agent.life.step(time.monotonic(), stopping)
+        await asyncio.sleep(0.01)
+    async with asyncio.TaskGroup() as agent._tasks:
+        agent._on_rank_exit(HolderRank(key="1:0", pid=1, code=-15, at=time.monotonic()))
+        agent._on_rank_exit(HolderRank(key="1:1", pid=2, code=-15, at=time.monotonic()))
+    alarms = [post.body for post in agent.life._outbox.values()]
+    told = [(alarm.ranks, alarm.reason) for alarm in alarms if isinstance(alarm, Alarm)]
+    assert told == ([((0,), "exited with code 1 (KeyError: 'tokens')")] if first == "failure" else [])
 
 
 async def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:

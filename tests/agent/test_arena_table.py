@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena, pin_snapshot
 from holdfast.checkpoint.arena import VERIFIED, Arena
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
 
 SLOTS = 3
 

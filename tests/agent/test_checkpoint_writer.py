@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import retention, stored_checkpoints
+from holdfast.checkpoint.checkpoint_reader import read_metadata
 from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.model.restore_sources import Restore
 from holdfast.model.state_doubt import Doubt
-from holdfast.wire.rank_keeper_messages import CheckpointPolicy
+from holdfast.wire.rank_keeper_messages import CheckpointPolicy, step_metadata_path
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, launch, snapshot, until, want
 from tests.agent.test_keeper import bench as bench
 
@@ -47,6 +48,22 @@ async def test_what_is_published_is_listed_after_each_change(bench: Bench, tmp_p
         (6, True, True),
         (4, False, False),
     ]
+
+
+async def test_metadata_of_a_step_comes_before_that_of_its_layout(bench: Bench, tmp_path: Path) -> None:
+    """The lengths of values differ from step to step. What is published needs that of earlier steps no more."""
+    path, storage = tmp_path / "metadata", CheckpointPolicy(url=str(tmp_path / "ckpt"), every_steps=2)
+    given = {path: b"any", **{Path(step_metadata_path(str(path), step)): b"of %d" % step for step in (1, 4, 6)}}
+    for file, content in given.items():
+        file.write_bytes(content)
+    bench.keeper.begin_launch(launch(1))
+    arena = await bench.arena(want(1, storage, str(path)))
+    for number, step in enumerate((2, 4), start=1):
+        snapshot(arena, step)
+        await until(partial(has_listed, bench, number))
+    told = {one.step: read_metadata(one.url) for one in stored_checkpoints.find_checkpoints(storage.url)}
+    assert told == {2: b"any", 4: b"of 4"}
+    assert sorted(file.name for file in given if file.exists()) == ["metadata", "metadata-4", "metadata-6"]
 
 
 async def test_a_checkpoint_is_listed_although_old_ones_cannot_be_removed(

@@ -20,7 +20,7 @@ from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.model.node_errands import FinalState, Leave
 from holdfast.model.restore_sources import Restore
 from holdfast.model.state_doubt import Doubt
-from holdfast.model.storage_report import MissedCheckpoint
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 from tests.agent.test_keeper import IMAGE_BYTES, Bench, bench, from_own_memory, launch, snapshot, until, want
 

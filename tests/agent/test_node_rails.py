@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent.diagnostics.diagnosis_errands import NodeDiagnosis
 from holdfast.agent.diagnostics.node_rails import find_rails, rail_environment, rails_finding
+from holdfast.agent.diagnostics.probe_and_replay_errands import NodeDiagnosis
 from holdfast.core.diagnose.rail_assessment import assess_rails
 from holdfast.model.code_release import Release
 from holdfast.model.node_errands import PairTestHere

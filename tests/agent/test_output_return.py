@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.releases.output_return import OutputReturn, files_being_written
-from holdfast.wire.releases import release_tree_overlay
-from holdfast.wire.releases.release_tree_overlay import GatheredFiles
-from tests.wire.test_release_tree_overlay import CODE, copied
+from holdfast.wire.releases import release_tree_sync
+from holdfast.wire.releases.release_tree_sync import GatheredFiles
+from tests.wire.test_release_tree_sync import CODE, copied
 from tests.wire.test_tree_archive import plant
 
 LONG_AGO = 10**9
@@ -59,7 +59,7 @@ def test_what_has_settled_comes_home(place: Place) -> None:
     assert (place.look(), place.home()["ckpt.pt"]) == (GatheredFiles(), "1+")
     assert place.look().moved == ("ckpt.pt",) and place.home()["ckpt.pt"] == "2"
     assert place.look() == GatheredFiles()
-    assert release_tree_overlay.gather_files(place.at)[1] == GatheredFiles(), "at the end there is nothing left to do"
+    assert release_tree_sync.gather_files(place.at)[1] == GatheredFiles(), "at the end there is nothing left to do"
     assert os.readlink(place.at / "ckpt.pt") == str(place.root / "ckpt.pt")
     assert os.readlink(place.at / "out") == str(place.root / "out"), "what is removed from it is removed at home"
     assert place.home() == {"ckpt.pt": "2", "out/2/state": "s"}
@@ -94,7 +94,7 @@ def test_what_is_newer_at_home_stays(place: Place) -> None:
     name = f"lib/notes.of-{place.at.name}"
     assert place.home() == {"lib/notes": "of the user", name: "of a rank"}
     assert (gathered.moved, gathered.both) == ((name,), (name,))
-    said = release_tree_overlay.describe_gathered(place.index, gathered)
+    said = release_tree_sync.describe_gathered(place.index, gathered)
     assert "; lib/notes " in said and said.endswith(f" {os.path.basename(name)}"), "the user's, and where the rank's is"
     assert place.look() == GatheredFiles(), "told once"
 
@@ -139,7 +139,7 @@ async def test_what_a_script_removes_last(place: Place) -> None:
     place.look()
     place.look()
     os.replace(place.at / "ckpt.tmp", place.at / "ckpt.pt")
-    release_tree_overlay.gather_files(place.at)
+    release_tree_sync.gather_files(place.at)
     await place.homecoming.close()
     assert place.home() == {"ckpt.pt": "1", "other.pt": "2"}
 
@@ -168,5 +168,5 @@ def test_to_another_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert place.look() == GatheredFiles(), "once"
     assert not os.path.samefile(place.root / "ckpt.pt", place.at / "ckpt.pt")
     inode = (place.root / "ckpt.pt").stat().st_ino
-    assert release_tree_overlay.gather_files(place.at)[1] == GatheredFiles() and (place.at / "ckpt.pt").is_symlink()
+    assert release_tree_sync.gather_files(place.at)[1] == GatheredFiles() and (place.at / "ckpt.pt").is_symlink()
     assert (place.root / "ckpt.pt").stat().st_ino == inode, "it is not copied again"

@@ -25,7 +25,7 @@ from holdfast.controller.composition import build_controller
 from holdfast.model.code_release import Release
 from holdfast.model.node_errands import StageHere
 from holdfast.wire import unix_sockets
-from holdfast.wire.releases import host_release_copies, release_tree_overlay, tree_archive
+from holdfast.wire.releases import host_release_copies, release_tree_sync, tree_archive
 from holdfast.wire.releases.release_file_selection import list_release_files
 from holdfast.wire.releases.tree_archive import ArchiveLimits
 from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
@@ -204,11 +204,11 @@ async def test_a_node_that_is_ready_has_read_the_users_tree(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks wait for a standby that is seated, and thousands of files on storage of the network take seconds."""
-    monkeypatch.setattr(release_tree_overlay, "_RACY_NS", 0)  # these files are new
+    monkeypatch.setattr(release_tree_sync, "_RACY_NS", 0)  # these files are new
     release = desk.pack(plant(tmp_path / "proj", {"train.py": "print(1)\n", "lib/a.py": ""}))
     node, read = desk.node(), list[str]()
     assert await node.stage_all((release, Release(number=1))) == ""
-    monkeypatch.setattr(release_tree_overlay, "_file_digest", read.append)
+    monkeypatch.setattr(release_tree_sync, "_file_digest", read.append)
     assert await node.begin_launch(release) == "" and node.staged_location(release).at == ""
     assert read == []
 

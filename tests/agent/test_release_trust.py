@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.agent.diagnostics.diagnosis_errands import NodeDiagnosis
+from holdfast.agent.diagnostics.probe_and_replay_errands import NodeDiagnosis
 from holdfast.agent.releases.release_trust import ReleaseTrust
 from holdfast.config import ReleaseLimits, Settings
 from holdfast.model.code_release import Release

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.chaos import cgroups
-from holdfast.chaos.fault import CannotInject
+from holdfast.chaos.injection_records import CannotInject
 from holdfast.chaos.process_handles import start_ticks
 from holdfast.chaos.undo_guard import undo_one
 from tests.chaos.target import BUSY, GREEDY, target

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from holdfast.chaos import cgroups, disk_faults, faulty_storage, release_faults
-from holdfast.chaos.fault import CannotInject, InjectedFault
+from holdfast.chaos.injection_records import CannotInject, InjectedFault
 from holdfast.chaos.injection_scene import InjectionScene
 from holdfast.chaos.job_observer import JobObserver, ObservedNode, ObservedStatus
 from holdfast.chaos.undo_guard import UndoGuard

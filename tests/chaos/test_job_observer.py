@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.chaos import disk_faults, process_faults, process_handles
-from holdfast.chaos.fault import CannotInject, InjectedFault
+from holdfast.chaos.injection_records import CannotInject, InjectedFault
 from holdfast.chaos.injection_scene import InjectionScene
 from holdfast.chaos.job_observer import JobObserver
 from holdfast.chaos.undo_guard import UndoGuard

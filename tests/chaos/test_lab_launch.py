@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.agent.connection.peer_reach import try_peers
 from holdfast.chaos import lab_launch, link_faults, linux_namespaces
-from holdfast.chaos.fault import CannotInject, GroundTruth, InjectedFault, SkippedFault
+from holdfast.chaos.injection_records import CannotInject, GroundTruth, InjectedFault, SkippedFault
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.job_observer import JobObserver, ObservedNode, ObservedStatus
 from holdfast.chaos.network_switch import LinkFaults, PortFault, merge_faults, port_address

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from holdfast.chaos.fault import CannotInject
+from holdfast.chaos.injection_records import CannotInject
 from holdfast.chaos.process_handles import (
     ProcessHandle,
     child_pids,

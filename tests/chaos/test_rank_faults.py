@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast.chaos.fault import InjectedFault
+from holdfast.chaos.injection_records import InjectedFault
 from holdfast.chaos.injection_scene import InjectionScene
 from holdfast.chaos.job_observer import ObservedNode, ObservedStatus
 from holdfast.chaos.rank_faults import _expected_alarms

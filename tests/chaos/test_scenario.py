@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos.fault import MOMENTS, NEUTRAL, InjectedFault
 from holdfast.chaos.fault_catalog import KINDS
+from holdfast.chaos.injection_records import MOMENTS, NEUTRAL, InjectedFault
 from holdfast.chaos.scenario import WALK, BadScenario, draw_scenario, fault_lines, fault_mistake, read_scenario
 
 JOB = '[[fault]]\nkind = "rank.kill"\n[job]\nrun = ["a.py"]\n'

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.chaos import process_handles
-from holdfast.chaos.fault import InjectedFault
+from holdfast.chaos.injection_records import InjectedFault
 from holdfast.chaos.job_observer import JobObserver
 from holdfast.chaos.scenario import Scenario
 from holdfast.chaos.striker import NAME, Striker, is_good

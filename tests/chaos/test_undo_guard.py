@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.chaos.fault import ContinueProcess, DutyCycle, ForgetEntry, PatchByte, RemoveFile, RewriteFile
+from holdfast.chaos.injection_records import ContinueProcess, DutyCycle, ForgetEntry, PatchByte, RemoveFile, RewriteFile
 from holdfast.chaos.process_handles import start_ticks
 from holdfast.chaos.undo_guard import KeepUndo, UndoGuard
 from tests.chaos.target import BUSY, stands, target
@@ -33,7 +33,7 @@ def test_it_goes_on_when_the_injector_is_killed() -> None:
     with target() as process:
         code = textwrap.dedent(f"""
             import os, signal, time
-            from holdfast.chaos.fault import ContinueProcess
+            from holdfast.chaos.injection_records import ContinueProcess
             from holdfast.chaos.undo_guard import UndoGuard, KeepUndo
             guard = UndoGuard()
             guard.keep_undo(1, ContinueProcess({process.pid}, {start_ticks(process.pid)}))

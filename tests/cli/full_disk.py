@@ -27,6 +27,7 @@ def main(folder: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(disk)], check=True)
     (folder / "job.py").write_text(TRAIN)
     flags = ("--run-dir", str(disk), "--no-zygote", "--set", "recovery.wait_s=20", "--set", "node.lost_s=60")
+    flags = (*flags, "--set", "pace.progress_s=1")  # so often it writes to its journal
     job = Job(folder, *flags, "job.py", str(folder), env=dict(os.environ))
     try:
         told(job, disk)
@@ -38,13 +39,13 @@ def main(folder: Path) -> None:
 def told(job: Job, disk: Path) -> None:
     job.trains()
     rank, controller = job.rank(0), job.controller()
-    filled = fill(disk)
-    os.kill(controller, signal.SIGKILL)
+    filled = fill(disk)  # it ends by itself
     job.says(f"the disk that holds {disk} is full, ")
     filled.unlink()
     job.trains()
     assert job.rank(0) == rank and not gone(rank), "training went on"
     assert job.controller() != controller
+    assert sum("is full" in line for line in job.sentences()) == 1, job.sentences()
     filled = fill(disk)
     os.kill(job.controller(), signal.SIGKILL)
     job.says(f"holdfast run --resume {disk}")

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.chaos.fault import FaultResult, InjectedFault, SkippedFault
+from holdfast.chaos.injection_records import FaultResult, InjectedFault, SkippedFault
 from holdfast.chaos.scenario import Scenario
 from holdfast.cli import main
 from holdfast.cli.commands import chaos_command

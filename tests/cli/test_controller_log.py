@@ -1,10 +1,19 @@
-"""controller.log stays small, whoever writes into it, and its newest lines are there."""
+"""controller.log stays small, whoever writes into it, its newest lines are there, and no secret of the run is."""
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from holdfast.cli.run_dirs import run_dir_secrets
+from holdfast.config import Settings
+from holdfast.linux.preimported_fork import KEPT
+from holdfast.model.job_and_seats import Job
+from holdfast.wire import run_and_node_specs
+from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
 
 _MOST = 20_000
 # As its supervisor starts a controller: standard output and error go to the file that it logs to.
@@ -46,3 +55,41 @@ def test_output_that_goes_elsewhere_stays_there(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, check=True, timeout=120)
     assert done.stdout == b"printed-last\n" and done.stderr.count(b"printed") == 2000
     assert "printed" not in (tmp_path / "controller.log").read_text()
+
+
+# A controller that fails with what it knows: in a task that nobody looks at, and as a whole.
+_FAILS = """
+import asyncio, sys
+from pathlib import Path
+from holdfast.cli.launch import controller_main
+run_dir = Path(sys.argv[1])
+words = [(run_dir / name).read_text() for name in ("token", "door/secret")]
+async def fails(said):
+    raise RuntimeError(f"{said}: {words}")
+async def run_leased(*given):
+    left = asyncio.ensure_future(fails("beside"))
+    await asyncio.sleep(0)
+    del left
+    await fails("as a whole")
+controller_main._run_leased = run_leased
+sys.exit(controller_main.main())
+"""
+
+
+def test_an_exception_of_the_controller_shows_no_secret_of_its_run(tmp_path: Path) -> None:
+    job, entry = Job(run_id="r", min_nodes=1, max_nodes=1), EntryPoint(argv=("x",))
+    run = RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=1, log_dir="/l")
+    run_and_node_specs.write_json(tmp_path / "run.json", run)
+    secrets = [run_dir_secrets.read_token(tmp_path), "correct horse battery staple"]
+    run_dir_secrets.write_door_secret(tmp_path, secrets[1])
+    with (tmp_path / "controller.log").open("ab") as log, socket.socket() as listener:
+        command = [sys.executable, "-c", _FAILS, str(tmp_path), str(os.getpid())]
+        env = os.environ | {KEPT: str(listener.fileno())}
+        done = subprocess.run(
+            command, env=env, stdout=log, stderr=log, pass_fds=[listener.fileno()], check=False, timeout=120
+        )
+    told = (tmp_path / "controller.log").read_text()
+    assert done.returncode == 1
+    for said in ("beside", "as a whole"):
+        assert f"RuntimeError: {said}: ['<secret>', '<secret>']" in told
+    assert not [secret for secret in secrets if secret in told]

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 from holdfast.cli.commands import dash_command
+from holdfast.cli.commands.report_command import render_report, strip_report
+from holdfast.cli.commands.report_mailed_summary import write_summary
 from holdfast.cli.page.page_sources import JournalSource
+from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
 from holdfast.core.record.release_pace import describe_paces
@@ -209,6 +213,33 @@ def test_a_page_of_another_port_gets_nothing_that_it_can_use(journal: Path, brow
         key = page.evaluate("sessionStorage.getItem('holdfast-page')")
         assert len(key) > 40 and not any(key in seen for seen in Thief.saw)
         server.shutdown()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("wide", [1440, 390])
+@pytest.mark.parametrize("styled", [True, False])
+def test_a_mailed_file_is_read_where_no_script_runs(
+    styled: bool, wide: int, journal: Path, report: Report, browser: Any, tmp_path: Path
+) -> None:
+    records = [msgspec.structs.replace(one, cause=f"{one.cause} {HOSTILE}") for one in report.incidents]
+    shown = strip_report(msgspec.structs.replace(report, incidents=tuple(records)))
+    printed = render_report(shown, width=0)
+    text = PageFeed(JournalSource(journal)).render(write_summary("run-1", shown, {TimeUse.TRAIN: 1.0}, printed))
+    if not styled:  # as some readers of mail have it
+        text = re.sub(r"<(script|style)\b.*?</\1>|<meta http-equiv[^>]*>", "", text, flags=re.S)
+    (tmp_path / "run.html").write_text(text, encoding="utf-8")
+    context = browser.new_context(java_script_enabled=False, viewport={"width": wide, "height": 900})
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
+    page.goto((tmp_path / "run.html").as_uri())
+    said = page.inner_text("body")
+    assert "run-1" in said and "Reading the journal" not in said
+    assert records and all(one.cause in said for one in records), "hostile text is text"
+    assert page.get_by_role("row").count() >= len(report.incidents) or wide < 640
+    assert page.locator("main").bounding_box()["width"] <= wide and page.locator("img").count() == 0
+    assert not faults
+    context.close()
 
 
 @pytest.mark.e2e

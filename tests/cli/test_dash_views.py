@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 from tests.cli.page_in_browser import (
     change_view,
     draw_frames,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from holdfast.cli import main
 from holdfast.cli.commands import releases_command, report_command, status_command
-from holdfast.cli.launch import controller_main
+from holdfast.cli.launch import controller_console
 from holdfast.cli.run_dirs import run_dir_creation, run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP, clock_text, duration_text
 from holdfast.config import Settings
@@ -23,7 +23,7 @@ from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Entry
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 from holdfast.wire import controller_request, run_and_node_specs
 from holdfast.wire.run_and_node_specs import ControllerAddress, RunSpec
 from holdfast.wire.run_and_node_specs import EntryPoint as What
@@ -281,8 +281,8 @@ def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str
 
 def test_an_end_without_steps(tmp_path: Path) -> None:
     told = account(*START[:4], "30 ended n0", "31 outcome 3 ok")
-    console = controller_main.SaidLog(tmp_path)
-    controller_main.ConsoleTeller(tmp_path, console).tell_end(told, 0)
+    console = controller_console.SaidLog(tmp_path)
+    controller_console.ConsoleTeller(tmp_path, console).tell_end(told, 0)
     console._file.close()
     [said] = (tmp_path / "said.log").read_text().splitlines()
     assert "0 incidents" in said and "%" not in said and NO_STEP in said and f"holdfast report {tmp_path}" in said

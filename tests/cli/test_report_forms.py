@@ -1,13 +1,17 @@
 """`holdfast report` in other forms: two runs beside each other, a page to mail."""
 
+import html
 import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.text import Text
 
 from holdfast.cli import main
-from holdfast.cli.commands.report_command import load_report
+from holdfast.cli.commands.report_command import load_report, render_report
+from holdfast.cli.commands.report_mailed_summary import write_summary
 from holdfast.cli.run_dirs import run_dir_creation, run_directory
 from holdfast.cli.terminal.quantity_text import NO_STEP
 from tests.cli.console_transcript import assert_screens
@@ -55,6 +59,39 @@ def test_a_page_to_mail_is_one_file(run_dir: Path, tmp_path: Path, capsys: pytes
     told = capsys.readouterr().err
     assert told.startswith(f"holdfast report: cannot write {tmp_path}/nowhere/run.html: No such file or directory\n")
     assert len(told.splitlines()) == 2
+
+
+def test_a_reader_of_mail_that_runs_no_script_shows_what_the_report_says(run_dir: Path, tmp_path: Path) -> None:
+    write(run_dir, *LINES, *END)
+    assert main(["report", str(run_dir), "--html", str(tmp_path / "run.html")]) == 0
+    text = (tmp_path / "run.html").read_text()
+    shown = re.sub(r"<(script|style|title)\b.*?</\1>", "", text, flags=re.S)
+    assert "style=" not in shown, "its own policy has a browser refuse it"
+    words = " ".join(html.unescape(re.sub(r"<[^>]*>", " ", shown)).split())
+    report = load_report(run_dir)
+    [record] = report.incidents
+    printed = render_report(report, width=0)
+    for said in (run_dir.name, record.cause, record.verdict.reason, "silence 14.7 s", "train 99.3 s 49.4 %"):
+        assert said in words, said
+    for part in printed.renderables:
+        assert not isinstance(part, Text) or " ".join(part.plain.split()) in words, part
+    assert "Reading the journal" not in words and "needs JavaScript" not in words
+
+
+def test_a_mailed_table_has_the_newest_incidents(run_dir: Path) -> None:
+    write(run_dir, *LINES, *END)
+    report = load_report(run_dir)
+    many = [msgspec.structs.replace(report.incidents[0], number=n, cause=f"<b>cause {n}.") for n in range(1, 251)]
+    restarts = tuple(msgspec.structs.replace(report.restarts[0], incident=one.number) for one in many)
+    report = msgspec.structs.replace(report, incidents=tuple(many), restarts=restarts)
+    text = write_summary("r", report, {}, render_report(report, width=0))
+    told = [int(number) for number in re.findall(r"cause (\d+)\.", text)]
+    assert (
+        told == list(range(151, 251))
+        and text.count("&lt;b&gt;cause") == 100
+        and "<b>" not in text
+        and "Incidents: 150 older ones" in text
+    )
 
 
 def test_a_job_that_stands_is_shown_with_its_open_incident(run_dir: Path) -> None:

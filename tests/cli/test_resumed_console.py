@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from holdfast.cli.launch import controller_main
+from holdfast.cli.launch import controller_console
 from holdfast.cli.terminal import quantity_text
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Finish
@@ -19,8 +19,8 @@ from tests.core.transcript import parse
 def told_by(folder: Path, *entries: Entry) -> str:
     """Return what a controller that has taken over says on the console about these entries."""
     folder.mkdir()
-    console = controller_main.SaidLog(folder)
-    teller = controller_main.ConsoleTeller(folder, console)
+    console = controller_console.SaidLog(folder)
+    teller = controller_console.ConsoleTeller(folder, console)
     taken_over = Successor(epoch=2, alone_since=50.0)
     for entry in (Entry(seq=1, at=100.0, event=taken_over, decision=Decision(phase=Phase.TRAINING)), *entries):
         teller.on_entry(entry, Decider().view)
@@ -64,10 +64,10 @@ def told_of_takeover(folder: Path, *lines: str) -> str:
     for line in lines:
         at, text = line.split(" ", 1)
         decider.step(float(at), parse(text, float(at), decider.view.generation))
-    console = controller_main.SaidLog(folder)
+    console = controller_console.SaidLog(folder)
     event = Successor(epoch=2, alone_since=0.0)
     entry = Entry(seq=99, at=99.0, event=event, decision=decider.step(99.0, event))
-    controller_main.ConsoleTeller(folder, console).on_entry(entry, decider.view)
+    controller_console.ConsoleTeller(folder, console).on_entry(entry, decider.view)
     console._file.close()
     return (folder / "said.log").read_text()
 

@@ -270,6 +270,63 @@ async def test_a_controller_that_slept_deletes_nothing_of_its_successor_ends_and
     await asyncio.to_thread(job.ends, 0)
 
 
+def lasting(job: Job, begun_at: float) -> float:
+    """Seconds from then to the end of the front, which ends by Ctrl-C."""
+    job.ends(130)
+    return time.monotonic() - begun_at
+
+
+def test_ctrl_c_ends_a_second_run_of_the_name_that_waits_for_the_lease(start: Start, cluster: FakeCluster) -> None:
+    first = run(start, cluster, "--nnodes", "2")
+    before = first.trains(1)["step"]
+    second = run(start, cluster, "--nnodes", "2", "--run-dir", str(first.folder / "again"), name="second")
+    second.run_dir = first.folder / "again"
+    second.says("waiting until it is free")
+    assert named(second.run_dir)
+    had, begun_at = pods(cluster), time.monotonic()
+    second.interrupt()
+    assert lasting(second, begun_at) < 5.0, "one is enough, and at once"
+    assert "while it waited" in second.sentences()[-1]
+    assert not named(second.run_dir) and pods(cluster) == had
+    left = {path.name for path in second.run_dir.iterdir()}
+    assert not left & {"token", "env.json", "door", "controller.json", "waiting.json"}
+    first.until(lambda: first.status().get("step", -1) > before, "more steps of the first one")
+    first.finish()
+    first.ends(0)
+
+
+def named(run_dir: Path) -> int | None:
+    """The controller of this run directory, listening or not."""
+    words = {"holdfast.cli.launch.controller_main", str(run_dir)}
+    return next((p.pid for p in psutil.process_iter(["cmdline"]) if words <= {*(p.info["cmdline"] or [])}), None)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_resume_that_waits_and_leaves_the_run_as_it_was(start: Start, cluster: FakeCluster) -> None:
+    job = run(start, cluster, "--nnodes", "2")
+    step, had, pids = job.trains(1)["step"], pods(cluster), ranks_of(cluster)
+    for pid in struck(job):
+        job.kill(pid)
+    job.process.wait()
+    lease = cluster.fake.objects.held["leases", "gpt-4"]["spec"]
+    own, lease["holderIdentity"] = lease["holderIdentity"], "elsewhere.another"
+    job.start("--resume", str(job.run_dir))
+    job.says("waiting until it is free")
+    begun_at = time.monotonic()
+    job.interrupt()
+    assert lasting(job, begun_at) < 5.0
+    assert "--resume" in job.sentences()[-1] and not named(job.run_dir)
+    assert pods(cluster) == had and not any(map(gone, pids)), "they are another controller's"
+    assert {"token", "env.json", "door"} <= {path.name for path in job.run_dir.iterdir()}
+    lease["holderIdentity"] = own
+    job.start("--resume", str(job.run_dir))
+    job.until(lambda: job.status().get("step", -1) > step, "more steps")
+    assert job.status()["generation"] == 1, "ranks go on"
+    job.finish()
+    job.ends(0)
+    job.check_replay()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="a machine with a name of its own needs root")

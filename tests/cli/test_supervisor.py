@@ -4,12 +4,17 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from holdfast.cli.launch import controller_console, supervisor
 from holdfast.cli.launch.supervisor import StopSignals, Supervisor, _describe_room_wait, _farewell_text
+from holdfast.cli.run_dirs import run_directory
+from holdfast.config import Settings
 from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
+from holdfast.journal.journal_errors import JournalAwayError, JournalFullError
 from holdfast.model.job_phase import Phase
 from holdfast.wire.program_fork_server import ForkServer
 
@@ -82,7 +87,46 @@ def test_why_a_node_left(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_waited_for_longer_than_nodes_keep_their_memory() -> None:
     assert _describe_room_wait(600, 60) == (
-        "it restarts if you free space within 600 s; "
-        "after 60 s nodes end their ranks, and what is in memory alone is lost"
+        "free space within 60 s, or nodes end their ranks, and what is in memory alone is lost; "
+        "within 600 s it restarts at least"
     )
     assert _describe_room_wait(600, 1800) == "it restarts if you free space within 600 s"
+
+
+def test_a_full_disk_is_told_once_however_often_the_controller_starts_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    front = Supervisor.__new__(Supervisor)
+    front._run_dir, front._lease, front._server, front._asked = tmp_path, None, None, StopSignals()
+    spec = SimpleNamespace(settings=Settings(), fleet="local")
+    monkeypatch.setattr(run_directory, "read_spec", lambda _: spec)
+    # Full after the controller's end, then with room at the next look; it lived long before the third time only.
+    full = iter([True, True, False] * 3)
+    monkeypatch.setattr(run_directory, "is_disk_full", lambda _: next(full))
+    lives = iter([100.0, 0.0, 100.0])
+
+    def watch(process: object) -> int | None:
+        lived_s = next(lives, None)
+        monkeypatch.setattr(supervisor, "_LIVED_S", -1.0 if lived_s else 1000.0)
+        return 0 if lived_s is None else None
+
+    monkeypatch.setattr(front, "_start_controller", lambda server: None)
+    monkeypatch.setattr(front, "_watch_controller", watch)
+    monkeypatch.setattr(front, "_waits_for_nodes", lambda: False)
+    assert front._keep_controller() == 0
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and said[0] == said[1], "the second time it was full anew"
+    assert said[0] == (
+        f"holdfast: the disk that holds {tmp_path} is full, so the controller ended; {_describe_room_wait(600, 60)}"
+    )
+
+
+def test_the_front_alone_says_that_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = ExceptionGroup("", [JournalFullError("no room"), ExceptionGroup("", [JournalFullError("no room")])])
+    away = ExceptionGroup("", [JournalAwayError("away")])
+    for is_full, told in ((True, ["away"]), (False, ["no room", "away"])):  # not full: a quota, which nobody else sees
+        said: list[str] = []
+        monkeypatch.setattr(run_directory, "is_disk_full", lambda _, is_full=is_full: is_full)
+        for group in (full, away):
+            controller_console.tell_interruption(tmp_path, group, said.append)
+        assert said == told

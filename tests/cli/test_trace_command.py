@@ -181,6 +181,45 @@ def test_who_is_last_in_a_job_that_goes_on_is_not_accused() -> None:
     assert not acquit_if_moving(seen(5), seen(5), steps=2).ranks
 
 
+def look_of(named: BlockingRanks, **states: str) -> JobStacks:
+    """Ranks on one node, by their states."""
+    found = [Process(node="n0", rank=int(name[1:]), pid=1, state=state) for name, state in states.items()]
+    return JobStacks(at=0.0, naming=named, traces=(Trace(node="n0", at=0.0, processes=tuple(found)),))
+
+
+LATE = BlockingRanks(ranks=(0,), nodes=("n0",), how="missing", reason="rank 0 has not come")
+STOPPED = BlockingRanks(ranks=(1,), nodes=("n0",), how="stopped", hard=True, reason="rank 1 is stopped")
+
+
+@pytest.mark.parametrize(
+    ("named", "times", "told"),
+    [
+        (
+            LATE,
+            (5.0, 6.2),
+            "no rank stands out: the job is within a step: steps take 5.0 s, and the newest was made 6.2 s",
+        ),
+        (LATE, (5.0, 9.0), "rank 0 on n0 (missing): rank 0 has not come"),
+        (LATE, (0.0, 0.1), "rank 0 on n0 (missing): rank 0 has not come"),
+        (STOPPED, (5.0, 1.0), "rank 1 on n0 (stopped, for certain): rank 1 is stopped"),
+    ],
+)
+def test_who_is_last_within_a_usual_step_is_not_accused(
+    named: BlockingRanks,
+    times: tuple[float, float],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen = msgspec.structs.replace(look_of(named, r0="S", r1="S"), usual_step_s=times[0], since_step_s=times[1])
+    monkeypatch.setattr("holdfast.cli.run_dirs.run_selection.run_to_read", lambda args: None)
+    monkeypatch.setattr(trace_command, "_ask_trace", lambda run_dir, args: seen)
+    monkeypatch.setattr(trace_command, "_read_step", lambda run_dir: 5)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert main(["trace"]) == 0
+    assert capsys.readouterr().out.startswith(told)
+
+
 def test_without_a_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
     assert main(["trace"]) == 2
@@ -226,16 +265,6 @@ def test_long_paths_are_whole_and_endless_ones_marked(
     assert any(line.endswith(f"rank 0: run ({path})") for line in shown)
     [endless] = [line for line in shown if "rank 1: f" in line]
     assert endless.endswith("f ...") and len(endless) < 1100
-
-
-def look_of(named: BlockingRanks, **states: str) -> JobStacks:
-    """Ranks on one node, by their states."""
-    found = [Process(node="n0", rank=int(name[1:]), pid=1, state=state) for name, state in states.items()]
-    return JobStacks(at=0.0, naming=named, traces=(Trace(node="n0", at=0.0, processes=tuple(found)),))
-
-
-LATE = BlockingRanks(ranks=(0,), nodes=("n0",), how="missing", reason="rank 0 has not come")
-STOPPED = BlockingRanks(ranks=(1,), nodes=("n0",), how="stopped", hard=True, reason="rank 1 is stopped")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The console of a job that lacks nodes says what is waited for."""
 
 from holdfast.cli.launch.wait_teller import WaitTeller
-from tests.core.test_node_wait import Waiting
+from tests.core.test_node_wait_text import Waiting
 
 
 def test_the_console_is_told_after_a_while_and_again_only_of_news() -> None:

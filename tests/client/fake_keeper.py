@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from holdfast.agent.snapshots.checkpoint_writer import read_metadata
 from holdfast.checkpoint.arena import Arena
 from holdfast.wire import rank_keeper_messages, unix_sockets
 
@@ -47,6 +48,15 @@ class FakeKeeper:
             return rank_keeper_messages.StateGrant(source="none")
         slot = next(sealed.slot for sealed in self.arena(rank).list_sealed() if sealed.step == max(common))
         return rank_keeper_messages.StateGrant(source="memory", step=max(common), arena=self._path(rank), slot=slot)
+
+    def write_checkpoint(self, step: int, folder: Path) -> None:
+        """Write a snapshot of rank 0 to storage, as the real keeper's own code does."""
+        want = self.wants[0]
+        slot = next(sealed.slot for sealed in self.arena().list_sealed() if sealed.step == step)
+        image = self.arena().slot_image(slot)
+        folder.mkdir()
+        (folder / "__0_0.distcp").write_bytes(b"".join(image[start:end] for start, end in want.share))
+        (folder / ".metadata").write_bytes(read_metadata(Path(want.metadata_path), step))
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

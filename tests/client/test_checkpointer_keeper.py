@@ -10,10 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from holdfast.checkpoint import dcp, keeper_client
 from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.image_layout import EXTRA
 from holdfast.checkpoint.keeper_client import KeeperClient, KeeperError
 from holdfast.checkpoint.state_image import StateError
 from holdfast.client.checkpointing import checkpointer
@@ -100,6 +103,24 @@ def test_what_the_keeper_hears(keeper: FakeKeeper, tmp_path: Path) -> None:
     assert "model.first.weight" in metadata.state_dict_metadata
     assert "optimizer.state.first.weight.exp_avg" in metadata.state_dict_metadata
     assert not list((tmp_path / "x").iterdir()), "writing is the keeper's work"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_alone_reads_just_what_was_saved(keeper: FakeKeeper, tmp_path: Path) -> None:
+    """From what the keeper writes, after values that grew and shrank in the same memory."""
+    job = Job(0, path=tmp_path / "x")
+    for step, calls in ((1, 2**20), (2, 2**60), (3, 0)):
+        job.model.calls = calls
+        job.train(step, step)
+        keeper.write_checkpoint(step, folder := tmp_path / f"written-{step}")
+        dcp_to_torch_save(folder, tmp_path / f"{step}.pt")
+        found = torch.load(tmp_path / f"{step}.pt", weights_only=False)
+        wanted = dict(job.model.state_dict())
+        assert job.model.calls == calls + 1 and found["model"].keys() == wanted.keys()
+        assert all(same(found["model"][name], kept) for name, kept in wanted.items())
+        assert found.keys() == {"model", "optimizer", EXTRA}
+        [group] = found["optimizer"]["param_groups"]
+        assert group["lr"] == job.optimizers[0].param_groups[0]["lr"]
 
 
 def test_a_full_disk_costs_copies_and_no_training_until_there_is_room(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemWriter
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem, SavePlanner, WriteItem, WriteItemType
@@ -19,6 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from holdfast.checkpoint.dcp import Reader, Writer
 from holdfast.checkpoint.image_layout import EXTRA
 from holdfast.checkpoint.state_image import StateError
+from holdfast.wire import rank_keeper_messages
 from holdfast.wire.progress_environment import KEEPER
 from tests.client.fake_keeper import FakeKeeper
 
@@ -200,7 +201,33 @@ def test_bytes_come_back_from_memory_as_they_were(keeper: FakeKeeper, tmp_path: 
     for step, values in enumerate([VALUES, {**VALUES, "long": b"short"}]):
         torch_dcp.save(dict(values), checkpoint_id=str(step), storage_writer=writer, planner=Verbatim())
         assert taken(storage_reader=Reader(tmp_path / "checkpoints")) == values
+        keeper.write_checkpoint(step, folder := tmp_path / f"written-{step}")
+        assert taken(checkpoint_id=folder) == values, "by torch's own reader"
+        places = FileSystemReader(folder).read_metadata().storage_data
+        assert {index.fqn: place.length for index, place in places.items()} == {k: len(v) for k, v in values.items()}
     assert len(keeper.wants) == 1
+
+
+def test_a_keeper_that_cannot_write_to_storage_collects_few_files(keeper: FakeKeeper, tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "checkpoints")
+    for step in range(40):
+        save(step, writer, str(step))
+    named = rank_keeper_messages.step_metadata_path(keeper.wants[0].metadata_path, 0)[:-1]
+    files = [path for path in keeper.path.parent.iterdir() if str(path).startswith(named)]
+    assert len(files) <= 16 and Path(f"{named}39") in files
+
+
+def test_a_keeper_that_has_lost_the_lengths_of_a_step_writes_values_with_their_room(
+    keeper: FakeKeeper, tmp_path: Path
+) -> None:
+    """Torch loads them all the same, if they were saved in its own format."""
+    save(7, Writer(tmp_path / "checkpoints"), "7")
+    own = Path(rank_keeper_messages.step_metadata_path(keeper.wants[0].metadata_path, 7))
+    own.unlink()
+    keeper.write_checkpoint(7, folder := tmp_path / "written")
+    state: dict[str, Any] = {"x": torch.zeros(3, dtype=torch.int64), "n": -1}
+    torch_dcp.load(state, checkpoint_id=folder)
+    assert state["n"] == 7 and state["x"].tolist() == [7] * 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

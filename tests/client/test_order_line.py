@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.elastic.hand_over_request import HAND_OVER
+from holdfast.client.elastic.agent_hand_over_request import HAND_OVER
 from holdfast.client.survival.order_line import OrderLine, Parting
 from holdfast.model.action import HandOver
 from holdfast.wire import survivor_messages, unix_sockets

@@ -14,14 +14,14 @@ from holdfast.controller.actions.replay_runs import ReplayRuns
 from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
-from holdfast.controller.snapshot_aims import SnapshotAims
+from holdfast.controller.peer_copies_and_aims import SnapshotAims
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
-from holdfast.core.incident import incident_text
 from holdfast.core.membership.host_blocking import BlockLimits
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.replay.regrouped_replay import ReplayLimits
+from holdfast.core.snapshots import restore_choice
 from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
 from holdfast.model.action import Acquire, Action, Dismiss, Launch, Say, Stop
@@ -158,7 +158,7 @@ async def test_ranks_without_a_step_in_common_are_told_of_with_what_mends_it() -
         bench.done(node, 7)
     await carried
     assert bench.outcomes[0].apart == "ranks 0-1: step 60, ranks 2-3: step 20"
-    assert bench.said == [incident_text.advise_apart(bench.outcomes[0].apart)]
+    assert bench.said == [restore_choice.advise_apart(bench.outcomes[0].apart)]
 
 
 @pytest.mark.parametrize("news", ["back", "silent", "stopped"])

@@ -21,7 +21,7 @@ from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat, Mark
-from holdfast.model.storage_report import MissedCheckpoint
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (
     Ack,

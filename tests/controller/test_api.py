@@ -17,7 +17,7 @@ from holdfast.model.decider_events import Progress
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.job_phase import Phase
 from holdfast.model.observation import Beat
-from holdfast.model.storage_report import MissedCheckpoint
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint
 from holdfast.wire import agent_messages
 from tests.controller.conftest import HEADERS, Desk, Open
 

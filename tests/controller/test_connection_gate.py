@@ -83,7 +83,7 @@ _BAD = (
 
 async def test_bad_requests_do_not_fill_the_log(desk_of: Open, tmp_path: Path) -> None:
     """Anybody can send these, and as many as they like."""
-    log, root = open_log(tmp_path), logging.getLogger()
+    (log, _), root = open_log(tmp_path), logging.getLogger()
     root.addHandler(log)
     try:
         async with _port(desk_of, tmp_path, locked=False) as listener:

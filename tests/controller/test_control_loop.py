@@ -229,7 +229,7 @@ async def test_slurms_sigterm_counts_once_though_it_comes_twice(desk_of: Open, i
     """To this process itself, where Slurm tracks processes, and by the supervisor; else the second hurries the end."""
     async with desk_of() as desk:
         await desk.train()
-        controller_main._on_signals(desk.controller, in_allocation=in_allocation)
+        controller_main._on_signals(desk.controller, in_allocation=in_allocation, come=[])
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
             await desk.phase(Phase.ENDING)

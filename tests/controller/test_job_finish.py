@@ -15,7 +15,7 @@ from holdfast.model.node_errands import Done, FinalState, Leave, StopHere
 from holdfast.model.restore_sources import Restore
 from holdfast.model.state_copy import Copy
 from holdfast.model.state_doubt import Doubt
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 from tests.controller.test_action_executor import Bench, settle
 
 FINISH = Finish(id=9, code=3, grace_s=0.0, reason="enough")

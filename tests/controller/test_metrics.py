@@ -15,7 +15,7 @@ from aiohttp import ClientSession
 from holdfast.controller.metrics import CAUSES, METRICS, OTHER_CAUSES, limit_causes, render_metrics
 from holdfast.core.record.job_account import UNSETTLED
 from holdfast.model.observation import LinkTraffic
-from holdfast.model.storage_report import MissedCheckpoint
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint
 from tests.controller.conftest import HEADERS, TOKEN, Desk, Open
 from tests.test_docs import ROOT
 

@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 from holdfast.cli.launch.journal_and_notes import NotesFolder
 from holdfast.controller.user_hooks import UserHooks
 from holdfast.core.record.hook_notices import HookLimits, JobStanding
+from holdfast.logs.secret_masking import make_secret_masker
 from holdfast.model.code_release import Fate, Release
 from holdfast.model.decider_events import Tick
 from holdfast.model.job_phase import Phase
@@ -31,7 +32,8 @@ class Teller:
 
     def __init__(self, folder: Path, limits: HookLimits) -> None:
         self.said: list[str] = []
-        self.hooks = UserHooks(limits, "r", folder, str(folder), notes=NotesFolder(folder), say=self.said.append)
+        notes, mask = NotesFolder(folder), make_secret_masker()
+        self.hooks = UserHooks(limits, "r", folder, str(folder), notes=notes, say=self.said.append, mask=mask)
         self.seq = 0
 
     def hear(self, decision: Decision = CLOSED, standing: JobStanding | None = None) -> None:

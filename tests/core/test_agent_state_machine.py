@@ -205,6 +205,54 @@ def test_ranks_that_we_end_are_no_news() -> None:
     assert node.step(2.1, exited(3, 0)) == ()
 
 
+def late(latched: str, failed_at: float | None, code: int = 1) -> RankExited:
+    """Rank 3 ends after the stop was heard at 2.0; rank 2 is the first to fail."""
+    return RankExited(Exit(node="n0", generation=1, rank=3, code=code, at=2.2, latched=latched), failed_at)
+
+
+def test_an_error_from_before_the_stop_is_told_before_the_stop_is_done() -> None:
+    """The process takes longer to end than the first failure takes to stop the job."""
+    node = life()
+    do(node, launch(1, 1))
+    assert len(bodies(end(node, 2, 1))) == 1
+    node.step(2.0, ErrandReceived(stop(2, 1)))
+    node.step(2.1, ErrandReceived(stop(2, 1)))  # told again, which changes nothing
+    (asked,) = node.step(2.2, late("KeyError: 'tokens'", 1.9))
+    assert isinstance(asked, JudgeExit)
+    assert bodies(node.step(2.3, ErrandDone(stop(2, 1), True))) == []
+    alarm, done = bodies(judged(node, asked))
+    assert isinstance(alarm, Alarm) and (alarm.ranks, alarm.code) == ((3,), 1) and "KeyError" in alarm.reason
+    assert isinstance(done, Done) and done.id == 2
+    assert node.step(2.4, late("KeyError: 'tokens'", 1.9)) == (), "once"
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        late("KeyError: 'tokens'", 2.0),
+        late("KeyError: 'tokens'", None),
+        late("", None, code=-15),
+        late("", 2.1, code=-15),
+        late("RuntimeError: Connection closed by peer [127.0.0.1]:4711", 1.9),
+        late("", 1.9, code=0),
+    ],
+)
+def test_what_the_stop_or_the_first_failure_may_have_brought_about_is_no_news(news: RankExited) -> None:
+    node = life()
+    do(node, launch(1, 1))
+    end(node, 2, 1)
+    node.step(2.0, ErrandReceived(stop(2, 1)))
+    assert node.step(2.2, news) == ()
+
+
+def test_whoever_leaves_the_job_tells_of_no_late_error() -> None:
+    node = life()
+    do(node, launch(1, 1))
+    node.step(2.0, ErrandReceived(stop(2, 1)))
+    node.step(2.1, ErrandReceived(leave(3)))
+    assert node.step(2.2, late("KeyError: 'tokens'", 1.9)) == ()
+
+
 def test_ranks_of_other_generations_or_nodes_are_no_news() -> None:
     node = life()
     do(node, launch(1, 2))

@@ -12,7 +12,7 @@ from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Decision, Entry
-from holdfast.model.storage_report import MissedCheckpoint, StorageReport
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint, StorageReport
 
 MISSED = MissedCheckpoint(step=30, why="step 30 was not written: it is full")
 

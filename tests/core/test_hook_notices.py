@@ -18,7 +18,7 @@ from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Decision, Entry
-from holdfast.model.storage_report import MissedCheckpoint, StorageReport
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint, StorageReport
 
 RECORD = Record(
     number=3, generation=1, cause="x", kind="crash", klass="", verdict=Verdict(remedy=Remedy.RESTART, reason="x"),

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.core.incident import incident_text
+from holdfast.core.snapshots import restore_choice
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
 
@@ -317,7 +318,7 @@ def test_steps_counted_since_the_launch_are_no_numbers() -> None:
 
 
 def test_a_script_is_not_blamed_for_copies_that_are_behind() -> None:
-    assert incident_text.advise_apart("rank 0: step 639, rank 1: step 493") == (
+    assert restore_choice.advise_apart("rank 0: step 639, rank 1: step 493") == (
         "no state in memory can be restored, as no step is held for every rank (rank 0: step 639, rank 1: step 493);"
         " either copies on peers were behind, or ranks do not make and save() the same steps together:"
         " then have each step wait for all, as DDP's does"

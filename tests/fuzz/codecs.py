@@ -17,14 +17,14 @@ from holdfast.chaos import rank_orders, undo_guard
 from holdfast.chaos.job_observer import ObservedStatus
 from holdfast.chaos.matrix.__main__ import CellResult
 from holdfast.chaos.network_switch import LinkFaults
-from holdfast.checkpoint import image_metadata, peer_transport
+from holdfast.checkpoint import peer_transport, snapshot_metadata_record
 from holdfast.checkpoint.doubt_notes import DoubtedRun, DoubtNote
 from holdfast.checkpoint.image_layout import ImageLayout
-from holdfast.checkpoint.image_metadata import GeneratorStates
 from holdfast.checkpoint.manifest import Author, CheckpointPart, Manifest
 from holdfast.checkpoint.rank_state_on_disk import DiskNote
-from holdfast.checkpoint.relayed_connections import RelayStart
+from holdfast.checkpoint.snapshot_metadata_record import GeneratorStates
 from holdfast.checkpoint.storage_owner import StorageOwner
+from holdfast.checkpoint.tls_relay_connections import RelayStart
 from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import Exported
 from holdfast.checkpoint.trainer_checkpoints import TrainerCheckpoint, Verified
 from holdfast.cli.run_dirs.remembered_imports import RememberedImports
@@ -45,8 +45,8 @@ from holdfast.dash.page_server import PageCode, PageOrder, StackQuestion
 from holdfast.fleet import kubernetes_lease
 from holdfast.fleet.kubernetes_fleet import FleetRecords
 from holdfast.fleet.pod_manifest import PodShape
-from holdfast.fleet.slurm_records import SlurmRecords
-from holdfast.fleet.slurm_step_liveness import NodeRecord
+from holdfast.fleet.slurm_node_file import SlurmRecords
+from holdfast.fleet.slurm_node_state import NodeRecord
 from holdfast.journal import entry_chain, file_lease, high_water_mark
 from holdfast.linux.preimported_fork import Program
 from holdfast.logs import model_request, opinion_process
@@ -72,8 +72,8 @@ from holdfast.wire.credentials import enrolment
 from holdfast.wire.credentials.admitted_peers import AdmittedPeers
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 from holdfast.wire.rank_memory import flight_log_reader
-from holdfast.wire.releases import holdfast_secrets
-from holdfast.wire.releases.release_tree_overlay import TreeIndex
+from holdfast.wire.releases import secret_file_search
+from holdfast.wire.releases.release_tree_sync import TreeIndex
 
 Codec = tuple[Callable[[bytes], Any], Any, Callable[[Any], bytes]]
 PACK = msgspec.msgpack.encode
@@ -144,7 +144,7 @@ CODECS: dict[str, Codec] = {
     "part": _json(CheckpointPart),
     "generators": _msgpack(GeneratorStates),
     "generators and more": _msgpack(tuple[GeneratorStates, bytes]),
-    "metadata": (image_metadata._decode, image_metadata.ImageMetadata, PACK),
+    "metadata": (snapshot_metadata_record._decode, snapshot_metadata_record.ImageMetadata, PACK),
     "relay": _json(RelayStart),
     "verified": _json(Verified),
     "trainer checkpoints": _json(list[TrainerCheckpoint]),
@@ -179,8 +179,8 @@ CODECS: dict[str, Codec] = {
     "survivor": (survivor_messages.to_agent, survivor_messages.SurvivorState, TEXT),
     "to a survivor": (survivor_messages.to_rank, survivor_messages.SurvivorOrder, TEXT),
     "tree": _json(TreeIndex),
-    "run of any version": _json(holdfast_secrets._RunNote),
-    "persons of any version": _json(list[holdfast_secrets._PersonNote]),
+    "run of any version": _json(secret_file_search._RunNote),
+    "persons of any version": _json(list[secret_file_search._PersonNote]),
     "chaos done": _json(rank_orders.RankDone),
     "chaos links": _json(dict[str, LinkFaults]),
     "chaos undo": (undo_guard._asked, undo_guard.KeepUndo | undo_guard.RunUndo, TEXT),

@@ -41,7 +41,7 @@ GENERIC = {
     ("agent/probes/probe_team.py", "line"): ("team step", "team exchange"),
     ("checkpoint/manifest.py", "kind"): ("manifest", "part", "author"),
     ("cli/launch/enrolment_client.py", "kind"): ("challenge", "enrolled"),
-    ("client/training/typed_collectives.py", "kind"): ("rank report",),
+    ("client/checkpointing/pickle_free_collectives.py", "kind"): ("rank report",),
     ("wire/run_and_node_specs.py", "kind"): ("run", "node", "listening", "ended"),
 }
 # Made by this very process out of values that it has checked, or a part of the package.

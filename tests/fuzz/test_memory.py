@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import image_metadata
+from holdfast.checkpoint import snapshot_metadata_record
 from holdfast.checkpoint.arena import Arena, ArenaError
 from holdfast.checkpoint.arena_header import PAGE_BYTES, arena_bytes
 from holdfast.wire.rank_memory import flight_log_reader, flight_log_writer, slot_reader
@@ -181,18 +181,23 @@ def test_an_arena_that_says_it_is_huge(slots: int, image_bytes: int, tmp_path: P
         path.unlink()
 
 
-@given(hostile(values(image_metadata.ImageMetadata).map(image_metadata.pack_metadata)), st.sampled_from((0, 64, 128)))
-@example(image_metadata.MAGIC + (2**63).to_bytes(8, "little"), 0)
-@example(image_metadata.MAGIC + (4).to_bytes(8, "little") + b"\x81\xa1\xff\xff", 0)
+@given(
+    hostile(values(snapshot_metadata_record.ImageMetadata).map(snapshot_metadata_record.pack_metadata)),
+    st.sampled_from((0, 64, 128)),
+)
+@example(snapshot_metadata_record.MAGIC + (2**63).to_bytes(8, "little"), 0)
+@example(snapshot_metadata_record.MAGIC + (4).to_bytes(8, "little") + b"\x81\xa1\xff\xff", 0)
 def test_what_a_snapshot_says(content: bytes, at: int) -> None:
     image = memoryview(bytes(at) + content)
-    narrow(lambda: image_metadata.find_metadata(image), image_metadata.ImageMetadataError)
-    narrow(lambda: image_metadata.unpack_metadata(image[at:]), image_metadata.ImageMetadataError)
+    narrow(lambda: snapshot_metadata_record.find_metadata(image), snapshot_metadata_record.ImageMetadataError)
+    narrow(lambda: snapshot_metadata_record.unpack_metadata(image[at:]), snapshot_metadata_record.ImageMetadataError)
 
 
-@given(values(image_metadata.ImageMetadata))
-def test_what_a_snapshot_said_comes_back(said: image_metadata.ImageMetadata) -> None:
-    content = image_metadata.pack_metadata(said)
-    assert image_metadata.pack_metadata(image_metadata.find_metadata(memoryview(content))) == content
+@given(values(snapshot_metadata_record.ImageMetadata))
+def test_what_a_snapshot_said_comes_back(said: snapshot_metadata_record.ImageMetadata) -> None:
+    content = snapshot_metadata_record.pack_metadata(said)
+    assert (
+        snapshot_metadata_record.pack_metadata(snapshot_metadata_record.find_metadata(memoryview(content))) == content
+    )
     with mmap.mmap(-1, 2 * PAGE_BYTES) as memory:
         memory[64 : 64 + len(content[:4000])] = content[:4000]

@@ -12,7 +12,7 @@ import pytest
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing, ListedCheckpoint
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
-from holdfast.journal import checkpoint_table, postgres_schema, run_lease
+from holdfast.journal import checkpoint_table, postgres_lease, postgres_schema
 from holdfast.journal.checkpoint_table import CheckpointRow
 from holdfast.journal.journal_errors import JournalError, LeaseLostError
 from holdfast.journal.postgres_link import PostgresLink
@@ -170,7 +170,7 @@ def test_a_run_that_is_forgotten_has_no_rows(shared_postgres: str, tmp_path: Pat
     assert steps(shared_postgres, tmp_path) == [10]
     assert str(tmp_path) in {row.run_id for row in checkpoint_table.list_checkpoints(link)}
     link.execute("update holdfast.run set phase = 'done' where run_id = %(run)s", {"run": str(tmp_path)})
-    run_lease.forget_run(link, str(tmp_path))
+    postgres_lease.forget_run(link, str(tmp_path))
     assert rows(shared_postgres, tmp_path) == []
     link.close()
 

@@ -16,7 +16,7 @@ from holdfast.model.journal_entry import Decision, Entry
 from tests.postgres_server import PostgresServer
 
 pytest.importorskip("psycopg", reason="the extra postgres is not installed")
-from holdfast.journal import postgres_schema, run_lease
+from holdfast.journal import postgres_lease, postgres_schema
 from holdfast.journal.journal_errors import JournalAwayError, JournalDamagedError, JournalError, LeaseLostError
 from holdfast.journal.journal_key import JournalKey
 from holdfast.journal.postgres_journal import LeaseHolder, PostgresJournal
@@ -115,7 +115,7 @@ def test_a_claim_of_a_front_ends_the_writer_before_it(shared_postgres: str, tmp_
     old = writer(shared_postgres, tmp_path, lease_s=SHORT_S)
     link = PostgresLink(shared_postgres)
     until = time.monotonic() + 30
-    while not run_lease.claim_run(link, str(tmp_path), "two", "", LONG_S):
+    while not postgres_lease.claim_run(link, str(tmp_path), "two", "", LONG_S):
         assert time.monotonic() < until
         time.sleep(0.02)
     with pytest.raises(LeaseLostError):
@@ -125,9 +125,9 @@ def test_a_claim_of_a_front_ends_the_writer_before_it(shared_postgres: str, tmp_
     assert new.epoch == 2, "a claim is no epoch: the first controller of a run is number 1"
     new.append(entry(1, Phase.DONE), durable=True)
     new.close()
-    assert not run_lease.claim_run(link, str(tmp_path), "three", "", LONG_S), "nobody takes over what is done"
-    assert run_lease.claim_run(link, str(tmp_path), "two", "", 0.0), "but for its own front"
-    assert run_lease.claim_run(link, str(tmp_path), "three", "", LONG_S, ended=True), "or one that goes on with it"
+    assert not postgres_lease.claim_run(link, str(tmp_path), "three", "", LONG_S), "nobody takes over what is done"
+    assert postgres_lease.claim_run(link, str(tmp_path), "two", "", 0.0), "but for its own front"
+    assert postgres_lease.claim_run(link, str(tmp_path), "three", "", LONG_S, ended=True), "or one that goes on with it"
     link.close()
 
 

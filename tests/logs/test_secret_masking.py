@@ -1,6 +1,8 @@
 """Secrets are masked, and what diagnoses are made of stays whole."""
 
 import logging
+import os
+import subprocess
 import sys
 import time
 
@@ -15,6 +17,7 @@ LONG = "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY"  # what follows a token's prefix
 # In two parts where the whole would be taken for a real one by tools that look for such.
 SECRETS = [
     ("login with {}", "hf_" + LONG),
+    ("this token is used: {}", "hf-node." + HEX40[:16] + "." + HEX40[:32]),
     ("remote: {} rejected", "ghp_" + LONG),
     ("git clone https://x:{}@github.com/o/r.git", "ghs_" + LONG),
     ("pat={}", "github_pat_" + LONG),
@@ -183,6 +186,37 @@ def test_lines_of_our_logs_are_masked(caplog: pytest.LogCaptureFixture) -> None:
     told = MaskingFormatter(mask).format(record)
     assert told.splitlines()[0].endswith(" it failed")
     assert told.splitlines()[-1] == "ValueError: with <secret> and password=<secret>; a short one stays"
+
+
+_LEAVES_WORDS = """
+import gc, logging, os, sys, threading, warnings
+from holdfast.logs.secret_masking import keep_masked_log, make_secret_masker
+keep_masked_log(logging.StreamHandler(sys.stderr), make_secret_masker())
+word = os.environ["A_TOKEN"]
+def fails():
+    raise ValueError(f"in a thread: {word}")
+class Left:
+    def __del__(self):
+        raise ValueError(f"in a finalizer: {word}")
+thread = threading.Thread(target=fails)
+thread.start()
+thread.join()
+Left()
+gc.collect()
+warnings.warn(f"a warning: {word}")
+logging.warning("misfit of %d", word)
+raise ValueError(f"at the end: {word} and https://jane:{word}@example.org")
+"""
+
+
+def test_what_nobody_catches_is_masked_as_well() -> None:
+    env = {**os.environ, "A_TOKEN": "correct-horse-battery"}
+    command = [sys.executable, "-c", _LEAVES_WORDS]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and "correct-horse-battery" not in done.stdout + done.stderr
+    for what in ("in a thread", "in a finalizer", "a warning", "at the end"):
+        assert f"{what}: <secret>" in done.stderr
+    assert "https://<credentials>@example.org" in done.stderr
 
 
 def test_hosts_have_the_same_name_throughout() -> None:

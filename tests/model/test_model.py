@@ -40,7 +40,7 @@ from holdfast.model.node_errands import (
 )
 from holdfast.model.probe_findings import PairMeeting
 from holdfast.model.replay_task import ReplayTask
-from holdfast.model.storage_report import MissedCheckpoint, StorageReport
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint, StorageReport
 
 SEATS = (Seat(node="a", group_rank=0, first_rank=0, nproc=2), Seat(node="b", group_rank=1, first_rank=2, nproc=3))
 RELEASE = Release(number=2, digest="d", root="/r", script="a.py", argv=("a.py", "-x"), env={"A": "b"}, message="é")

@@ -44,6 +44,18 @@ def test_alerts_are_written_up() -> None:
     assert written == names
 
 
+def test_every_alert_names_its_entry_of_the_runbook() -> None:
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    page = (ROOT / "docs/RUNBOOK.md").read_text().partition("\n## Alerts from Prometheus\n")[2]
+    parts = re.split(r"^### (Holdfast\w+)$", re.split(r"^## ", page, maxsplit=1, flags=re.M)[0], flags=re.M)
+    entries = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert entries.keys() == {rule["alert"] for rule in rules}
+    for name, entry in entries.items():
+        assert all(f"**{who}**" in entry for who in ("You see", "Holdfast", "You")), name
+    named = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules}
+    assert named == {name: f"docs/RUNBOOK.md#{name.lower()}" for name in entries}
+
+
 def notation(values: list[float | None]) -> str:
     """A series as promtool reads it; one that a scrape lacks is stale, as in Prometheus."""
     return " ".join("stale" if value is None else repr(value) for value in values)

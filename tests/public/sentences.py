@@ -120,6 +120,8 @@ def _closed(known: Known, found: Found) -> None:
     [record] = known.job.report().incidents
     assert found["sentence"] == record.sentence
     _phases(found)
+    if before := re.search(r", after ([\d.]+) s without a step", record.sentence):
+        assert known.gap_at(record.good_step) > float(before[1]) - SLACK_S, found[0]
 
 
 def _changed(known: Known, found: Found) -> None:
@@ -129,7 +131,7 @@ def _changed(known: Known, found: Found) -> None:
 
 def _phases(found: Found) -> None:
     """The parts of what was lost make up the whole."""
-    told = re.search(r"(?P<all>[\d.]+) s \((?P<parts>[^()]*)\)$", found["sentence"])
+    told = re.search(r"(?P<all>[\d.]+) s \((?P<parts>[^()]*)\)(?:, after [\d.]+ s without a step)?$", found["sentence"])
     assert told, found[0]
     parts = [float(part.rpartition(" ")[2]) for part in told["parts"].split(", ")]
     assert abs(sum(parts) - float(told["all"])) < 0.05, found[0]

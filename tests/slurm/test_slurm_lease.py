@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.fleet.slurm_records import read_records
+from holdfast.fleet.slurm_node_file import read_records
 from tests.cli.driver import gone
 from tests.cli.test_run_postgres import stores_of
 from tests.slurm.lab import LOGIN, LOGIN_TOO

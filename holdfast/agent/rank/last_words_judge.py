@@ -13,7 +13,6 @@ import signal
 import socket
 import struct
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,10 +24,10 @@ from holdfast.config import ConfigError, WordLimits
 from holdfast.core.decoding import Content, make_decoder
 from holdfast.core.detect.crash import alarm_of, alarm_without_words
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
-from holdfast.linux import preimported_fork, process_attributes
+from holdfast.linux import preimported_fork, process_control
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
-from holdfast.logs.secret_masking import Masker, MaskingFormatter, make_secret_masker
+from holdfast.logs.secret_masking import Masker, keep_masked_log, make_secret_masker
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages, run_and_node_specs
@@ -138,7 +137,7 @@ class JudgeProcess:
             os.close(take)
             return False
         if pid == 0:
-            process_attributes.die_with_parent(judge)
+            process_control.die_with_parent(judge)
             _judge_next(self._sock, take, self._known, self._mask)
         os.close(take)
         fork = self._waiting = JudgeFork(pid, taken)
@@ -193,7 +192,7 @@ def _judge_next(sock: socket.socket, take: int, known: FailureCatalog, mask: Mas
         code = 0
     finally:
         if code:
-            traceback.print_exc()
+            _log.exception("the last words of a rank are not judged:")
         os._exit(code)
 
 
@@ -229,9 +228,7 @@ def warm_catalog(known: FailureCatalog) -> FailureCatalog:
 
 def main() -> None:
     mask = make_secret_masker()
-    log = logging.StreamHandler(sys.stderr)
-    log.setFormatter(MaskingFormatter(mask))
-    logging.basicConfig(level=logging.INFO, handlers=[log])
+    keep_masked_log(logging.StreamHandler(sys.stderr), mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent's, and then ours when it ends
     sock = socket.socket(fileno=int(sys.argv[2]))
     settings = run_and_node_specs.read_json(Path(sys.argv[1]) / "spec.json", run_and_node_specs.NodeSpec).settings

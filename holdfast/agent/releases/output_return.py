@@ -14,9 +14,9 @@ from typing import BinaryIO
 import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.wire.releases import release_tree_overlay
+from holdfast.wire.releases import release_tree_sync
 from holdfast.wire.releases.release_file_selection import is_stale
-from holdfast.wire.releases.release_tree_overlay import GatheredFiles, TreeIndex
+from holdfast.wire.releases.release_tree_sync import GatheredFiles, TreeIndex
 from holdfast.wire.releases.staged_release import is_within
 
 LOOK_S = 3.0
@@ -84,7 +84,7 @@ class OutputReturn:
         self._told.update(news)
         if not news and not (first and gathered.moved):
             return ""  # checkpoint after checkpoint: said once
-        return release_tree_overlay.describe_gathered(index, gathered)
+        return release_tree_sync.describe_gathered(index, gathered)
 
     def _is_mine(self) -> bool:
         if self._lock is None:
@@ -130,7 +130,7 @@ class OutputReturn:
         self._busy = files_being_written(str(self._at)) if due else set()
         for path, expected in due:
             try:
-                with release_tree_overlay.lock_trees(self._folder):
+                with release_tree_sync.lock_trees(self._folder):
                     to = self._bring_file(path, expected, index)
             except FileNotFoundError:
                 continue  # a rank has removed it meanwhile, or writes to it
@@ -146,7 +146,7 @@ class OutputReturn:
 
     def _index_of(self, at: Path) -> TreeIndex | None:
         if at != self._at or self._index is None:
-            self._at, self._index = at, release_tree_overlay.read_index(at)
+            self._at, self._index = at, release_tree_sync.read_index(at)
             self._seen, self._waits, self._gone, self._brought = {}, {}, {}, {}
         return self._index
 
@@ -159,7 +159,7 @@ class OutputReturn:
         ours, theirs = self._at / path, Path(index.home, path)
         to, moved = theirs, False
         found = _look_of(os.lstat(ours))
-        if not release_tree_overlay.same(ours, theirs):
+        if not release_tree_sync.same(ours, theirs):
             theirs.parent.mkdir(parents=True, exist_ok=True)
             to, moved = self._destination(path, theirs), True
             try:
@@ -168,19 +168,19 @@ class OutputReturn:
                 if e.errno not in _NO_LINKS:
                     raise
                 self._check_unchanged(ours, found, expected)
-                release_tree_overlay.copy(ours, to)
+                release_tree_sync.copy(ours, to)
         self._waits.pop(path, None)
         self._brought[path] = FileAtHome(found, str(to), _look_of(os.lstat(to)))
         return (os.path.join(os.path.dirname(path), to.name),) if moved else ()
 
     def _destination(self, path: str, theirs: Path) -> Path:
         """Return the path in the user's tree to bring a rank's file to. It is `theirs` if the file there is an earlier
-        copy that we brought and nobody has changed. Otherwise `release_tree_overlay` decides by file times whether to
+        copy that we brought and nobody has changed. Otherwise `release_tree_sync` decides by file times whether to
         keep both files."""
         known = self._brought.get(path)
         if known and known.to == str(theirs) and (there := _stat(theirs)) and _look_of(there) == known.theirs:
             return theirs
-        return release_tree_overlay.destination(self._at / path, theirs, self._at.name)
+        return release_tree_sync.destination(self._at / path, theirs, self._at.name)
 
     def _link_home(self, ours: Path, to: Path, expected: Look | None) -> Look:
         """Hard-link a file to `to`, atomically replacing what is there; return the file's size, time and inode."""
@@ -214,7 +214,7 @@ class OutputReturn:
         long = [path for path in long if self._brought[path].ours[2] not in renamed]
         if not long or not all(os.path.lexists(self._at / path) for path in index.files):
             return
-        with release_tree_overlay.lock_trees(self._folder):
+        with release_tree_sync.lock_trees(self._folder):
             for path in long:
                 self._remove(path)
 
@@ -234,7 +234,7 @@ class OutputReturn:
 
     def _close(self) -> None:
         if self._index is not None and all(os.path.lexists(self._at / path) for path in self._index.files):
-            with release_tree_overlay.lock_trees(self._folder):
+            with release_tree_sync.lock_trees(self._folder):
                 for path in [*self._brought]:
                     self._remove(path)
         self._index = None
@@ -254,7 +254,7 @@ def _made_files(folder: Path, path: str, index: TreeIndex) -> Iterator[tuple[str
         if stat.S_ISDIR(found.st_mode):
             yield from _made_files(whole, below, index)
         elif stat.S_ISREG(found.st_mode) or (
-            stat.S_ISLNK(found.st_mode) and not release_tree_overlay.leads_home(whole, index)
+            stat.S_ISLNK(found.st_mode) and not release_tree_sync.leads_home(whole, index)
         ):
             yield below, _look_of(found)
 

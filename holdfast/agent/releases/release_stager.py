@@ -18,7 +18,7 @@ from holdfast.agent.releases.output_return import OutputReturn
 from holdfast.agent.releases.release_trust import ReleaseTrust
 from holdfast.model.code_release import Release
 from holdfast.model.node_errands import StageHere
-from holdfast.wire.releases import release_tree_overlay, tree_archive
+from holdfast.wire.releases import release_tree_sync, tree_archive
 from holdfast.wire.releases.host_release_copies import NAME, ReleaseFolder
 from holdfast.wire.releases.staged_release import StagedRelease, staged_environment
 from holdfast.wire.releases.tree_archive import ArchiveError
@@ -99,9 +99,9 @@ class ReleaseStager:
     async def gather_outputs(self) -> None:
         """Bring files that ranks have made in staged trees to the user's tree, after the ranks have ended."""
         try:
-            found = await asyncio.to_thread(lambda: [*release_tree_overlay.gather_all(self._folder)])
+            found = await asyncio.to_thread(lambda: [*release_tree_sync.gather_all(self._folder)])
             for index, gathered in found:
-                self._say(release_tree_overlay.describe_gathered(index, gathered))
+                self._say(release_tree_sync.describe_gathered(index, gathered))
             if not any(gathered.stuck for _, gathered in found):
                 await self._homecoming.close()
         except OSError as e:
@@ -114,7 +114,7 @@ class ReleaseStager:
     def _in_copy(self) -> Path | None:
         """Return the staged tree that ranks of this node run in; None if they run in the user's own tree."""
         if not self._launched:
-            return release_tree_overlay.newest(self._folder)  # they were started before this agent was
+            return release_tree_sync.newest(self._folder)  # they were started before this agent was
         digest = self._launched[-1]
         return self._kept.copy_of(digest) if digest and digest != self._in_place else None
 
@@ -122,7 +122,7 @@ class ReleaseStager:
         """Let ranks run in the user's own tree if it equals the release, else in a copy; return a notice of edits."""
         at = self._kept.copy_of(release.digest)
         self._in_place = ""
-        if (index := release_tree_overlay.read_index(at)) is None:
+        if (index := release_tree_sync.read_index(at)) is None:
             raise FileNotFoundError(f"the list of files of {at} is missing or damaged")
         here = _is_own(index, release)
         differ = _compare_tree(at, index) if here else []
@@ -131,8 +131,8 @@ class ReleaseStager:
         else:
             if not at.is_dir():  # it was edited just now
                 self._kept.put_release(release, self._find_archive(release.digest))
-            with release_tree_overlay.lock_trees(self._folder):
-                release_tree_overlay.prepare_tree(at, index)
+            with release_tree_sync.lock_trees(self._folder):
+                release_tree_sync.prepare_tree(at, index)
         if not differ:
             return ""
         more = len(differ) - 1
@@ -169,17 +169,17 @@ class ReleaseStager:
         if not tree_archive.DIGEST.fullmatch(release.digest):
             return False
         at = self._kept.copy_of(release.digest)
-        index = release_tree_overlay.read_index(at) or self._adopt_index(release.digest)
+        index = release_tree_sync.read_index(at) or self._adopt_index(release.digest)
         if index is None or at.exists() or not _is_own(index, release):
             return False
         return not _compare_tree(at, index)
 
-    def _adopt_index(self, digest: str) -> release_tree_overlay.TreeIndex | None:
+    def _adopt_index(self, digest: str) -> release_tree_sync.TreeIndex | None:
         """Copy a release's index of files from the run's own folder and return it; None if the folder has none."""
-        index = release_tree_overlay.read_index(self._shared.copy_of(digest)) if self._shared else None
+        index = release_tree_sync.read_index(self._shared.copy_of(digest)) if self._shared else None
         if index is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            release_tree_overlay.write_index(self._kept.copy_of(digest), index)
+            release_tree_sync.write_index(self._kept.copy_of(digest), index)
         return index
 
     def _find_archive(self, digest: str) -> Path:
@@ -208,7 +208,7 @@ class ReleaseStager:
         """Compare the user's trees with these releases in advance, so that a launch need not wait for comparisons."""
         for release in releases:
             at = self._kept.copy_of(release.digest)
-            index = release_tree_overlay.read_index(at) if release.digest else None
+            index = release_tree_sync.read_index(at) if release.digest else None
             if index is not None and not index.equal and _is_own(index, release):
                 _compare_tree(at, index)
 
@@ -274,16 +274,16 @@ async def fetch_archive(dialing: ControllerDialer, kept: ReleaseFolder, digest: 
                 await asyncio.to_thread(file.write, chunk)
 
 
-def _compare_tree(at: Path, index: release_tree_overlay.TreeIndex) -> list[str]:
+def _compare_tree(at: Path, index: release_tree_sync.TreeIndex) -> list[str]:
     """Return the user's files that differ from the release; record the others, so that they are not read again."""
-    differ, seen = release_tree_overlay.find_edits(index)
+    differ, seen = release_tree_sync.find_edits(index)
     if seen != index:
         with contextlib.suppress(OSError):  # a full disk: then all is read again next time
-            release_tree_overlay.write_index(at, seen)
+            release_tree_sync.write_index(at, seen)
     return differ
 
 
-def _is_own(index: release_tree_overlay.TreeIndex, release: Release) -> bool:
+def _is_own(index: release_tree_sync.TreeIndex, release: Release) -> bool:
     """Return whether ranks may run in the user's own tree; never if the release is signed, as trees can be edited."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.checkpoint.arena import VERIFIED, Arena, SealedSnapshot
 from holdfast.core.snapshots.floor_pins_and_copies import OwnSnapshot, Sealed
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 

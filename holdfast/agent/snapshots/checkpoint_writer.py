@@ -1,6 +1,7 @@
 """Writes checkpoints from snapshots in memory: each keeper writes its ranks' parts, rank 0's keeper publishes all."""
 
 import asyncio
+import glob
 import logging
 import sys
 from collections.abc import Callable
@@ -20,8 +21,8 @@ from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.core.snapshots.memory_grant import format_bytes
 from holdfast.model.state_doubt import Doubt
-from holdfast.model.storage_report import MissedCheckpoint
-from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint
+from holdfast.wire.rank_keeper_messages import ArenaRequest, CheckpointPolicy, step_metadata_path
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
 _STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again
@@ -360,13 +361,11 @@ class PartWrite:
         except PartFailedError as e:
             checkpoint_publication.withdraw_write(folder, want.world, str(e))
             raise
-        try:
-            metadata = Path(want.metadata_path).read_bytes()
-        except OSError as e:
-            raise StorageError(f"cannot read the checkpoint's metadata: {e}") from None
+        metadata = read_metadata(Path(want.metadata_path), self.step)
         url = checkpoint_publication.publish_checkpoint(
             base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse
         )
+        _remove_older_metadata(Path(want.metadata_path), self.step)
         self._tidy_up(want.storage, pulse)
         return url
 
@@ -385,6 +384,25 @@ class PartWrite:
                 self.looked_at, found = self._now(), stored_checkpoints.find_checkpoints(storage.url)
             generation = self.author.generation
             self.listing = stored_checkpoints.describe_published(storage.url, found, generation, doubted=self.doubted)
+
+
+def read_metadata(path: Path, step: int) -> bytes:
+    """Return DCP's metadata of this step or, if the step has none of its own, of all steps of the layout."""
+    with suppress(OSError):
+        return Path(step_metadata_path(str(path), step)).read_bytes()
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise StorageError(f"cannot read the checkpoint's metadata: {e}") from None
+
+
+def _remove_older_metadata(path: Path, step: int) -> None:
+    """Remove the metadata of earlier steps. That of this step stays: it may be written once more at the end."""
+    before = len(step_metadata_path(path.name, 0)) - 1
+    with suppress(OSError):
+        for file in path.parent.glob(f"{glob.escape(path.name)}-*"):
+            if file.name[before:].isdecimal() and int(file.name[before:]) < step:
+                file.unlink(missing_ok=True)
 
 
 def _mark_doubts(url: str, run: str, doubts: tuple[Doubt, ...]) -> str:

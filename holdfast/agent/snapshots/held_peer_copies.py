@@ -20,7 +20,7 @@ from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, Snapsho
 from holdfast.checkpoint.peer_server import GivenState, PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, cut_range
 from holdfast.core.snapshots.copy_intake import CopyName, Intake, judge_copy, refuse_generation
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
 from holdfast.model.job_and_seats import Seat
 from holdfast.wire.rank_keeper_messages import layout_file_name
 

@@ -11,7 +11,7 @@ from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest
 from holdfast.checkpoint.rank_state_on_disk import DiskState
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
 from holdfast.model.copy_aim import Aim
 from holdfast.model.observation import Mark
 from holdfast.model.state_copy import Address, Copy

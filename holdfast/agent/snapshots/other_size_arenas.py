@@ -11,7 +11,7 @@ import msgspec
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.checkpoint.arena import Arena
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant
 
 

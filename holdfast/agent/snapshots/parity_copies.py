@@ -22,7 +22,7 @@ from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
 from holdfast.core.decoding import from_json
 from holdfast.core.snapshots.copy_intake import Intake, judge_half, refuse_generation
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
 from holdfast.model.state_copy import Copy
 
 _MEET_S = 10.0  # for the other rank of a pair, without which nobody knows how much memory it takes

@@ -29,8 +29,8 @@ from holdfast.checkpoint.writable_check import look_in_time, try_write
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.decoding import from_msgpack
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
-from holdfast.linux import process_attributes
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
+from holdfast.linux import process_control
 from holdfast.model.copy_aim import Aim
 from holdfast.model.state_copy import Copy
 from holdfast.wire.rank_keeper_messages import layout_file_name
@@ -397,7 +397,7 @@ class _StepWrite:
         self._disk, self._author, self._pins, self._verified = disk, author, pins, verified
 
     def write_all(self, pulse: WritePulse) -> str:
-        process_attributes.yield_disk()
+        process_control.yield_disk()
         self._disk.check_room(sum(pin.arena.image_bytes for pin in self._pins))
         for pin in self._pins:
             self._disk.write_state(self._author, pin, self._verified, pulse)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos.fault import CannotInject
+from holdfast.chaos.injection_records import CannotInject
 from holdfast.chaos.matrix import faults_page
 from holdfast.chaos.matrix.cell_stage import SCRIPT, CellStage, StageFailed, calm_run, open_stage
 from holdfast.chaos.matrix.cells import NAMED, STAGES, MatrixCell, choose_cells

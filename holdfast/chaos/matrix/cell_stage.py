@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos import lab_launch, release_faults
-from holdfast.chaos.fault import CannotInject, FaultResult, GroundTruth, InjectedFault, SkippedFault
 from holdfast.chaos.fault_catalog import KINDS
+from holdfast.chaos.injection_records import CannotInject, FaultResult, GroundTruth, InjectedFault, SkippedFault
 from holdfast.chaos.job_observer import JobObserver, ObservedStatus
 from holdfast.chaos.local_lab_job import LabJob
 from holdfast.chaos.matrix import job_checks

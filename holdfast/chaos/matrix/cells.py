@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.chaos.fault import InjectedFault
+from holdfast.chaos.injection_records import InjectedFault
 
 HOWS = ("ddp", "fsdp", "pp")
 STAGES = ("local", "wide", "storage", "disk", "hosts")  # kinds of jobs

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 
-from holdfast.checkpoint import image_metadata
+from holdfast.checkpoint import snapshot_metadata_record
 from holdfast.checkpoint.dcp.torch_metadata import index_of
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, Ranks, RecordSpec, arrange_image
 from holdfast.checkpoint.state_image import StateError, check_tensor, extra_spec, local_tensor, record_sizes
@@ -84,7 +84,9 @@ def arrange_plan(
 
 
 def pack_layout(layout: ImageLayout, step: int = 0) -> bytes:
-    return image_metadata.pack_metadata(image_metadata.ImageMetadata(step=step, layout=msgspec.msgpack.encode(layout)))
+    return snapshot_metadata_record.pack_metadata(
+        snapshot_metadata_record.ImageMetadata(step=step, layout=msgspec.msgpack.encode(layout))
+    )
 
 
 def pad_value(value: bytes, room: int) -> bytes:

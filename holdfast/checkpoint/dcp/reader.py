@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from holdfast.checkpoint import checkpoint_reader, image_metadata, storage_opener
+from holdfast.checkpoint import checkpoint_reader, snapshot_metadata_record, storage_opener
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.dcp.checkpoint_ids import locate_checkpoint, same_place, step_under
 from holdfast.checkpoint.dcp.plan_layout import rank_and_world, unpad_value
@@ -72,7 +72,7 @@ class Reader(StorageReader):
         if state.arena and (not named or step_under(self._id, self._url) == state.step):
             image = Arena.open(state.arena).slot_image(state.slot)
             self._image = StateImage(
-                layout := from_msgpack(image_metadata.find_metadata(image).layout, ImageLayout), image
+                layout := from_msgpack(snapshot_metadata_record.find_metadata(image).layout, ImageLayout), image
             )
             return single_image_metadata(layout)
         self._place = locate_checkpoint(self._url, self._id) if named or not state.url else state.url

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.checkpoint_reader import read_manifest, read_metadata, read_ranges
 from holdfast.checkpoint.local_storage import LocalStorage
-from holdfast.checkpoint.output_staging import move_out, private_folder
+from holdfast.checkpoint.private_export_folder import move_out, private_folder
 from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.verified_block_reads import PartPiece
 

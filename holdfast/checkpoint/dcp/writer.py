@@ -48,9 +48,11 @@ from holdfast.checkpoint.retention import retain_checkpoints
 from holdfast.checkpoint.state_image import StateError, StateImage, local_tensor
 from holdfast.checkpoint.storage_owner import take_ownership
 from holdfast.checkpoint.stored_checkpoints import find_checkpoints
+from holdfast.wire import rank_keeper_messages
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy, StateRequest
 from holdfast.wire.replay_environment import redirect_path
 
+_STEP_FILES = 16  # of metadata that the keeper has at most
 _PARTS_S = 600.0  # storage has as long to show what other ranks have written
 
 
@@ -92,6 +94,8 @@ class Writer(StorageWriter):
         self._image: StateImage | None = None  # without an agent
         self._arena: Arena | None = None
         self._slot: SnapshotSlot | None = None  # that the coordinator seals when the metadata is there
+        self._metadata_name = self._roomy = ""  # of the keeper's file for this layout; of the one that it has
+        self._step_files: list[str] = []  # that it was given for single steps
 
     @property
     def checkpoint_id(self) -> str:
@@ -149,9 +153,7 @@ class Writer(StorageWriter):
         metadata.storage_meta = self.storage_meta()  # where a planner has kept that of another writer
         content = pickle.dumps(metadata, protocol=2)
         if self._slot and (link := KeeperClient.for_this_rank()):
-            link.put_file(self._metadata_name, content)
-            if why := link.write_files():
-                raise StateError(why)
+            self._tell_keeper(link, metadata, content, written)
             self._slot.seal()
             self._finished[self._storage.url] = self._call.step, self._run
             return
@@ -243,13 +245,31 @@ class Writer(StorageWriter):
         EXTRA key, to check that all ranks use the same folder. The folder is "" if a keeper writes the files."""
         told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
         for item, at in layout.owned_items():
-            index, length = index_of(item.spec), item.length
-            if item.spec.key == EXTRA:
-                continue
-            if not item.spec.dtype and not self._slot:  # a keeper has one description for all steps of a layout
-                length = len(things[index].getbuffer())
-            told.append(WriteResult(index, length, _StorageInfo(file_of(layout.rank), at, length)))
+            index = index_of(item.spec)
+            if item.spec.key != EXTRA:
+                length = item.length if item.spec.dtype else len(things[index].getbuffer())
+                told.append(WriteResult(index, item.length, _StorageInfo(file_of(layout.rank), at, length)))
         return told
+
+    def _tell_keeper(self, link: KeeperClient, metadata: Metadata, content: bytes, written: list[WriteResult]) -> None:
+        """Give the keeper the metadata of this step, and once for each layout metadata that suits all of its steps. In
+        the latter, values are as long as their rooms. It is for a step whose own metadata is gone."""
+        whole = {index: one.size_in_bytes for one in written if (index := one.index).fqn != EXTRA}
+        rooms = {at: dataclasses.replace(one, length=whole[at]) for at, one in metadata.storage_data.items()}
+        if rooms == metadata.storage_data:
+            link.put_file(self._metadata_name, content)
+        else:
+            name = rank_keeper_messages.step_metadata_path(self._metadata_name, self._call.step)
+            self._step_files = [*(one for one in self._step_files if one != name), name]
+            link.put_file(name, content)
+            while len(self._step_files) > _STEP_FILES:  # the keeper removes them too, once it can write to storage
+                link.remove_file(self._step_files.pop(0))
+            if self._roomy != self._metadata_name:
+                roomy = dataclasses.replace(metadata, storage_data=rooms)
+                link.put_file(self._metadata_name, pickle.dumps(roomy, protocol=2))
+        if why := link.write_files():
+            raise StateError(why)
+        self._roomy = self._metadata_name
 
     def _fill(self, image: StateImage, things: Things) -> None:
         moves = []

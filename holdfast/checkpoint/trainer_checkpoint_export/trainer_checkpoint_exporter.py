@@ -12,7 +12,7 @@ import torch
 
 from holdfast.checkpoint.dcp.safetensors_export import write_safetensors
 from holdfast.checkpoint.local_storage import LocalStorage
-from holdfast.checkpoint.output_staging import move_out, private_folder
+from holdfast.checkpoint.private_export_folder import move_out, private_folder
 from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.trainer_checkpoint_export.dcp_file_writer import write_dcp
 from holdfast.checkpoint.trainer_checkpoint_export.dcp_reader import is_dcp, read_dcp

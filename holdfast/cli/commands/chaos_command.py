@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.chaos import lab_launch, scenario
-from holdfast.chaos.fault import CannotInject, SkippedFault
 from holdfast.chaos.fault_catalog import KINDS
+from holdfast.chaos.injection_records import CannotInject, SkippedFault
 from holdfast.chaos.job_observer import JobObserver
 from holdfast.chaos.scenario import BadScenario, Scenario
 from holdfast.chaos.striker import NAME, Striker, is_good

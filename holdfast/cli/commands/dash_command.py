@@ -31,7 +31,7 @@ from holdfast.dash.page_server import PageServer
 from holdfast.dash.page_session import PageSession
 from holdfast.dash.page_source import PageSource, SourceError
 from holdfast.journal.journal_errors import JournalError
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 
 _ABOUT = (
     "Show a run in a browser: what it does, what it lost and why. RUN may also be a journal file, or the address of a "
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     complaints = logging.StreamHandler()  # of the server, about requests that are none
     complaints.addFilter(ServerLogFilter())
     logging.getLogger().addHandler(complaints)
-    process_attributes.raise_file_limit()
+    process_control.raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     try:
         asyncio.run(_serve_page(_find_source(args), listener, opens=not args.no_open))
@@ -111,7 +111,8 @@ async def _serve_page(source: PageSource, listener: socket.socket, *, opens: boo
     await runner.setup()
     receiving = asyncio.create_task(gate.run(listener))
     address = f"http://127.0.0.1:{port}/?code={session.code}"
-    print(f"holdfast dash: {address}\nholdfast dash: the address works once; Ctrl-C ends this", flush=True)
+    once = "open this address in a browser; it works once, and Ctrl-C ends this"
+    print(f"holdfast dash: {address}\nholdfast dash: {once}", flush=True)
     asked = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)

@@ -117,7 +117,7 @@ def _logs_of_run(run: str | None, names: list[str]) -> tuple[list[RankLog], Proc
 
     if run or not names:
         return failed_run_logs.read_failed_run(run_selection.find(run or None))
-    return failed_run_logs.read_failed_run(failed_run_logs.find_file_or_run(names[0]))
+    return failed_run_logs.read_failed_run(failed_run_logs.find_run(names[0]))
 
 
 def _logs_of_files(names: list[str]) -> list[RankLog]:

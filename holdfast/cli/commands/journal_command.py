@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
 
 def _look_after(url: str, schema: int | None, forget: str | None) -> int:
     with open_database(url) as link:
-        from holdfast.journal import postgres_schema, run_lease
+        from holdfast.journal import postgres_lease, postgres_schema
 
         if schema is not None:
             before = postgres_schema.migrate_schema(link, schema)
@@ -36,10 +36,10 @@ def _look_after(url: str, schema: int | None, forget: str | None) -> int:
             return 0
         version = postgres_schema.read_version(link)
         if forget is not None:
-            run_lease.forget_run(link, forget)
+            postgres_lease.forget_run(link, forget)
             print(f"run {forget} is forgotten")
             return 0
         known = f"this holdfast wants {postgres_schema.SCHEMA}"
-        runs = counted_noun(len(run_lease.list_runs(link)), "run") if version == postgres_schema.SCHEMA else ""
+        runs = counted_noun(len(postgres_lease.list_runs(link)), "run") if version == postgres_schema.SCHEMA else ""
         print(f"the tables are of version {version}, {known}" + (f"; {runs}" if runs else ""))
     return 0

@@ -36,14 +36,18 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 def database_rows(url: str) -> list[RunRow]:
     """Return the rows of all runs in a database, oldest first."""
     with open_database(url, "--journal ") as link:
-        from holdfast.journal import postgres_schema, run_lease
+        from holdfast.journal import postgres_lease, postgres_schema
 
         postgres_schema.require_schema(link)
         rows = []
-        for run in run_lease.list_runs(link):
+        for run in postgres_lease.list_runs(link):
             host = run.holder.partition(" ")[0]
             state, detail = run.phase.value, f", carried by {host}" + (f" at {run.address}" if run.address else "")
-            seen = run_lease.RunGlance() if run.phase is Phase.DONE else run_lease.glance_at_run(link, run.run_id)
+            seen = (
+                postgres_lease.RunGlance()
+                if run.phase is Phase.DONE
+                else postgres_lease.glance_at_run(link, run.run_id)
+            )
             if run.phase is Phase.DONE:
                 state, detail = "ended", ""
             elif not run.held:

@@ -15,13 +15,20 @@ from holdfast.sim.scale.failure_schedule import ScaleSetup
 from holdfast.sim.scale.holdfast_policy import NAME
 from holdfast.sim.scale.scale_result import ScaleSummary
 
+_NO_COPIES = "no copies on peers"
 # What is compared, and what each goes without.
 _CHOICES = {
     "all of it": frozenset[str](),
     "no standbys": frozenset({"standbys"}),
-    "no copies on peers": frozenset({"backups"}),
+    _NO_COPIES: frozenset({"backups"}),
     "no state in memory": frozenset({"snapshots"}),
     "neither standbys nor state in memory": frozenset({"standbys", "snapshots"}),
+}
+
+# Why going without something may cost less than having it.
+WHY_BETTER = {
+    _NO_COPIES: "copies are charged a share of the time that is derived, not measured, and so few nodes are lost that "
+    "they save less; without copies the loss of a node costs the work since the last checkpoint on storage",
 }
 
 
@@ -30,6 +37,7 @@ class PlanChoice(msgspec.Struct, frozen=True, kw_only=True):
     ettr: float
     spread: float | None  # None: one seed tells nothing of it
     unlike: bool  # whether every seed says that it is worse than the first choice
+    better: bool = False  # whether every seed says that it is better
     idle: float  # part of all nodes that only waits
     lost_h: float  # hours a month
 
@@ -112,12 +120,13 @@ def _simulate_choices(setup: ScaleSetup, mix: failure_mixes.FailureMix, seeds: r
 
 def _make_choice(what: str, found: ScaleSummary, first: ScaleSummary, nodes: int) -> PlanChoice:
     several = len(found.seeds) > 1
-    less = [one < other for one, other in zip(found.ettrs, first.ettrs, strict=True)]
+    pairs = list(zip(found.ettrs, first.ettrs, strict=True))
     return PlanChoice(
         what=what,
         ettr=found.ettr,
         spread=(found.ettr_most - found.ettr_least) / 2 if several else None,
-        unlike=several and all(less),
+        unlike=several and all(one < other for one, other in pairs),
+        better=several and all(one > other for one, other in pairs),
         idle=found.standbys / (nodes + found.standbys),
         lost_h=(1 - found.ettr) * 30 * 24,
     )
@@ -157,5 +166,10 @@ def _show_advice(advice: PlanAdvice) -> None:
     Console(highlight=False, soft_wrap=True).print(table)
     if advice.choices[0].spread is None:
         print("one seed cannot show how much of this is chance; give --seeds 3 or more")
-    elif alike := [one.what for one in advice.choices[1:] if not one.unlike]:
+        return
+    if alike := [one.what for one in advice.choices[1:] if not one.unlike and not one.better]:
         print(f"with these seeds no clear difference from '{advice.choices[0].what}': {', '.join(alike)}")
+    for one in advice.choices[1:]:
+        if one.better:
+            why = f": {WHY_BETTER[one.what]}" if one.what in WHY_BETTER else ""
+            print(f"with every one of these seeds less was lost with '{one.what}'{why}")

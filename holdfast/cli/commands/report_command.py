@@ -12,6 +12,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.cli.commands.report_lost_time import lost_text, render_causes, row_text, stall_texts
 from holdfast.cli.commands.report_unfinished_job import incidents_said, opened_said, state_said
 from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
@@ -32,29 +33,23 @@ from holdfast.cli.terminal.quantity_text import (
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.incident.incident_text import (
     FAILED_START,
-    SHOWN_S,
     describe_again,
     describe_kept,
     describe_new_release,
     describe_step,
     is_fresh_start,
-    lost_steps,
-    start_up_s,
-    stop_phases_s,
-    sum_held_s,
     why_from_zero,
 )
-from holdfast.core.incident.seat_changes import describe_swap
-from holdfast.core.record.job_account import START_AND_END, Span, TimeUse, UnwatchedTime
+from holdfast.core.incident.node_swap_text import describe_swap
+from holdfast.core.record.job_account import TimeUse, UnwatchedTime
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import fold_entries
-from holdfast.core.record.lost_time_bill import Bill, Row, draw_bill
+from holdfast.core.record.lost_time_bill import Bill, draw_bill
 from holdfast.core.record.release_history import new_and_redone
 from holdfast.core.record.release_pace import describe_paces
 from holdfast.core.record.report_comparison import ComparedJobs, compare_jobs
 from holdfast.core.record.report_window import fold_since
 from holdfast.core.record.solving_rungs import describe_rungs
-from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.core.terminal_sanitizer import plain_line, strip_controls, strip_tree
 from holdfast.journal.journal_errors import JournalError
 from holdfast.model.incident_record import Change, Record
@@ -64,9 +59,7 @@ UNKNOWN_TIME = "what ranks did in the unknown time nobody has told; the ETTR cou
 _WEEK = "sum up the last seven days of all your runs here, or of the runs in these folders"
 _BAR = 100  # characters
 _START_SHARE = 0.01  # of the time: a start that took less is not worth a word
-_STALLS = 4  # that are told one by one, the longest
 _LOSSES = 4  # bad ones that are told one by one, the first
-_ALIKE_S = 0.1  # a start-up whose phases miss more of it had several launches
 _COLOURS = {
     TimeUse.TRAIN: "green",
     TimeUse.REDO: "magenta",
@@ -139,7 +132,7 @@ def main(argv: list[str]) -> int:
         print(msgspec.json.encode(report).decode())
     else:
         console = make_output()
-        shown = msgspec.convert(strip_tree(msgspec.to_builtins(report)), Report)
+        shown = strip_report(report)
         letters, fold = console.color_system is None, table_width(console)
         console.print(render_report(shown, min(_BAR, console.width), letters=letters, fold=fold))
     return 0
@@ -173,12 +166,16 @@ def _print_comparison(runs: tuple[Path, Path], reports: tuple[Report, Report], a
 
 def _write_page(run_dir: Path, path: Path) -> int:
     """Write the web page of a run, as it is now, into one file."""
+    from holdfast.cli.commands.report_mailed_summary import write_summary
     from holdfast.cli.page.page_sources import RunSource
     from holdfast.dash.page_feed import PageFeed
     from holdfast.dash.page_source import SourceError
 
+    report = strip_report(load_report(run_dir))
+    spent_s = spent_by_use(report, draw_bill(report))
+    summary = write_summary(run_dir.name, report, spent_s, render_report(report, width=0))
     try:
-        written = PageFeed(RunSource(run_dir)).render()
+        written = PageFeed(RunSource(run_dir)).render(summary)
     except (SourceError, OSError) as e:
         print(f"holdfast report: {e}", file=sys.stderr)
         return 2
@@ -189,6 +186,11 @@ def _write_page(run_dir: Path, path: Path) -> int:
         return 2
     print(f"holdfast report: wrote {path}, {len(written.encode()) / 1e6:.1f} MB; it quotes logs and names machines")
     return 0
+
+
+def strip_report(report: Report) -> Report:
+    """Return a report without control characters in its texts."""
+    return msgspec.convert(strip_tree(msgspec.to_builtins(report)), Report)
 
 
 def load_report(run_dir: Path, since: str | None = None) -> Report:
@@ -213,6 +215,8 @@ def load_report(run_dir: Path, since: str | None = None) -> Report:
 
 
 def render_report(report: Report, width: int = _BAR, *, letters: bool = False, fold: int | None = None) -> Group:
+    """Return the report as texts and tables. `width` is that of the bar of time; with 0, the uses of time are left
+    out."""
     mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
     planned = f", {counted_noun(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
@@ -226,9 +230,8 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False, f
     parts: list[Text | Constrain] = [
         Text(_part_text(report), style="dim"),
         head,
-        _time_bar(report, width, letters),
-        _spent_text(report, bill, letters),
-        _by_cause(bill),
+        *((_time_bar(report, width, letters), _spent_text(report, bill, letters)) if width else ()),
+        render_causes(bill),
     ]
     parts.append(
         Text(
@@ -238,7 +241,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False, f
     )
     over = report.phase == Phase.DONE or bool(report.absence)
     parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over)) else []
-    parts += _stall_texts(report)
+    parts += stall_texts(report)
     for what, told in (("slow", report.slow), ("loss", report.losses[:_LOSSES])):
         parts += [Text(f"{what}, told at {clock_text(one.at)}: {one.text}") for one in told]
     parts += [Text(f"loss, told {more} times more")] if (more := len(report.losses) - _LOSSES) > 0 else []
@@ -305,57 +308,16 @@ def _time_bar(report: Report, width: int, letters: bool) -> Text:
 
 def _spent_text(report: Report, bill: Bill, letters: bool) -> Text:
     text = Text()
-    for use in TimeUse:
-        seconds = bill.uses.get(use, report.spent_s[use])
-        if seconds > 0:
-            text.append(f"{_use_mark(use, letters)} ", style=_COLOURS[use])
-            text.append(f"{use.value} {duration_text(seconds)}   ")
+    for use, seconds in spent_by_use(report, bill).items():
+        text.append(f"{_use_mark(use, letters)} ", style=_COLOURS[use])
+        text.append(f"{use.value} {duration_text(seconds)}   ")
     return text
 
 
-def _by_cause(bill: Bill) -> Text:
-    lost = sorted(((seconds, cause) for cause, seconds in bill.causes.items() if seconds > 0), reverse=True)
-    if not lost:
-        return Text("")
-    shares = ", ".join(f"{cause} {duration_text(seconds)}{_start_text(bill, cause)}" for seconds, cause in lost)
-    return Text(f"lost {duration_text(bill.lost_s)}: {shares}")
-
-
-def _start_text(bill: Bill, cause: str) -> str:
-    """If the cause is "start and end", return in brackets how many seconds went into each use of time; else ""."""
-    return f" ({_row_text(bill.others[cause])})" if cause == START_AND_END else ""
-
-
-def _row_text(row: Row, record: Record | Change | None = None) -> str:
-    """Return a row of the report as text: the seconds that went into each use of time. With `record`, the text also
-    splits the seconds of stopping and of starting up into phases."""
-    parts = {TimeUse.STOP: stop_phases_s(record), TimeUse.START_UP: start_up_s(record)} if record else {}
-    hidden = (TimeUse.REDO, TimeUse.PROBE) if row.get(TimeUse.PROBE) == 0.0 else (TimeUse.REDO,)
-    said = {use: f"{use.value} {seconds:.1f}" for use, seconds in row.items() if use not in hidden}
-    return ", ".join(f"{text}{_detail_text(row[use], parts.get(use, {}))}" for use, text in said.items())
-
-
-def _detail_text(seconds: float, parts: dict[str, float]) -> str:
-    if len(parts) < 2 or abs(sum(parts.values()) - seconds) >= _ALIKE_S:
-        return ""
-    return f" = {' + '.join(f'{name} {part_s:.1f}' for name, part_s in share_tenths(parts, seconds).items())}"
-
-
-def _stall_texts(report: Report) -> list[Text]:
-    """Return sentences that say when and where the job stood still; if there are many stalls, only the longest."""
-    stalls = sorted((span for span in report.spans if span.use is TimeUse.STALL), key=lambda span: -span.seconds)
-    said = [
-        f"no step from {clock_text(span.start_at)} to {clock_text(span.end_at)}{_stall_cause(span)}"
-        for span in sorted(stalls[:_STALLS], key=lambda span: span.start_at)
-    ]
-    shorter = len(stalls) - len(said)
-    return [Text(text) for text in (*said, *([f"and {counted_noun(shorter, 'shorter stall')}"] if shorter else []))]
-
-
-def _stall_cause(span: Span) -> str:
-    if span.incident:
-        return f", when incident {span.incident} came{f': {span.place}' if span.place else ''}"
-    return f": {span.place or 'nobody told why'}"
+def spent_by_use(report: Report, bill: Bill) -> dict[TimeUse, float]:
+    """Return the seconds that went into each use of time, as the bill rounds them; without those that took none."""
+    spent_s = {use: bill.uses.get(use, report.spent_s[use]) for use in TimeUse}
+    return {use: seconds for use, seconds in spent_s.items() if seconds > 0}
 
 
 def _unwatched_text(time: UnwatchedTime) -> str:
@@ -393,12 +355,12 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
     for record in report.incidents:
         swapped = describe_swap(record) + describe_kept(record) + (f"; {record.short}" if record.short else "")
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
-        lost = _lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
+        lost = lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
         happened = f"{record.cause}{describe_step(record)}{describe_again(record)}"
         table.add_row(str(record.number), clock_text(record.alarm_at), happened, why, lost)
     if opened := report.standing.incident:
         row = bill.incidents.get(opened.number, {})
-        lost = f"{sum(row.values()):.1f} s so far{f' ({_row_text(row)})' if row else ''}"
+        lost = f"{sum(row.values()):.1f} s so far{f' ({row_text(row)})' if row else ''}"
         table.add_row(str(opened.number), clock_text(opened.alarm_at), opened.cause, opened_said(opened), lost)
     return table
 
@@ -407,7 +369,7 @@ def _changes_table(report: Report, bill: Bill) -> Table:
     table = _new_table("planned", "at", "why", "release", "lost")
     planned = [restart.redone for restart in report.restarts if not restart.incident]
     for number, (change, redone) in enumerate(zip(report.changes, planned, strict=True), 1):
-        took = _lost_text(change, bill.changes.get(number, {}), redone)
+        took = lost_text(change, bill.changes.get(number, {}), redone)
         swapped = [f"{', '.join(change.evicted)} left"] if change.evicted else []
         swapped += [f"{', '.join(change.admitted)} came"] if change.admitted else []
         swapped += [FAILED_START] if change.failed else []
@@ -425,23 +387,3 @@ def _new_table(*columns: str) -> Table:
 
 def _fresh_start_text(record: Record | Change) -> str:
     return f"; {why_from_zero(record).removeprefix('but ')}" if is_fresh_start(record) else ""
-
-
-def _lost_text(record: Record | Change, row: Row, redone: int | None) -> str:
-    """Return the seconds that were lost: those without a step, and those in which lost steps were made again. A
-    person's hold is told beside them."""
-    redo_s = row.get(TimeUse.REDO, 0.0)
-    took = f" in {redo_s:.1f} s" if redo_s else ""
-    shown = f" ({_row_text(row, record)})" if row else ""
-    lost = f"{sum(row.values()) - redo_s:.1f} s{shown}"
-    lost = f"{sum(row.values()):.1f} s: {lost} without a step" if redo_s else lost
-    held = f", held for {held_s:.1f} s" if (held_s := sum_held_s(record)) >= SHOWN_S else ""
-    return f"{lost}{_redone_text(redone, lost_steps(record), took)}{held}"
-
-
-def _redone_text(redone: int | None, lost: int | None, took: str) -> str:
-    """Return how many steps were redone, as text. If more steps were lost than redone, also say how many were lost."""
-    if redone is None or lost is None:
-        return f", steps redone{took}" if took else ""
-    of = f" of {lost}" if redone < lost else ""
-    return f", {redone}{of} {'step' if max(redone, lost) == 1 else 'steps'} redone{took}"

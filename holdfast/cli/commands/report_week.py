@@ -92,11 +92,11 @@ def _database_runs(url: str, since: float, unread: list[str]) -> Iterator[RunAcc
     """Yield the runs of a database that were alive after `since`. For each that is damaged, add a sentence to `unread`.
     Raises JournalError if the database itself cannot be read."""
     with open_database(url, "--journal ") as link:
-        from holdfast.journal import postgres_schema, run_lease
+        from holdfast.journal import postgres_lease, postgres_schema
         from holdfast.journal.postgres_journal import PostgresJournal
 
         postgres_schema.require_schema(link)
-        known = run_lease.list_runs(link)
+        known = postgres_lease.list_runs(link)
     for run in known:
         if run.alive_at and run.alive_at < since:
             continue

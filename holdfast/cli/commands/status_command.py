@@ -34,7 +34,7 @@ from holdfast.cli.terminal.quantity_text import (
     storage_said,
 )
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 from holdfast.wire.controller_request import ControllerNotRunning, NotAController
 
 __all__ = ["duration_text", "main", "render_status"]

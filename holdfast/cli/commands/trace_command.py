@@ -20,7 +20,14 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.output_file import replace_file
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.controller.api_description import JobStacks
-from holdfast.core.diagnose.blocking_ranks import STOPPED, BlockingRanks, training_processes, vote_rounds
+from holdfast.core.diagnose.blocking_ranks import (
+    STANDING,
+    STOPPED,
+    BlockingRanks,
+    acquit_within_step,
+    training_processes,
+    vote_rounds,
+)
 from holdfast.core.diagnose.rank_motion import find_motion
 from holdfast.core.diagnose.stack_tree import StackBranch, grow_tree, list_branches
 from holdfast.core.diagnose.wait_graph import build_wait_graph
@@ -34,7 +41,6 @@ _AGAIN_S = 1.2  # until a second look; flight records of ranks are up to a secon
 _ROAD_S = 5.0
 _WIDTH = 1 << 16
 _FRAME_CHARS = 1000  # names of functions and files are the script's own
-_STANDING = ("stopped", "gone", "silent")  # seen of the rank itself, whatever the others do
 _STATES = {"D": "in the kernel", "T": "stopped", "t": "stopped", "X": "gone", "Z": "ended"}
 
 
@@ -54,11 +60,12 @@ def main(argv: list[str]) -> int:
         for _ in range(args.rounds - 1):
             time.sleep(_ROUND_S)
             rounds.append(_ask_trace(run_dir, args))
-        if len(rounds) == 1 and rounds[0].naming.ranks and rounds[0].naming.how not in _STANDING:
+        if len(rounds) == 1 and rounds[0].naming.ranks and rounds[0].naming.how not in STANDING:
             step = _read_step(run_dir)
             time.sleep(_AGAIN_S)
             later = _ask_trace(run_dir, args)
             named = find_stopped(later) or acquit_if_moving(rounds[0], later, _read_step(run_dir) - step)
+            named = acquit_within_step(named, later.usual_step_s, later.since_step_s)
         else:
             voted = vote_rounds([r.naming for r in rounds]) if len(rounds) > 1 else rounds[0].naming
             named = find_stopped(rounds[-1]) or voted

@@ -4,12 +4,13 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.cli.launch import release_packing
-from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
+from holdfast.cli.launch.supervisor import Supervisor, leave_terminal, stopping_wait
 from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.run_arguments import RunArgs, parse_run_args
@@ -110,15 +111,22 @@ class ClusterRun:
         return went_on, "this host carries the controller; the run goes on from its journal"
 
 
-def carry_in_turns(lease: "ControllerLease", carry: Callable[[], int | None]) -> int:
-    """Run the controller by `carry` whenever no other host does, until the run has ended; return the exit code."""
+def carry_in_turns(lease: "ControllerLease", carry: Callable[[], int | None], run_dir: Path) -> int:
+    """Run the controller by `carry` whenever no other host does, until the run has ended; return the exit code. A stop
+    signal ends the wait for another host; forget the run's secrets here then, as after the run's end."""
     claimed = lease.try_to_claim()
     while True:
         if claimed and (code := carry()) is not None:
             return code
         if not claimed and not lease.has_ended():
             say(f"{lease.carrier_text()} carries the controller of run {lease.run_id}; waiting to take it over")
-        if not (claimed := lease.await_turn()):
+        try:
+            with stopping_wait("this host does not carry the controller any more"):
+                claimed = lease.await_turn()
+        except SystemExit:
+            run_dir_secrets.forget_secrets(run_dir)
+            raise
+        if not claimed:
             say(f"run {lease.run_id} in {lease.url} has ended; another one needs another --rdzv-id")
             return 0
 

@@ -5,10 +5,10 @@ import secrets
 import socket
 import time
 
-from holdfast.journal import run_lease
+from holdfast.journal import postgres_lease
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
+from holdfast.journal.postgres_lease import LEASE_S, START_S
 from holdfast.journal.postgres_link import PostgresLink
-from holdfast.journal.run_lease import LEASE_S, START_S
 from holdfast.model.job_phase import Phase
 
 _LOOK_S = 0.25  # a look costs one row; what is lost here, the job stands still
@@ -29,7 +29,7 @@ class ControllerLease:
     def try_to_claim(self) -> bool:
         """Claim the lease for a controller that is about to start here. Return False if another host has it or the run
         ended. Raise JournalAwayError if the database does not answer."""
-        return run_lease.claim_run(self._link, self.run_id, self.holder, "", START_S, ended=self._goes_on)
+        return postgres_lease.claim_run(self._link, self.run_id, self.holder, "", START_S, ended=self._goes_on)
 
     def is_free(self) -> bool:
         """Return whether the run goes on and has no controller. Return False if the database does not answer, or was
@@ -38,7 +38,7 @@ class ControllerLease:
             return False
         self._looked_at = time.monotonic()
         with contextlib.suppress(JournalError):
-            if found := run_lease.look_at_run(self._link, self.run_id):
+            if found := postgres_lease.look_at_run(self._link, self.run_id):
                 self.seen_seq = max(self.seen_seq, found.seq)
                 return not found.held and found.phase is not Phase.DONE
         return False
@@ -55,19 +55,19 @@ class ControllerLease:
             time.sleep(_LOOK_S)
 
     def has_ended(self) -> bool:
-        found = run_lease.look_at_run(self._link, self.run_id)
+        found = postgres_lease.look_at_run(self._link, self.run_id)
         return found is not None and found.phase is Phase.DONE
 
     def carrier_text(self) -> str:
         """Name the host that runs the controller; "another host" if the database cannot tell."""
         with contextlib.suppress(JournalError):
-            if found := run_lease.look_at_run(self._link, self.run_id):
+            if found := postgres_lease.look_at_run(self._link, self.run_id):
                 return found.address or found.holder.partition(" ")[0]
         return "another host"
 
     def is_training(self) -> bool:
         with contextlib.suppress(JournalError):
-            found = run_lease.look_at_run(self._link, self.run_id)
+            found = postgres_lease.look_at_run(self._link, self.run_id)
             return found is not None and found.phase is Phase.TRAINING
         return False
 

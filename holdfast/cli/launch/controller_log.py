@@ -6,7 +6,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from holdfast.controller.access.log_flood_filter import ServerLogFilter
-from holdfast.logs.secret_masking import MaskingFormatter, make_secret_masker
+from holdfast.logs.secret_masking import Masker, keep_masked_log, make_secret_masker
 
 LOG_BYTES = 32 << 20
 _LOOK_S = 10.0
@@ -49,10 +49,10 @@ class ControllerLog(RotatingFileHandler):
             self.bound_size()
 
 
-def open_log(run_dir: Path) -> ControllerLog:
-    """Open the controller's log; its size is bounded, secrets are masked, and few complaints about bad requests are
-    written."""
-    log = ControllerLog(run_dir)
+def open_log(run_dir: Path) -> tuple[ControllerLog, Masker]:
+    """Open the log of this process, the controller; return it and what masks its secrets. Its size is bounded, and few
+    complaints about bad requests are written."""
+    log, mask = ControllerLog(run_dir), make_secret_masker()
     log.addFilter(ServerLogFilter())
-    log.setFormatter(MaskingFormatter(make_secret_masker()))
-    return log
+    keep_masked_log(log, mask)
+    return log, mask

@@ -1,7 +1,6 @@
 """The controller's process, which `holdfast run` starts and restarts."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import shlex
@@ -9,20 +8,27 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from aiohttp import web
 
+from holdfast.cli.launch.controller_console import (
+    ConsoleTeller,
+    SaidLog,
+    leaf_exceptions,
+    tell_interruption,
+    tell_stopped_wait,
+)
 from holdfast.cli.launch.controller_log import ControllerLog, open_log
 from holdfast.cli.launch.journal_and_notes import RunRecord, open_record
 from holdfast.cli.launch.run_leases import ask_on_loop, hold_lease
 from holdfast.cli.launch.slurm_launch import make_plan
+from holdfast.cli.launch.stoppable_wait import StoppableWait, WaitStoppedError
 from holdfast.cli.launch.wait_teller import WaitTeller
 from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.run_dirs.remembered_imports import ImportsMemory, recall_imports
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text, storage_said
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.block_list_file import BlockListFile, BlockListThreads
 from holdfast.controller.access.caller_admission import PortAccess, Right, admit_by_socket, make_user_token
@@ -44,9 +50,6 @@ from holdfast.controller.user_hooks import UserHooks, job_standing
 from holdfast.controller_interfaces import ControllerPorts, Fleet, FleetRefusal
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
 from holdfast.core.decide.job_view import JobView
-from holdfast.core.incident.incident_text import count_failures, describe_stop
-from holdfast.core.record.job_account import Account, TimeUse
-from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.fleet.local_process_fleet import LocalFleet
 from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.fleet.slurm_fleet import SlurmFleet
@@ -57,12 +60,10 @@ from holdfast.journal.journal_errors import (
     JournalHeldError,
     LeaseLostError,
 )
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 from holdfast.linux.preimported_fork import KEPT
-from holdfast.model.action import Finish, Say
-from holdfast.model.decider_events import Begin, Ended, Order, Progress, Successor
-from holdfast.model.detector_alarm import Alarm
-from holdfast.model.job_phase import Phase
+from holdfast.logs.secret_masking import Masker
+from holdfast.model.decider_events import Order
 from holdfast.model.journal_entry import Entry
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
@@ -74,40 +75,29 @@ _HELD_LOOK_S = 1.0
 _PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
 
-class SaidLog:
-    """RUN_DIR/said.log: holdfast's messages for the console, which the supervisor shows. They go through a file,
-    because a console that blocks or is closed must not stop the controller."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / "said.log").open("a", encoding="utf-8", errors="replace")
-
-    def __call__(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # nor must a full disk
-            self._file.write(f"holdfast: {sentence_of_ours(text)}\n")
-            self._file.flush()
-
-
 def main() -> int:
     """Run the controller's process and return its exit code. The arguments are RUN_DIR, the supervisor's pid and, if
     the journal is in Postgres, the lease holder's name. The first inherited file descriptor is the listening socket of
     the controller's port."""
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
-    process_attributes.die_with(front)
+    process_control.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
-    log = open_log(run_dir)
-    logging.basicConfig(handlers=[log], level=logging.INFO)
+    log, mask = open_log(run_dir)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = SaidLog(run_dir)
     ended: RunEnd | None = None
-    lock = run_directory.controller_lock(run_directory.read_spec(run_dir), run_dir)
+    run = run_directory.read_spec(run_dir)
+    mask.learn(run_dir_secrets.list_secrets(run_dir, run.settings))
+    lock = run_directory.controller_lock(run, run_dir)
     if (alone := folder_use_lock.lock_file_alone(lock, _PREDECESSOR_S)) is None:
         say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
-        ended = asyncio.run(_run_logged(log, _run_leased(run_dir, socket.socket(fileno=fd), say, holder)))
+        ended = asyncio.run(_run_logged(log, _run_leased(run_dir, socket.socket(fileno=fd), say, holder, mask)))
+    except* WaitStoppedError as group:
+        ended = tell_stopped_wait(run, run_dir, next(leaf_exceptions(group)), say)
     except* (JournalFullError, JournalAwayError, LeaseLostError) as group:
-        # Which is no end: the front knows what to do.
-        say("; ".join(dict.fromkeys(str(e) for e in leaf_exceptions(group))))
+        tell_interruption(run_dir, group, say)  # which is no end: the front knows what to do
     except* (JournalError, RebuildError, UsageError, FleetRefusal) as group:
         sentences = [str(e) for e in leaf_exceptions(group)]
         ended = RunEnd(code=2 if group.subgroup(FleetRefusal) else 1, reason="; ".join(sentences))
@@ -119,14 +109,6 @@ def main() -> int:
     return ended.code
 
 
-def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
-    for e in group.exceptions:
-        if isinstance(e, BaseExceptionGroup):
-            yield from leaf_exceptions(e)
-        else:
-            yield e
-
-
 async def _run_logged(log: ControllerLog, work: Coroutine[None, None, RunEnd]) -> RunEnd:
     """Run the controller, and keep its log bounded meanwhile."""
     async with asyncio.TaskGroup() as tasks:
@@ -136,16 +118,20 @@ async def _run_logged(log: ControllerLog, work: Coroutine[None, None, RunEnd]) -
     return ended
 
 
-async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str) -> RunEnd:
+async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, mask: Masker) -> RunEnd:
     """Run the controller until the run ends. If other hosts may see its directory, hold its lease meanwhile."""
-    process_attributes.raise_file_limit()
-    process_attributes.write_no_core()
-    async with hold_lease(run_directory.read_spec(run_dir), run_dir, say) as check_lease:
-        return await _run_controller(run_dir, listener, say, holder, check_lease)
+    process_control.raise_file_limit()
+    process_control.write_no_core()
+    wait = StoppableWait(run_dir)
+    wait.heed_signals()
+    run = run_directory.read_spec(run_dir)
+    async with hold_lease(run, run_dir, say, wait) as check_lease:
+        record = await _open_when_free(run, run_dir, holder, say, check_lease, wait=wait)
+        return await _run_controller(run_dir, record, listener, say, mask=mask, came=wait.signals)
 
 
 async def _open_when_free(
-    run: RunSpec, run_dir: Path, holder: str, say: SaidLog, check_lease: Callable[[], None]
+    run: RunSpec, run_dir: Path, holder: str, say: SaidLog, check_lease: Callable[[], None], *, wait: StoppableWait
 ) -> RunRecord:
     """Open the journal. Wait while a controller that does not act any more has it open still."""
     told = ""
@@ -156,23 +142,21 @@ async def _open_when_free(
             if str(e) != told:
                 told = str(e)
                 say(f"{told}; waiting until that one has ended")
-        await asyncio.sleep(_HELD_LOOK_S)
+        async with wait.waiting():
+            await asyncio.sleep(_HELD_LOOK_S)
 
 
 async def _run_controller(
-    run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, check_lease: Callable[[], None]
+    run_dir: Path, record: RunRecord, listener: socket.socket, say: SaidLog, *, mask: Masker, came: list[int]
 ) -> RunEnd:
+    """Run the controller until the run ends; `came` are the signals that came before."""
     run = run_directory.read_spec(run_dir)
-    record = await _open_when_free(run, run_dir, holder, say, check_lease)
     env = run_directory.node_environment(run_dir)
     url = run_directory.web_address(run.host, listener.getsockname()[1], "http" if run.fleet == "local" else "https")
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
-    teller = ConsoleTeller(run_dir, say)
-    hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say)
-    opinions = FailureOpinions(run.settings, run.log_dir, say)
     tokens = NodeTokens(run_dir_secrets.door_keys_folder(run_dir), record.put_keys)
     fleet = _make_fleet(run, run_dir, env, tokens, record)
-    listeners = EntryListeners(teller, hooks, opinions, traces := IncidentTraces(run.job.run_id, os.environ))
+    listeners = EntryListeners(run, run_dir, record, say, mask)
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)
     controller = built.controller
@@ -183,31 +167,31 @@ async def _run_controller(
     runners = [await _open_door(built, run_dir, audit, port), await port.open()]
 
     def begun() -> None:
-        teller.set_phase(controller.view.phase)
-        _on_signals(controller, in_allocation=bool(run.allocation))
+        listeners.teller.set_phase(controller.view.phase)
+        _on_signals(controller, in_allocation=bool(run.allocation), come=came)
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
         run_and_node_specs.write_json(run_dir / "controller.json", address)
 
     async with asyncio.TaskGroup() as tasks:
-        telling = tasks.create_task(hooks.run())
+        telling = tasks.create_task(listeners.hooks.run())
         works = [store.connect_ahead(start=not run.resumed_at), store.watch_process(controller.on_store_lost)]
-        works += [port.porch.run(listener), opinions.run(controller.announce_news), record.hand_over(), memory.run()]
-        works += [WaitTeller(controller.view, controller.clock, say).run()]
+        works += [port.porch.run(listener), record.hand_over(), memory.run()]
+        works += [
+            WaitTeller(controller.view, controller.clock, say).run(),
+            listeners.opinions.run(controller.announce_news),
+        ]
         beside = [tasks.create_task(one) for one in works]
         code = await controller.run(run.job, run.release, begun, run.started_at, resumed_at=run.resumed_at)
         await store.quit()  # one that was started ahead, if an earlier controller had ended the job
-        opinions.finish_up()
+        listeners.opinions.finish_up()
         for task in beside:
             task.cancel()
-        hooks.finish_up()
-        await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
-        telling.cancel()
-        await asyncio.to_thread(traces.finish_up)
+        await listeners.finish_up(telling, run.settings.hook.timeout_s)
     account = controller.ledger.make_account()
     memory.write_news()
     await _close_doors(run_dir, runners)
     record.forget_keys()
-    teller.tell_end(account, code, goes_on=run_directory.outlives_nodes(run) and code == OUT_OF_TIME)
+    listeners.teller.tell_end(account, code, goes_on=run_directory.outlives_nodes(run) and code == OUT_OF_TIME)
     return RunEnd(code=code, reason=account.ending)
 
 
@@ -275,31 +259,32 @@ class NetworkPort:
         return self._runner.server()
 
 
-def _standing_text(view: JobView) -> str:
-    """Say for which order of a person a job without ranks keeps its nodes and state."""
-    if view.question and not view.held_by:
-        kept = "keeping nodes and state until holdfast approve or holdfast stop"
-        return f"{kept}, as it asks: {view.question}"
-    return "keeping nodes and state until holdfast resume"
-
-
 class EntryListeners:
     """Passes new journal entries to the console, to opinions, to traces and to hooks. Hooks also get old entries,
     because earlier controllers may have ended before they sent their notices."""
 
-    def __init__(
-        self, teller: "ConsoleTeller", hooks: UserHooks, opinions: FailureOpinions, traces: IncidentTraces
-    ) -> None:
-        self._teller, self._hooks, self._opinions, self._traces = teller, hooks, opinions, traces
+    def __init__(self, run: RunSpec, run_dir: Path, record: RunRecord, say: SaidLog, mask: Masker) -> None:
+        self.teller = ConsoleTeller(run_dir, say)
+        self.opinions = FailureOpinions(run.settings, run.log_dir, say)
+        own = run.settings.hook
+        self.hooks = UserHooks(own, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say, mask=mask)
+        self._traces = IncidentTraces(run.job.run_id, os.environ)
 
     def on_entry(self, entry: Entry, view: JobView) -> None:
-        self._teller.on_entry(entry, view)
-        self._opinions.on_entry(entry, view)
+        self.teller.on_entry(entry, view)
+        self.opinions.on_entry(entry, view)
         self._traces.on_entry(entry)
         self.on_replayed(entry, view)
 
     def on_replayed(self, entry: Entry, view: JobView) -> None:
-        self._hooks.on_entry(entry, job_standing(view))
+        self.hooks.on_entry(entry, job_standing(view))
+
+    async def finish_up(self, telling: asyncio.Task[None], hooks_s: float) -> None:
+        """Send what is left to send; hooks, which the task `telling` calls, have `hooks_s` seconds for that."""
+        self.hooks.finish_up()
+        await asyncio.wait({telling}, timeout=hooks_s)
+        telling.cancel()
+        await asyncio.to_thread(self._traces.finish_up)
 
 
 def _make_ports(
@@ -359,9 +344,10 @@ def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str], tokens: NodeTo
     )
 
 
-def _on_signals(controller: Controller, *, in_allocation: bool) -> None:
-    """Stop the job on the first signal, and at once on the second. Slurm ends an allocation by SIGTERM, which gives the
-    job an exit code of its own. It counts once: it may reach this process by itself as well as by the supervisor."""
+def _on_signals(controller: Controller, *, in_allocation: bool, come: list[int]) -> None:
+    """Stop the job on the first signal, and at once on the second; `come` are those that came already. Slurm ends an
+    allocation by SIGTERM, which gives the job an exit code of its own. It counts once: it may reach this process by
+    itself as well as by the supervisor."""
     asked: list[int] = []
     terminated = OUT_OF_TIME if in_allocation else 128 + signal.SIGTERM
 
@@ -380,75 +366,8 @@ def _on_signals(controller: Controller, *, in_allocation: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop, number)
-
-
-class ConsoleTeller:
-    """Prints each change of the job's phase, and the job's end. Closed incidents are reported by the decider itself."""
-
-    def __init__(self, run_dir: Path, say: SaidLog) -> None:
-        self._run_dir = run_dir
-        self._say = say
-        self._phase = Phase.NEW
-        self._begun_at = 0.0
-        self._trained = False
-        self._unheard: Successor | None = None  # no step is known to have been made since this takeover
-        self._unheard_until = 0.0
-        self._last_step_at = 0.0
-
-    def set_phase(self, phase: Phase) -> None:
-        self._phase = phase
-
-    def on_entry(self, entry: Entry, view: JobView) -> None:
-        """Print a line if this entry changes the job's phase, which `view` already shows."""
-        phase, self._phase = self._phase, entry.decision.phase
-        if isinstance(entry.event, Begin):
-            self._begun_at = entry.event.started_at or entry.at
-        self._watch_takeover(entry)
-        if self._phase is phase:
-            return
-        match self._phase:
-            case Phase.TRAINING if self._begun_at and not self._trained:
-                self._trained = True
-                self._say(f"{FIRST_STEP} after {entry.at - self._begun_at:.1f} s")
-            case Phase.STOPPING if isinstance(entry.event, Alarm):
-                done = describe_stop(entry.decision.actions)
-                done = "stopping any ranks that are left" if self._unheard else done
-                self._say(f"{entry.decision.reason}; {done}")
-            case Phase.PAUSING:
-                self._say(f"{view.summary}; ending all ranks")
-            case Phase.HELD if not any(isinstance(action, Say) for action in entry.decision.actions):
-                self._say(f"{entry.decision.reason}; {_standing_text(view)}")
-            case Phase.ENDING if isinstance(entry.event, Ended) and self._unheard:
-                self._say(f"the script had ended by itself {self._unwatched_text(self._unheard)}")
-            case Phase.ENDING:
-                for action in entry.decision.actions:
-                    if isinstance(action, Finish) and action.code:
-                        self._say(f"ending: {action.reason}")
-
-    def _watch_takeover(self, entry: Entry) -> None:
-        match entry.event:
-            case Successor():
-                self._unheard, self._unheard_until, self._last_step_at = entry.event, entry.at, 0.0
-            case Progress(at=at):
-                self._last_step_at = at
-                if at > self._unheard_until:
-                    self._unheard = None
-
-    def _unwatched_text(self, taken_over: Successor) -> str:
-        since = f"from {clock_text(taken_over.alone_since)} to" if taken_over.alone_since else "until"
-        when = (
-            f"its last step was made at {clock_text(self._last_step_at)}" if self._last_step_at else "when is not known"
-        )
-        return f"while nobody watched, {since} {clock_text(self._unheard_until)}; {when}"
-
-    def tell_end(self, account: Account, code: int, *, goes_on: bool = False) -> None:
-        """Print how the job ended. With `goes_on`, the run has not ended: its supervisor waits for other nodes."""
-        what = "so far" if goes_on else "done" if code == 0 else f"ended with code {code}"
-        count = incidents_text(len(account.incidents), count_failures(account.incidents))
-        ettr = ettr_said(account.ettr, account.at_most)
-        ettr += f", because {NO_STEP}" if account.spent_s(TimeUse.RUN) else ""
-        written = f"; {said}" if (said := storage_said(account.storage)) else ""
-        self._say(f"{what}: {count}, {ettr}{written}; more: holdfast report {self._run_dir}")
+    for earlier in come:
+        stop(earlier)
 
 
 if __name__ == "__main__":

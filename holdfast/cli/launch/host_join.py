@@ -25,7 +25,7 @@ from holdfast.cli.launch.enrolment_client import (
 )
 from holdfast.cli.launch.job_request import make_job
 from holdfast.cli.launch.standby_count import choose_standbys
-from holdfast.cli.launch.supervisor import STOP_SIGNALS, Supervisor, leave_terminal, raising_stops, watch_node
+from holdfast.cli.launch.supervisor import STOP_SIGNALS, Supervisor, leave_terminal, stopping_wait, watch_node
 from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_directory, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.run_arguments import RunArgs
@@ -35,7 +35,7 @@ from holdfast.config import Settings
 from holdfast.core.membership.host_blocking import BLOCKED_EXIT
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.linux import host_identity
-from holdfast.linux.process_attributes import END_WARNING
+from holdfast.linux.process_control import END_WARNING
 from holdfast.model.decider_events import Begin
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import (
@@ -244,7 +244,7 @@ class HostJoin:
         run_dir_creation.publish_run(self.run_dir, self.run)
         say(f"join fleet: node {self.name} joins the job at {self._where}; {self._place_text()}")
         run_directory.lock_run_dir(self.run_dir)
-        with raising_stops(stops):
+        with stopping_wait("this host has not joined the job", stops):
             if not self._await_enrolment(is_free):
                 return False
         if self.args.detach:

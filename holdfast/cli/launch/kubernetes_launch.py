@@ -51,7 +51,7 @@ def run_on_kubernetes(args: RunArgs, settings: Settings, entry: EntryPoint, job:
             return run.carry(listener, f", as pods {shape.run}-n0 and on in the namespace {shape.namespace}", why)
 
     try:
-        return carry_in_turns(lease, carry) if lease else carry() or 0
+        return carry_in_turns(lease, carry, run.run_dir) if lease else carry() or 0
     except JournalError as e:
         raise UsageError(str(e)) from None
 

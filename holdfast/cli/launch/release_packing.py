@@ -16,7 +16,7 @@ from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.config import Settings
 from holdfast.controller.access.user_tokens import read_tokens
 from holdfast.model.code_release import Release
-from holdfast.wire.releases import holdfast_secrets, release_tree_overlay, tree_archive
+from holdfast.wire.releases import release_tree_sync, secret_file_search, tree_archive
 from holdfast.wire.releases.host_release_copies import ReleaseFolder
 from holdfast.wire.releases.release_file_selection import (
     ReleaseFiles,
@@ -50,7 +50,7 @@ class KeptOut(msgspec.Struct, frozen=True):
 
 def keep_out(run_dir: Path, settings: Settings, token_file: str | None, paths: Iterable[str | Path]) -> KeptOut:
     """Return what to leave out of this run's releases: `paths`, and all files that contain a secret of holdfast."""
-    secrets = holdfast_secrets.read_secrets(run_dir, settings, token_file, os.environ)
+    secrets = secret_file_search.read_secrets(run_dir, settings, token_file, os.environ)
     digests = tuple(token.digest for token in read_tokens(run_dir_secrets.people_path()))
     return KeptOut(tuple(map(Path, paths)), secrets, digests)
 
@@ -84,7 +84,7 @@ def _pack_tree(
 ) -> tuple[Release, PackedArchive, Sequence[str]]:
     if root in (Path("/"), Path.home().resolve(), Path(tempfile.gettempdir()).resolve()):
         raise RunInPlace(f"{root} is not a folder of code")
-    if holdfast_secrets.is_run_folder(str(root)):
+    if secret_file_search.is_run_folder(str(root)):
         raise RunInPlace(f"{root} is a run directory")
     found = list_release_files(root, _paths_apart(run_dir, apart), FIRST.files)
     found, secret = _without_secrets(root, found, apart)
@@ -105,7 +105,7 @@ def _paths_apart(run_dir: Path, apart: KeptOut) -> tuple[Path, ...]:
 
 def _without_secrets(root: Path, found: ReleaseFiles, apart: KeptOut) -> tuple[ReleaseFiles, tuple[str, ...]]:
     """Return the files except those that contain holdfast's secrets, and the names of what was left out."""
-    secret = holdfast_secrets.find_secrets(root, found.kept, apart.secrets, apart.digests)
+    secret = secret_file_search.find_secrets(root, found.kept, apart.secrets, apart.digests)
     kept = tuple(path for path in found.kept if path not in secret)
     return msgspec.structs.replace(found, kept=kept), tuple(sorted(set(secret.values())))
 
@@ -123,10 +123,10 @@ def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedAr
     """Write an index of the user's tree, so that nodes of this host need not wait for a copy of an unchanged tree."""
     loose = found.possible_outputs()
     files = {path: word for path, word in packed.words.items() if path not in loose}
-    index = release_tree_overlay.TreeIndex(root=str(root), home=str(root), files=files)
+    index = release_tree_sync.TreeIndex(root=str(root), home=str(root), files=files)
     with contextlib.suppress(OSError):  # they will wait for the copy
-        release_tree_overlay.write_index(
-            ReleaseFolder(run_dir / "releases").copy_of(packed.digest), release_tree_overlay.find_edits(index)[1]
+        release_tree_sync.write_index(
+            ReleaseFolder(run_dir / "releases").copy_of(packed.digest), release_tree_sync.find_edits(index)[1]
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.cli.launch.stoppable_wait import StoppableWait
 from holdfast.journal.file_lease import FOLDER, FileLease, own_holder
 from holdfast.journal.lease_term import no_lease
 from holdfast.wire.run_and_node_specs import RunSpec
@@ -28,7 +29,9 @@ class RunLease(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def hold_lease(run: RunSpec, run_dir: Path, say: Callable[[str], None]) -> AsyncIterator[Callable[[], None]]:
+async def hold_lease(
+    run: RunSpec, run_dir: Path, say: Callable[[str], None], wait: StoppableWait
+) -> AsyncIterator[Callable[[], None]]:
     """Hold the lease of a run during the block, which gets the function that checks it. LeaseLostError ends the block.
 
     If the journal is in Postgres, the lease there decides. Then the Lease in Kubernetes only owns the pods."""
@@ -36,7 +39,8 @@ async def hold_lease(run: RunSpec, run_dir: Path, say: Callable[[str], None]) ->
     if lease is None or run.journal:
         yield no_lease
     else:
-        await lease.take()
+        async with wait.waiting():
+            await lease.take()
         async with asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(lease.keep())
             yield lease.check

@@ -10,7 +10,7 @@ import msgspec
 from holdfast.cli.launch.controller_listener import listen_at, listen_for_pods
 from holdfast.cli.launch.run_leases import make_file_lease
 from holdfast.cli.launch.slurm_launch import move_here
-from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
+from holdfast.cli.launch.supervisor import Supervisor, leave_terminal, stopping_wait
 from holdfast.cli.run_dirs import run_dir_creation, run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.run_arguments import RunArgs
@@ -37,11 +37,12 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if (run_dir / "exit.json").exists() and not run_directory.goes_on(run_dir):
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
     _check_replay(run_dir)
-    if run.fleet == "slurm" and not run.journal:
-        _take_file_lease(run_dir)
     if run.fleet in ("local", "join") and not run.journal:
         run_dir_creation.require_local_disk(run_dir)
-    lease = _claim_again(run, run_directory.goes_on(run_dir)) if run.journal else None
+    with stopping_wait("the run is as it was"):
+        if run.fleet == "slurm" and not run.journal:
+            _take_file_lease(run_dir)
+        lease = _claim_again(run, run_directory.goes_on(run_dir)) if run.journal else None
     files = dict.fromkeys((*run.console_files, *find_console_files()))
     run = msgspec.structs.replace(run, console_files=tuple(files))
     if settings is not None:

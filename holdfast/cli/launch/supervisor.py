@@ -13,6 +13,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from holdfast.cli.launch.controller_lease import ControllerLease
+from holdfast.cli.launch import stoppable_wait
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_dir_secrets, run_directory
 from holdfast.cli.terminal.live_footer import show_footer
@@ -22,12 +23,12 @@ from holdfast.fleet import slurm_fleet
 from holdfast.fleet.local_process_fleet import end_node
 from holdfast.journal import high_water_mark
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
-from holdfast.linux import process_attributes
+from holdfast.linux import process_control
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
-from holdfast.wire.releases import release_tree_overlay
+from holdfast.wire.releases import release_tree_sync
 
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
@@ -50,8 +51,9 @@ def leave_terminal(run_dir: Path) -> None:
 
 
 @contextmanager
-def raising_stops(stops: tuple[int, ...]) -> Iterator[None]:
-    """Make stop signals raise SystemExit within this block; by default they would end the process without cleanup."""
+def stopping_wait(said: str, stops: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
+    """Make stop signals end the wait in this block: say that it is over and raise SystemExit. By default they would end
+    the process without cleanup; after an earlier supervisor they would do nothing."""
 
     def leave(number: int, frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -59,6 +61,9 @@ def raising_stops(stops: tuple[int, ...]) -> Iterator[None]:
     before = [(number, signal.signal(number, leave)) for number in stops]
     try:
         yield
+    except SystemExit as e:
+        say(f"stopped while it waited: {said}; ending with code {e.code}")
+        raise
     finally:
         for number, obeyed in before:
             signal.signal(number, obeyed)
@@ -106,6 +111,7 @@ class Supervisor:
         allocation = run_directory.read_spec(run_dir).allocation
         self._asked = StopSignals(once=(signal.SIGTERM,) if allocation else ())
         self._passed = 0  # to the present controller
+        self._stopped_waiting = False  # the controller has ended before it had the run, so nothing of it is ours
         self._server = server
         self._lease = lease
 
@@ -113,15 +119,16 @@ class Supervisor:
         """Keep a controller running until the job ends; return the job's exit code, or None if another host runs it by
         now."""
         (self._run_dir / "exit.json").unlink(missing_ok=True)
-        process_attributes.leave_input_note(self._run_dir / run_directory.STDIN)
+        process_control.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
         self._server = self._server or self._start_fork_server()
         with show_footer(self._run_dir):
             code = self._keep_controller()
-        if code is None:
+        if code is None or self._stopped_waiting:
             _tell_store(self._run_dir, _LEAVE)
+            self._end_fork_server()
             pump.await_shown(self._asked.more_than(2))
-            return None
+            return code
         self._end_nodes()
         _gather_outputs(self._run_dir / "releases")
         _tell_store(self._run_dir, _QUIT)
@@ -152,7 +159,7 @@ class Supervisor:
             self._server = None
 
     def _keep_controller(self) -> int | None:
-        tries = 0
+        tries, room_until = 0, 0.0
         server = program_fork_server.socket_path(self._run_dir) if self._server is None else None
         while True:
             try:
@@ -171,12 +178,13 @@ class Supervisor:
                 continue
             if code is not None:
                 return code
+            lived = time.monotonic() - started_at >= _LIVED_S
             if run_directory.is_disk_full(self._run_dir):
-                tries = 0
-                if not self._wait_for_room():
+                tries, room_until = 0, self._wait_for_room(0.0 if lived else room_until)
+                if not room_until:
                     return self._asked.code if self._asked.numbers else 1
                 continue
-            tries = tries + 1 if time.monotonic() - started_at < _LIVED_S else 1
+            tries = 1 if lived else tries + 1
             log = self._run_dir / "controller.log"
             if tries >= _TRIES:
                 say(f"the controller keeps dying; see {log}")
@@ -221,21 +229,23 @@ class Supervisor:
             mark = None
         return "training goes on" if mark and mark.phase is Phase.TRAINING else "nodes and ranks are kept"
 
-    def _wait_for_room(self) -> bool:
-        """Wait until a full disk has room again. Return False if that takes too long or a stop signal comes."""
+    def _wait_for_room(self, until: float) -> float:
+        """Wait until a full disk has room again, and return until when it may take at most. Return 0 if it takes longer
+        or a stop signal comes. An `until` above 0 is that of an earlier wait, about which everything has been said."""
         settings = run_directory.read_spec(self._run_dir).settings
         wait_s, lost_s = settings.recovery.wait_s, settings.node.lost_s
         full = f"the disk that holds {self._run_dir} is full"
-        say(f"{full}, so the controller ended; {_describe_room_wait(wait_s, lost_s)}")
-        until = time.monotonic() + wait_s
+        if not until:
+            say(f"{full}, so the controller ended; {_describe_room_wait(wait_s, lost_s)}")
+            until = time.monotonic() + wait_s
         while run_directory.is_disk_full(self._run_dir):
             if self._asked.numbers:
-                return False
+                return 0.0
             if time.monotonic() > until:
                 say(f"{full}; ending the job: free space, then continue with holdfast run --resume {self._run_dir}")
-                return False
+                return 0.0
             time.sleep(_LOOK_S)
-        return True
+        return until
 
     def _start_controller(self, server: Path | None) -> ProgramProcess | None:
         """Start the controller in its own session, so that Ctrl-C reaches it only through this process."""
@@ -263,14 +273,17 @@ class Supervisor:
             time.sleep(_LOOK_S)
         if process is not None:
             process.close()
+            if (note := stoppable_wait.read_note(self._run_dir, process.pid)) and note.stopped:
+                self._stopped_waiting = True
+                return note.stopped
         try:
             return run_and_node_specs.read_json(self._run_dir / "exit.json", run_and_node_specs.RunEnd).code
         except (OSError, msgspec.DecodeError):
             return self._asked.code if len(self._asked.numbers) > 2 else None
 
     def _pass_signals_on(self, process: ProgramProcess) -> None:
-        """Pass the next stop signal on, once the controller can handle it; after the third, kill the controller. A
-        restarted controller gets all signals again."""
+        """Pass the next stop signal on, once the controller can handle it, be it that it waits for another one to end;
+        after the third, kill the controller. A restarted controller gets all signals again."""
         asked = self._asked.numbers
         if len(asked) > 2:
             process.kill()
@@ -278,6 +291,9 @@ class Supervisor:
             if self._passed == 0:
                 say("stopping; a second Ctrl-C or SIGTERM stops without grace")
                 self._end_fork_server()  # it may be importing still, and whoever asks it would wait
+            process.send_signal(asked[self._passed])
+            self._passed += 1
+        elif self._passed < len(asked) and stoppable_wait.read_note(self._run_dir, process.pid):
             process.send_signal(asked[self._passed])
             self._passed += 1
 
@@ -310,8 +326,8 @@ def _tell_store(run_dir: Path, line: bytes) -> None:
 def _gather_outputs(releases: Path) -> None:
     """Move files that ranks made in copies of a release to the user's tree, if their nodes died before doing so."""
     try:
-        for index, gathered in release_tree_overlay.gather_all(releases):
-            say(release_tree_overlay.describe_gathered(index, gathered))
+        for index, gathered in release_tree_sync.gather_all(releases):
+            say(release_tree_sync.describe_gathered(index, gathered))
     except OSError as e:
         say(f"files that ranks made beside the script stay in {releases}: {e}")
 
@@ -363,6 +379,8 @@ def _farewell_text(folder: Path, code: int) -> str:
 
 
 def _describe_room_wait(wait_s: float, lost_s: float) -> str:
-    """Say how long the restart waits for free disk space, and after how long nodes end their ranks."""
-    kept = f"; after {lost_s:g} s nodes end their ranks, and what is in memory alone is lost" if lost_s < wait_s else ""
-    return f"it restarts if you free space within {wait_s:g} s{kept}"
+    """Say after how long nodes end their ranks, and how long the restart waits for free disk space."""
+    if lost_s >= wait_s:
+        return f"it restarts if you free space within {wait_s:g} s"
+    lost = f"free space within {lost_s:g} s, or nodes end their ranks, and what is in memory alone is lost"
+    return f"{lost}; within {wait_s:g} s it restarts at least"

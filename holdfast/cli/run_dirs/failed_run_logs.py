@@ -21,9 +21,9 @@ from holdfast.model.journal_entry import Entry
 _BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were seen to end
 
 
-def find_file_or_run(name: str) -> Path:
-    """Return the run of this name, for callers that have already looked for a file of this name. Raise UsageError if
-    there is none."""
+def find_run(name: str) -> Path:
+    """Return the directory of the run of this name. If there is none, raise UsageError, which says that no file has
+    this name either: the caller has looked for one."""
     try:
         return run_selection.find(name)
     except run_selection.NoSuchRun:

@@ -9,9 +9,11 @@ from holdfast.cli.run_dirs.local_run_list import holdfast_home
 from holdfast.cli.run_dirs.run_dir_removal import remove_below
 from holdfast.cli.run_dirs.run_directory import COMPILED_CODE
 from holdfast.wire.credentials import mutual_tls
+from holdfast.wire.releases import secret_file_search
 from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES
 
 if TYPE_CHECKING:
+    from holdfast.config import Settings
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 
 JOURNAL_KEY = "journal.key"  # for the values of `update --env` in journal.db
@@ -45,6 +47,13 @@ def read_door_secret(run_dir: Path) -> str:
 def write_door_secret(run_dir: Path, told: str) -> None:
     door_keys_folder(run_dir).mkdir(mode=0o700, exist_ok=True)
     mutual_tls.write_secret(door_keys_folder(run_dir) / "secret", told.encode())
+
+
+def list_secrets(run_dir: Path, settings: "Settings") -> list[str]:
+    """Return the secrets of a run itself: of its port, of hosts that join, and the address of its hook."""
+    read_token(run_dir)  # which makes it if it is not there
+    words = secret_file_search.read_secrets(run_dir, settings, None, os.environ)
+    return [word.decode("utf-8", "replace") for word in words]
 
 
 def forget_secrets(run_dir: Path) -> None:

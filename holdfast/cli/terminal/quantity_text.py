@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.core.record.job_account import FROM_START
 from holdfast.core.snapshots.checkpoint_reports import NO_CHECKPOINT
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 
 def duration_text(seconds: float) -> str:

@@ -23,7 +23,7 @@ import msgspec
 from torch.distributed import TCPStore
 
 from holdfast.core.decoding import from_json
-from holdfast.linux.tcp_connections import count_connections
+from holdfast.linux.tcp_connection_count import count_connections
 from holdfast.wire import unix_sockets
 
 _LOOK_S = 1.0  # while no controller is connected

@@ -24,9 +24,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout, arrange_image
-from holdfast.checkpoint.image_metadata import ImageMetadataError
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
 from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.snapshot_metadata_record import ImageMetadataError
 from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_state, record_sizes
 from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, apply_doubts, find_checkpoints

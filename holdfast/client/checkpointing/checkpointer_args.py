@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from holdfast.checkpoint.image_layout import Ranks
 from holdfast.client.checkpointing.model_state import ModelState
 from holdfast.client.checkpointing.optimizer_step_pre_hook import announce_steps, list_optimizers
-from holdfast.client.checkpointing.script_state_dict import UserState
+from holdfast.client.checkpointing.user_built_state_dict import UserState
 from holdfast.wire.rank_keeper_messages import CheckpointPolicy
 
 StateDict = dict[str, Any]

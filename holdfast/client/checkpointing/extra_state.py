@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.checkpoint.image_metadata import GeneratorStates, ImageMetadata, pack_metadata
+from holdfast.checkpoint.snapshot_metadata_record import GeneratorStates, ImageMetadata, pack_metadata
 from holdfast.checkpoint.state_image import StateError, bytes_of, decode_value, encode_value
 
 _ROOM_BYTES = 64 << 10

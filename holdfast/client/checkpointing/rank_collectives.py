@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from holdfast.checkpoint.image_layout import ImageLayout, Ranks
 from holdfast.checkpoint.state_image import StateError
-from holdfast.client.training import typed_collectives
+from holdfast.client.checkpointing import pickle_free_collectives
 
 T = TypeVar("T")
 _MOST_LAYOUT_BYTES = 1 << 30
@@ -40,15 +40,15 @@ class RankWorld:
         """Return every rank's layout on rank 0; None on the others."""
         if self.size == 1:
             return [layout]
-        return typed_collectives.gather_to_first(layout, ImageLayout, most=_MOST_LAYOUT_BYTES)
+        return pickle_free_collectives.gather_to_first(layout, ImageLayout, most=_MOST_LAYOUT_BYTES)
 
     def largest_of(self, number: int) -> int:
         return max(self.gather_all(number, int))
 
     def gather_all(self, thing: T, kind: type[T]) -> list[T]:
         """Return the value of every rank, in rank order."""
-        return [thing] if self.size == 1 else typed_collectives.gather_values(thing, kind)
+        return [thing] if self.size == 1 else pickle_free_collectives.gather_values(thing, kind)
 
     def broadcast_first(self, thing: T, kind: type[T]) -> T:
         """Return the value of rank 0."""
-        return thing if self.size == 1 else typed_collectives.broadcast_value(thing, kind)
+        return thing if self.size == 1 else pickle_free_collectives.broadcast_value(thing, kind)

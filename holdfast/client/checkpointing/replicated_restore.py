@@ -15,8 +15,8 @@ import torch.distributed as dist
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.checkpoint.state_image import StateError, StateImage
+from holdfast.client.checkpointing.pickle_free_collectives import broadcast_bytes
 from holdfast.client.training.progress import here
-from holdfast.client.training.typed_collectives import broadcast_bytes
 from holdfast.core.decoding import from_msgpack
 from holdfast.wire.rank_keeper_messages import layout_file_name
 

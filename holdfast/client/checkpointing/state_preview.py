@@ -11,8 +11,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from holdfast.checkpoint import checkpoint_reader, dcp
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.image_layout import EXTRA
-from holdfast.checkpoint.image_metadata import ImageMetadata, find_metadata, unpack_metadata
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
+from holdfast.checkpoint.snapshot_metadata_record import ImageMetadata, find_metadata, unpack_metadata
 from holdfast.checkpoint.state_image import bytes_of, decode_value
 from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.stored_checkpoints import apply_doubts, find_checkpoints

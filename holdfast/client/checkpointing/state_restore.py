@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from holdfast.checkpoint import checkpoint_reader, dcp
 from holdfast.checkpoint.arena import STORED, Arena, SnapshotName
 from holdfast.checkpoint.image_layout import EXTRA, ImageItem, ImageLayout
-from holdfast.checkpoint.image_metadata import unpack_metadata
 from holdfast.checkpoint.image_record_locations import locate_pieces
+from holdfast.checkpoint.snapshot_metadata_record import unpack_metadata
 from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
 from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.verified_block_reads import PartPiece
@@ -27,8 +27,8 @@ from holdfast.client.checkpointing.replicated_restore import (
     sign_items,
     spread_image,
 )
-from holdfast.client.checkpointing.script_state_dict import UserState
 from holdfast.client.checkpointing.shared_read import read_restored
+from holdfast.client.checkpointing.user_built_state_dict import UserState
 from holdfast.client.snapshot.cuda_streams import CudaStreams
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots

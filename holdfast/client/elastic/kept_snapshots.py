@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.layer_state import LayerUnit, read_header
-from holdfast.client.elastic.packed_messages import swap_packed
+from holdfast.client.elastic.packed_layer_transfer import swap_packed
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.model.pipeline_routes import RoutePlan
 

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
+from holdfast.client.elastic.agent_hand_over_request import HAND_OVER
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
-from holdfast.client.elastic.hand_over_request import HAND_OVER
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import HOST, MakeLayer, MakeOptimizer, keep_chance
 from holdfast.client.elastic.pass_messages import PassMessages

@@ -12,6 +12,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from holdfast.client.checkpointing.pickle_free_collectives import gather_values
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import HOST, find_shared
 from holdfast.client.elastic.rank_traffic import require_open
@@ -37,7 +38,6 @@ from holdfast.client.elastic.state_moves import STORAGE, StateMoves
 from holdfast.client.elastic.step_phase_times import StepPhases
 from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
 from holdfast.client.training.progress import here as progress
-from holdfast.client.training.typed_collectives import gather_values
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.hand_over import plan_hand_over
 from holdfast.core.elastic.layer_owners import Held

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from holdfast.client.checkpointing.pickle_free_collectives import gather_values
 from holdfast.client.elastic.state_moves import STORAGE
-from holdfast.client.training.typed_collectives import gather_values
 from holdfast.core.elastic.proposal import PhaseCosts, Proposal
 from holdfast.model.pipeline_routes import LayerTransfer, Semantics
 

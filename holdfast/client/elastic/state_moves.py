@@ -6,13 +6,13 @@ from hashlib import blake2b
 import torch
 import torch.distributed as dist
 
+from holdfast.client.checkpointing.pickle_free_collectives import gather_values
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots
 from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_state import LayerUnit, digest_packed
-from holdfast.client.elastic.packed_messages import receive_packed, send_packed
+from holdfast.client.elastic.packed_layer_transfer import receive_packed, send_packed
 from holdfast.client.elastic.rank_traffic import RankTraffic, require_open
 from holdfast.client.snapshot.seal_revocation import SealPass
-from holdfast.client.training.typed_collectives import gather_values
 from holdfast.model.pipeline_routes import LayerTransfer, RoutePlan
 
 STORAGE = -1

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.client.elastic.hand_over_request import HAND_OVER
+from holdfast.client.elastic.agent_hand_over_request import HAND_OVER
 from holdfast.wire import survivor_messages, unix_sockets
 from holdfast.wire.survivor_messages import PartOrder, RejoinOrder, SurvivorState
 

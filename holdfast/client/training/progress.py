@@ -7,10 +7,10 @@ is copied on the current stream, and a later call, a step or two late, reports i
 import os
 import sys
 
+from holdfast.client.training.optimizer_steps_so_far import StepNumbers
 from holdfast.client.training.phase_block import PhaseBlock
 from holdfast.client.training.reported_numbers import MOST_STEP, MOST_WORK, is_on_host, read_amount, read_number
 from holdfast.client.training.stderr_sentence import say
-from holdfast.client.training.total_optimizer_steps import StepNumbers
 from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT, TOLD
 from holdfast.wire.rank_memory.slot_writer import (
     SlotBusy,

@@ -197,9 +197,9 @@ def _write_note(seeded: bool) -> None:
 
 def _end_with_agent() -> None:
     """Make this process die with its parent, the agent, so that a replay cannot outlast it into the next training."""
-    from holdfast.linux import process_attributes
+    from holdfast.linux import process_control
 
-    process_attributes.die_with_parent(os.getppid(), REFUSED)
+    process_control.die_with_parent(os.getppid(), REFUSED)
 
 
 def _seed_generators(seed: int) -> None:

@@ -16,7 +16,7 @@ from holdfast.controller.actions.replay_runs import ReplayRuns
 from holdfast.controller.blocked_hosts import HostAdmission
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
-from holdfast.controller.snapshot_aims import SnapshotAims
+from holdfast.controller.peer_copies_and_aims import SnapshotAims
 from holdfast.controller_interfaces import Fleet, FleetRefusal, Notes, Store
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident import incident_text
@@ -24,6 +24,7 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
 from holdfast.core.snapshots.lineage import add_launch, bans_before, is_of_line
 from holdfast.core.snapshots.restore_choice import (
+    advise_apart,
     choose_known_restore,
     choose_replicated,
     count_disks,
@@ -226,7 +227,7 @@ class ActionExecutor:
         if disks:
             self.say(f"resuming from step {plan.step}{incident_text.describe_disks(disks)}")
         if plan.apart:
-            self.say(incident_text.advise_apart(plan.apart))
+            self.say(advise_apart(plan.apart))
         job = self.view.job
         errands: dict[str, Errand] = {
             seat.node: LaunchHere(

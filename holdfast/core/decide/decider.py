@@ -38,7 +38,7 @@ from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
 from holdfast.model.fleet_node_reports import FleetReport
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Decision
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 
 class Decider:
@@ -199,4 +199,5 @@ def _wake_at(state: JobState) -> float | None:
         waits += [state.wait_until, state.last_call_at or None, state.not_before or None, state.fence.until or None]
         if not (state.fence.until or state.not_before):  # else nobody asks for links before these are over
             waits.append(state.nodes.links.until or None)
+            waits += [due.at] if (due := launching.unchecked_due(state)) else []
     return min((at for at in waits if at is not None), default=None)

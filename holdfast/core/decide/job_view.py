@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.node_roles import NodeRole, assign_roles
-from holdfast.core.decide.node_wait import NodeWait, find_node_wait
+from holdfast.core.decide.node_wait_text import NodeWait, find_node_wait
 from holdfast.core.decide.status_text import tell_present
 from holdfast.model.code_release import Fate, Release
 from holdfast.model.decider_events import Progress, Ready

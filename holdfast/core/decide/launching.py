@@ -14,6 +14,7 @@ from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
+from holdfast.core.membership.unchecked_nodes import UncheckedNodes
 from holdfast.core.rank_ranges import format_nodes, format_ranks
 from holdfast.model.action import Action, Finish, HandOver, Say, Stop
 from holdfast.model.code_release import Fate
@@ -238,6 +239,8 @@ def _launch_or_wait(state: JobState, now: float) -> str:
         # Nothing is known to be wrong with them, so nobody looks. A person who evicts one has a reason.
         drained, told = state.requests.drained_nodes(leaving), state.requests.tell_orders(leaving)
         evict_nodes(state, now, leaving, (), examine=False, drained=drained, ordered=told)
+    if (due := unchecked_due(state)) and due.at <= now:
+        state.emit(*state.nodes.standbys.take_unchecked(due.nodes, now - state.waits_since))
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (state.last_call_at, state.wait_until))
     if seats := state.nodes.propose_seats(may_shrink=state.generation > 0 or called):
@@ -245,6 +248,11 @@ def _launch_or_wait(state: JobState, now: float) -> str:
     if state.last_call_at is not None and state.last_call_at <= now:
         state.last_call_at = 0.0  # it is over, and nodes are too few for a replica: only another one changes that
     return wait_for_nodes(state, now)
+
+
+def unchecked_due(state: JobState) -> UncheckedNodes | None:
+    """Return the nodes that a job that waits for nodes takes before their checks have ended, and when."""
+    return None if state.wait_until is None else state.nodes.choose_unchecked(state.waits_since)
 
 
 def _part_with_late(state: JobState, now: float) -> None:

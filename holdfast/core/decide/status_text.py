@@ -1,7 +1,7 @@
 """One sentence about what a job is doing now."""
 
 from holdfast.core.decide.job_state import JobState
-from holdfast.core.decide.node_wait import find_node_wait
+from holdfast.core.decide.node_wait_text import find_node_wait
 from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import describe_short
 from holdfast.core.incident import incident_text

@@ -77,10 +77,18 @@ def _is_own(raised: RaisedException, rank: int) -> bool:
     here, statement = raised.frames[-1], _NEW_EXCEPTION.match(raised.raising)
     if not here.is_user_code or statement is None or raised.raising.endswith(" from None"):
         return False
-    words = " ".join((raised.message, *(line.text for line in raised.more)))
-    words = re.sub(rf"(?i)\brank[\s:=#]*{rank}\b", "", words)  # its own
+    words = _without_own_rank(" ".join((raised.message, *(line.text for line in raised.more))), rank)
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", statement["type"])
     return statement["type"] == raised.name and not _OUTSIDE.search(f"{parted} {here.function} {words}")
+
+
+def tells_of_others(exit: Exit) -> bool:
+    """Return whether the failure that the rank recorded itself is in words about something outside the rank."""
+    return bool(_OUTSIDE.search(_without_own_rank(exit.latched, exit.rank)))
+
+
+def _without_own_rank(words: str, rank: int) -> str:
+    return re.sub(rf"(?i)\brank[\s:=#]*{rank}\b", "", words)
 
 
 def _case(exit: Exit, lines: list[LogLine]) -> FailureEvidence:

@@ -173,13 +173,17 @@ class HangDetector:
         self._told, self._quiet_s = False, 0.0
 
     @property
+    def usual_step_s(self) -> float:
+        """How many seconds a step of this job usually takes; 0 if this is not known."""
+        return sorted(self._took)[len(self._took) // 2] if self._took else 0.0
+
+    @property
     def patience_s(self) -> float:
         """How many seconds this job may go without a step before its processes are inspected."""
         if self.step < 0:
             return self.limits.start_s
-        typical_s = sorted(self._took)[len(self._took) // 2] if self._took else 0.0
         learned_s = self.limits.pause * self._phases.get(self._phase, 0.0)
-        return max(self.limits.least_s, self.limits.steps * typical_s, learned_s)
+        return max(self.limits.least_s, self.limits.steps * self.usual_step_s, learned_s)
 
     @property
     def is_in_named_phase(self) -> bool:

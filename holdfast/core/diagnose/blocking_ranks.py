@@ -41,8 +41,10 @@ from holdfast.core.snapshots.peer_placement import dense_mesh, parallel_groups
 from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.rank_traces import Collective, Flight, Process, Trace
 
+STANDING = ("stopped", "gone", "silent")  # `how` of ranks of which this is seen whatever the others do
 STOPPED = ("T", "t")
 GONE = ("Z", "X", "x")
+_USUAL = 1.5  # times the usual time of a step, a step is not yet late
 _QUEUE_S = 5.0  # a GPU's queue holds some thousand kernels: what a process has queued before a collective takes less
 
 
@@ -114,6 +116,16 @@ def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: flo
     if set(last.ranks) == often:
         return msgspec.structs.replace(last, reason=f"{format_ranks(named)} {counted}: {last.reason}")
     return BlockingRanks(ranks=named, nodes=nodes, wide=nodes, how="apart", reason=f"{format_ranks(named)} {counted}")
+
+
+def acquit_within_step(named: BlockingRanks, usual_s: float, since_s: float) -> BlockingRanks:
+    """Return the ranks that block the job, or none if the job may be in the middle of a step. Steps usually take
+    `usual_s` seconds (0: unknown), and the newest was made `since_s` seconds ago. Within a step some rank is always
+    last."""
+    if not named.ranks or named.how in STANDING or since_s > _USUAL * usual_s:
+        return named
+    reason = f"the job is within a step: steps take {usual_s:.1f} s, and the newest was made {since_s:.1f} s ago"
+    return BlockingRanks(reason=reason, clusters=named.clusters)
 
 
 # --- witnesses -------------------------------------------------------------------------------------------------------

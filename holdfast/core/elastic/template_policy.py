@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.core.elastic.first_plan import straight_route
 from holdfast.core.elastic.layer_owners import transfers_to
+from holdfast.core.elastic.least_move_placement import assign_alike
 from holdfast.core.elastic.pipeline_templates import (
     PipelineTemplate,
     choose_sizes,
@@ -16,7 +17,6 @@ from holdfast.core.elastic.pipeline_templates import (
 from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, refuse_orphans
 from holdfast.core.elastic.proposal import Infeasible, Proposal
 from holdfast.core.elastic.route_times import Route
-from holdfast.core.elastic.slot_assignment import assign_alike
 from holdfast.model.pipeline_routes import RoutePlan
 
 RETEMPLATE = "retemplate"

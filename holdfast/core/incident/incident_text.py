@@ -7,8 +7,8 @@ import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
 from holdfast.core.incident.incident_case import TOLD
+from holdfast.core.incident.node_swap_text import describe_doubts, describe_evicted, staying_nodes
 from holdfast.core.incident.plural_reasons import plural_reason
-from holdfast.core.incident.seat_changes import describe_doubts, describe_evicted, staying_nodes
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Action, Stop
@@ -185,7 +185,13 @@ def _describe_recovery(record: Record) -> str:
         lost = f"{count_steps(made)} and " if made is not None else ""
         where = f"{describe_disks(record.disks)}{_describe_apart(record)}"
         text += f" from step {record.resumed_from}{where}{held}, lost {lost}{lost_s:.1f} s"
-    return f"{text} ({describe_phases(record)})"
+    stood_s = record.good_at - record.stepped_at if record.stepped_at else 0.0
+    return f"{text} ({describe_phases(record)}){describe_stood(stood_s)}"
+
+
+def describe_stood(seconds: float) -> str:
+    """Return a clause on the time without a step before a fault; "" if there was none. It follows the time since."""
+    return f", after {seconds:.1f} s without a step" if seconds >= SHOWN_S else ""
 
 
 def sum_held_s(record: Record | Change) -> float:
@@ -194,7 +200,8 @@ def sum_held_s(record: Record | Change) -> float:
 
 
 def recovery_s(record: Record | Change) -> float:
-    """Return the seconds that this cost, from the last good step to the next one, without a person's hold."""
+    """Return the seconds from the last good step, or from a fault long after it, to the next step, without a person's
+    hold."""
     return record.resumed_at - record.good_at - sum_held_s(record)
 
 
@@ -234,13 +241,6 @@ def why_from_zero(record: Record | Change) -> str:
 def _describe_apart(record: Record | Change) -> str:
     """Return a clause that the ranks' snapshots have no step in common; "" if they have one."""
     return f", as no step was held for every rank ({record.apart})" if record.apart else ""
-
-
-def advise_apart(apart: str) -> str:
-    """Return a sentence on why no snapshot in memory can be restored, and on the two possible causes."""
-    why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
-    script = "ranks do not make and save() the same steps together: then have each step wait for all, as DDP's does"
-    return f"{why}; either copies on peers were behind, or {script}"
 
 
 def describe_unknown_resume(record: Record | Change) -> str:

@@ -372,7 +372,7 @@ def _replaceable_suspects(case: IncidentCase) -> tuple[str, ...]:
 
 
 def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Return the verdict of an eviction without proof, without nodes that hold the last copy of a rank's state."""
+    """Take nodes that hold the last copy of a rank's state out of an unproven eviction. Return the changed verdict."""
     often = Counter(node for past in case.recent_failures for node in past.nodes)
     first = sorted(verdict.nodes, key=lambda node: (-often[node], node not in case.near, node))
     going = may_leave(first, case.bonds, case.lost)

@@ -7,6 +7,7 @@ import msgspec
 from holdfast.core.membership.awaited_network_links import LostLinks
 from holdfast.core.membership.seating import growth_unit, next_seats
 from holdfast.core.membership.standbys import Standbys
+from holdfast.core.membership.unchecked_nodes import UncheckedNodes, choose_unchecked
 from holdfast.core.snapshots.node_eviction_bonds import Bonds, copy_bonds
 from holdfast.model.action import Action
 from holdfast.model.decider_events import Ready
@@ -85,6 +86,13 @@ class JobNodes:
         now."""
         new = {*self.standbys.checking.values()} - self.standbys.pool.keys()
         return self.node_count < self.fewest_nodes <= self.node_count + len(new)
+
+    def choose_unchecked(self, stood_since: float) -> UncheckedNodes | None:
+        """Return which nodes a job that has stood since this time gets ranks on before their checks have ended; None if
+        it needs none, or no such nodes would do."""
+        begun, down = self.standbys.awaiting_checks, self.links.nodes
+        lacking = self.fewest_nodes - self.node_count if begun else 0
+        return choose_unchecked({node: at for node, at in begun.items() if node not in down}, lacking, stood_since)
 
     @property
     def wait_clause(self) -> str:

@@ -1,6 +1,6 @@
 """The nodes that are not seated: waiting standbys, nodes on their way, and nodes that must not come back."""
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 
 from holdfast.core.membership.fleet_states import FleetStates
 from holdfast.core.membership.host_blocking import HostFaults
@@ -40,6 +40,7 @@ class Standbys:
         self._failed = 0  # checks in a row
         self._checked: dict[str, float] = {}  # standbys, and when they are to be probed again
         self._met: dict[str, Ready] = {}
+        self._arrived: dict[str, float] = {}  # when each has last reported as new or back
         self._evicted: set[str] = set()  # once before
         self._returned: set[str] = set()  # had fallen silent, are back, and are checked first
         self._turned_away: set[str] = set()  # told on the console that they may not return
@@ -130,6 +131,8 @@ class Standbys:
 
     def on_arrival(self, now: float, node: str) -> None:
         """Note how long a new node took to report. Later nodes get twice that time, but at least `ready_s`."""
+        if node not in self.under_probe:
+            self._arrived[node] = now
         if node not in self._met and node not in self.gone:
             took_s = now - self.coming.get(node, now)
             self._came, self._patience_s = True, max(self.limits.ready_s, 2 * took_s)
@@ -204,6 +207,19 @@ class Standbys:
         found += f", unchecked: {event.detail}" if untested else ""
         told = f"after its return: {found}" if returned else found
         return found, (Say(text=told),) if returned or untested else ()
+
+    @property
+    def awaiting_checks(self) -> dict[str, float]:
+        """Return the nodes that may have ranks once their checks have ended, and since when they are checked."""
+        return {node: self._arrived[node] for node in self.checking.values() if node not in self.pool}
+
+    def take_unchecked(self, nodes: Collection[str], stood_s: float) -> tuple[Say, ...]:
+        """Make these nodes standbys, though their checks have not ended. What the checks still find is ignored."""
+        for node in nodes:
+            self.admit_node(node)  # it leaves its check, as any standby that gets a seat does
+            self.pool[node] = self._met[node]
+        told = f"the job has stood for {stood_s:.0f} s, and {format_nodes(nodes)} could not be checked in this time"
+        return (Say(text=f"{told}: {'it gets' if len(nodes) == 1 else 'they get'} ranks unchecked"),)
 
     def recheck_due(self, now: float) -> tuple[Probe, ...]:
         """Return probes of the standbys whose last check is too old or missing."""

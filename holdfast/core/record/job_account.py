@@ -11,7 +11,7 @@ from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice, describe_slow
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.job_phase import Phase
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 NO_CONTROLLER = "no controller"  # the cause of time in which nobody could mend or end the job
 START_AND_END = "start and end"  # the cause of time before the first step and after the last one
@@ -173,8 +173,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mttr_s(self) -> float | None:
-        """Return the mean time of repaired incidents, from last good step to next, without the time for which a person
-        held the job; None if there are none."""
+        """Return the mean time of repaired incidents; None if there are none. Each counts as in its sentence: to the
+        next step from the last good one, or from a fault long after that, without the time for which a person held the
+        job."""
         times = [incident_text.recovery_s(r) for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
         return sum(times) / len(times) if times else None
 

@@ -2,7 +2,7 @@
 
 from holdfast.model.action import Finish
 from holdfast.model.decider_events import Event, Outcome
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 UNSTORED = 94  # exit code: the script ended well, and its final state is not on storage
 

@@ -9,12 +9,12 @@ from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice
 from holdfast.core.record.solving_rungs import count_rungs
 from holdfast.model.incident_record import Change, Record, Remedy
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 
 class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The time from the last good step to the next one, and how it divides into phases. For how long a person held the
-    job is among the phases, but is no part of what was lost."""
+    """The time from the last good step, or from a fault long after it, to the next step, and how it divides into
+    phases. For how long a person held the job is among the phases, but is no part of what was lost."""
 
     incident: int  # its number; 0: it was planned
     at: float  # when ranks were told to stop

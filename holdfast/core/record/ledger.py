@@ -20,7 +20,7 @@ from holdfast.model.detector_alarm import LEFT, OPINION, Alarm
 from holdfast.model.incident_record import Change, Record, is_given_up
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Entry
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 _OF_NONE = (TimeUse.END, TimeUse.HOLD, *ALONE)  # uses that no incident or planned restart costs
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.incident.incident_text import describe_kept, lost_steps, phases_s, record_label
-from holdfast.core.incident.seat_changes import describe_evicted, staying_nodes
+from holdfast.core.incident.node_swap_text import describe_evicted, staying_nodes
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.core.record.lost_time_bill import Bill
 from holdfast.core.sum_preserving_rounding import share_tenths

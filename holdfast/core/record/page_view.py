@@ -33,7 +33,7 @@ from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Dims, Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Entry
-from holdfast.model.storage_report import StorageReport
+from holdfast.model.stored_checkpoint_report import StorageReport
 
 _POINTS = 1200  # of the curve; of twice as many, every second one stays
 _STORAGE = 50  # reports of checkpoints, the newest

@@ -77,7 +77,7 @@ class PaceTally(msgspec.Struct):
 
 
 class ReleasePaces:
-    """Takes journal entries one by one; `list_paces` may be called at any time."""
+    """Measures the pace of each release from journal entries, which it takes one by one."""
 
     def __init__(self) -> None:
         self._tallies: dict[tuple[int, int], PaceTally] = {}  # by release and number of ranks

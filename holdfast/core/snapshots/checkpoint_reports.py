@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.storage_report import MissedCheckpoint, StorageReport
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint, StorageReport
 
 NO_CHECKPOINT = "holdfast has written no checkpoint"  # the script may have
 _NEWS_S = 10.0  # from one entry in the journal to the next at least, while all goes well; as for steps

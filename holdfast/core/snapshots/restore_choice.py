@@ -200,3 +200,10 @@ def steps_on_disks(seats: Collection[Seat], copies: Iterable[Copy], not_after: i
 def count_disks(plan: Restore) -> int:
     """Return the number of nodes from whose disks ranks get their states."""
     return len({source.nodes[0] for source in plan.sources if source.disk})
+
+
+def advise_apart(apart: str) -> str:
+    """Return a sentence on why no snapshot in memory can be restored, and on the two possible causes."""
+    why = f"no state in memory can be restored, as no step is held for every rank ({apart})"
+    script = "ranks do not make and save() the same steps together: then have each step wait for all, as DDP's does"
+    return f"{why}; either copies on peers were behind, or {script}"

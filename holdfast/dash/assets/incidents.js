@@ -75,11 +75,14 @@ const fact = (name, value, size = "") => h("div", { class: size }, h("dt", {}, n
 
 function storyPage(number) {
   const place = h("div", { style: { display: "flex", flexDirection: "column", gap: "18px" } });
-  let there = true;
+  let there = true, shown = "";
   const fill = async () => {
     try {
       const story = await fetchStory(number);
-      if (there) place.replaceChildren(...storyOf(number, story));
+      const text = JSON.stringify([story, job.view.incidents[number - 1], job.view.opened]);
+      if (!there || text === shown) return;  // who reads it may have opened or selected something
+      shown = text;
+      place.replaceChildren(...storyOf(number, story));
     } catch (error) {
       if (there) place.replaceChildren(sheet(`Incident ${number}`, backLink(), h("p", {}, error.message)));
     }

@@ -81,13 +81,31 @@ export function block(names, make, stays = false) {
   let node = make(job.view);
   const watcher = (changed) => {
     if (!changed.some((name) => names.includes(name))) return;
-    const next = make(job.view);
-    node.replaceWith(next);
-    node = next;
+    node = exchange(node, make(job.view));
   };
   watchers.add(watcher);
   if (!stays) left.push(() => watchers.delete(watcher));
   return node;
+}
+
+// Puts a new piece in the place of an old one. What is the same stays, for a click or a selection may be under way, and
+// the focus goes to the same element as before. A canvas has to be drawn, and shows no difference.
+export function exchange(node, next) {
+  if (node.isEqualNode(next) && !next.querySelector("canvas")) return node;
+  const focused = node.contains(document.activeElement) ? document.activeElement : null;
+  const same = focused && findSame(node, next, focused);
+  node.replaceWith(next);
+  same?.focus({ preventScroll: true });
+  return next;
+}
+
+function findSame(node, next, focused) {
+  const path = [];
+  for (let one = focused; one !== node; one = one.parentElement) path.unshift([...one.parentElement.children].indexOf(one));
+  const there = path.reduce((found, index) => found?.children[index], next);
+  const named = (one) => [one.tagName, one.getAttribute("href"), one.getAttribute("aria-label"), one.textContent].join("\n");
+  if (there && named(there) === named(focused)) return there;
+  return [...next.querySelectorAll(focused.tagName)].find((one) => named(one) === named(focused)) || there;
 }
 
 const left = [];

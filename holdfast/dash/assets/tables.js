@@ -2,7 +2,7 @@
 
 import { order } from "./orders.js";
 import { openNode, showDialog } from "./rank.js";
-import { ask, block, job } from "./store.js";
+import { ask, block, exchange, job } from "./store.js";
 import { capital, clock, count, duration, h, quote, sheet } from "./words.js";
 
 const SHOWN = 100, SHOWN_NARROW = 30;  // rows; on a phone each is as tall as a card
@@ -17,15 +17,14 @@ function table(columns, rows) {
 const cell = (value, name = "", kind = "") => h("td", { class: kind || null, "data-name": name || null }, value);
 
 export function nodesView() {
-  const place = h("div", {});
-  const fill = () => place.replaceChildren(nodeTable(job.view));
+  let rows = nodeTable(job.view);
+  const fill = () => { rows = exchange(rows, nodeTable(job.view)); };
   const filter = h("input", { type: "search", value: wanted, "aria-label": "Filter nodes", placeholder: "Filter: name, host or state", oninput: (event) => {
     wanted = event.target.value.toLowerCase();
     fill();
   } });
   block(["nodes", "orders_taken"], () => { requestAnimationFrame(fill); return h("span", {}); });
-  fill();
-  return [block(["head"], roles), sheet("Nodes", filter, place)];
+  return [block(["head"], roles), sheet("Nodes", filter, rows)];
 }
 
 function roles({ head }) {
@@ -53,7 +52,7 @@ function probesText(probes) {
 
 function nodeOrders(node) {
   if (!job.view.orders_taken || !HERE.includes(node[1])) return "";
-  return h("span", { class: "nowrap" }, ["drain", "evict"].map((verb) => h("button", { class: "plain", onclick: () => order(verb, node[0]) }, capital(verb))));
+  return h("span", { class: "nowrap" }, ["drain", "evict"].map((verb) => h("button", { class: "plain", "aria-label": `${capital(verb)} ${node[0]}`, onclick: () => order(verb, node[0]) }, capital(verb))));
 }
 
 export function releasesView() {

@@ -1,18 +1,20 @@
 // The timeline of spans: zoom with the wheel, the buttons or the keys, drag to move, and read what a stretch held.
 
 import { drawSpans, spanColour, timeLabel, timeTicks, usesLegend } from "./charts.js";
-import { block, job, onLeave } from "./store.js";
-import { clock, duration, h, sheet } from "./words.js";
+import { block, exchange, job, onLeave } from "./store.js";
+import { announce, clock, duration, h, sheet } from "./words.js";
 
 const LEAST_S = 0.5, SHOWN = 60, LABEL = 45;  // the half of a label of the axis, in pixels
 
 export function timelineView() {
-  const { start_at: start, end_at: end } = job.view.head;
+  const { start_at: start } = job.view.head;
+  let end = job.view.head.end_at;
   const shown = { from: start, until: end };
   const canvas = h("canvas", { style: { width: "100%", height: "120px", display: "block", touchAction: "pan-y", cursor: "grab", borderRadius: "7px" },
     tabindex: "0", role: "application", "aria-label": "Timeline. Plus and minus zoom, arrow keys move, 0 shows all." });
   const axis = h("div", { style: { position: "relative", height: "20px" }, class: "small soft", "aria-hidden": "true" });
-  const range = h("span", { class: "side", "aria-live": "polite" }), rows = h("div", {}), legend = h("div", {});
+  const range = h("span", { class: "side" }), legend = h("div", {});
+  let rows = h("div", {}), asked = false;
   const paint = () => {
     const { from, until } = shown, spans = job.view.spans;
     drawSpans(canvas, spans, from, until);
@@ -22,8 +24,10 @@ export function timelineView() {
       return h("span", { style: { position: "absolute", left: `${part * 100}%`, transform: `translateX(${part < edge ? 0 : part > 1 - edge ? -100 : -50}%)`, whiteSpace: "nowrap" } }, timeLabel(at, until - from));
     }));
     range.textContent = `${clock(from, true)} to ${clock(until, true)}, ${duration(until - from)}`;
+    if (asked) announce(range.textContent);  // not when it moves by itself
+    asked = false;
     const inside = spans.filter((span) => span[2] > from && span[1] < until);
-    rows.replaceChildren(spanTable(inside));
+    rows = exchange(rows, spanTable(inside));
     legend.replaceChildren(usesLegend(sumUses(inside, from, until)));
   };
   const show = (from, until) => {
@@ -32,22 +36,28 @@ export function timelineView() {
     shown.until = shown.from + long;
     requestAnimationFrame(paint);
   };
-  const zoom = (factor, at = (shown.from + shown.until) / 2) => show(at - (at - shown.from) * factor, at + (shown.until - at) * factor);
-  const move = (part) => show(shown.from + part * (shown.until - shown.from), shown.until + part * (shown.until - shown.from));
-  const all = () => show(start, job.view.head.end_at);
+  const choose = (from, until) => { asked = true; show(from, until); };
+  const zoom = (factor, at = (shown.from + shown.until) / 2) => choose(at - (at - shown.from) * factor, at + (shown.until - at) * factor);
+  const move = (part) => choose(shown.from + part * (shown.until - shown.from), shown.until + part * (shown.until - shown.from));
+  const all = () => choose(start, job.view.head.end_at);
   listen(canvas, shown, { zoom, move, all, show });
   const watch = new ResizeObserver(() => requestAnimationFrame(paint));
   watch.observe(canvas);
   onLeave(() => watch.disconnect());
   requestAnimationFrame(paint);
-  block(["spans"], () => { if (shown.until >= end - 1) requestAnimationFrame(paint); return h("span", {}); });
+  block(["spans", "head"], () => {
+    const now = job.view.head.end_at, later = now - end;
+    if (later && shown.until >= end) show(shown.from > start ? shown.from + later : start, now);  // it follows a job that runs
+    end = now;
+    return h("span", {});
+  });
   const button = (text, label, action) => h("button", { "aria-label": label, title: label, onclick: action }, text);
   return [h("section", { class: "sheet", "aria-label": "Timeline" }, h("header", {}, h("h2", {}, "Timeline"), range),
     h("div", { class: "tools" }, button("+", "Zoom in", () => zoom(0.5)), button("−", "Zoom out", () => zoom(2)),
       button("←", "Earlier", () => move(-0.5)), button("→", "Later", () => move(0.5)), button("All", "Show all", all),
       h("label", {}, "Incident", h("select", { onchange: (event) => {
         const one = job.view.incidents[Number(event.target.value) - 1];
-        if (one) show(one.good_at - 0.15 * (one.resumed_at - one.good_at), one.resumed_at + 0.15 * (one.resumed_at - one.good_at));
+        if (one) choose(one.good_at - 0.15 * (one.resumed_at - one.good_at), one.resumed_at + 0.15 * (one.resumed_at - one.good_at));
       } }, h("option", { value: "" }, "choose"), job.view.incidents.slice(-500).map((one) => h("option", { value: one.number }, `${one.number} ${one.label}`))))),
     canvas, axis, legend), sheet("What it held", "", rows)];
 }

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.model.detector_alarm import Alarm
+from holdfast.model.node_errands import LaunchHere
 from holdfast.model.observation import Exit
 from holdfast.sim.dst.controller_process import ControllerProcess
 from holdfast.sim.dst.failpoints import FaultChances
@@ -86,6 +87,8 @@ class AgentProcess:
             case ErrandMessage(errand=errand):
                 self.scene.log_line(f"{self.machine.name}: is told {type(errand).__name__} {errand.id}")
                 self.office.truth.on_errand(errand.id)
+                if isinstance(errand, LaunchHere):
+                    self.office.truth.on_launch(errand.generation, errand.restore)
 
     async def judge_exit(self, exit: Exit) -> Alarm:
         """Return the alarm for a failed rank by what it printed last. This takes a short, random time."""

@@ -9,7 +9,7 @@ from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.rank_state_on_disk import DiskNote, DiskState
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
 from holdfast.model.copy_aim import Aim
 from holdfast.model.state_copy import Copy
 from holdfast.sim.dst.agent_process import AgentProcess

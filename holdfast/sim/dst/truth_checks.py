@@ -1,15 +1,20 @@
 """Safety checks from outside of the system; they use facts of the simulated world that no part of the system knows."""
 
+from collections import Counter
 from collections.abc import Mapping
+
+import msgspec
 
 from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import fold_entries
-from holdfast.model.action import Finish, Say
-from holdfast.model.decider_events import Ended, Progress, Tick
+from holdfast.model.action import Finish, Launch, Say
+from holdfast.model.decider_events import Ended, Progress, Ready, Tick
 from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance
+from holdfast.model.job_and_seats import world_size
 from holdfast.model.journal_entry import Entry
+from holdfast.model.restore_sources import Restore
 from holdfast.sim.dst.controller_disk import SimDisk
 from holdfast.sim.dst.seed_scene import SeedScene
 from holdfast.sim.dst.simulated_machine import KeptState, SimMachine, SimRank
@@ -40,6 +45,8 @@ class TruthChecks:
         self._begun_at: dict[int, float] = {}
         self._told = 0  # the newest generation of which the journal knows a step, or has known one that it has lost
         self._doubts: list[tuple[int, int]] = []  # by alarms: generation, last good step
+        self._life_at, self._life_plan = 0.0, 0  # since when this controller runs, and the newest launch planned before
+        self._launched: set[int] = set()  # generations of which a node was told
 
     def report_broken(self, what: str) -> None:
         self.scene.report_failure(what)
@@ -95,6 +102,7 @@ class TruthChecks:
 
     def on_restart(self) -> None:
         """If a restarted controller finds journal entries lost, learn anew from the entries that are left."""
+        self._life_at, self._life_plan = self.scene.now(), self._planned_generation()
         if self._seen != len(self.disk.entries):
             self._watch, self.effort, decider = InvariantWatch(), RecoveryEffort(), Decider()
             self._doubts, self._read = [], min(self._read, len(self.disk.entries))
@@ -122,6 +130,54 @@ class TruthChecks:
         self._read_new_entries()
         if 0 < id and id not in self._asked:
             self.report_broken(f"a node is told action {id}, which is not on disk")
+
+    def on_launch(self, generation: int, restore: Restore) -> None:
+        """Check, when the first node is told of a launch, that a controller that has just taken over has heard the
+        nodes before it planned. Within the time after which a node counts as silent, all that can be reached have to be
+        heard, so the launch may not give up a step that each of them holds for its own ranks."""
+        first = generation not in self._launched
+        self._launched.add(generation)
+        soon = self.scene.now() < self._life_at + self.scene.setup.settings.silence.silence_s
+        if first and soon and generation > self._life_plan and not self.scene.setup.forgets:
+            step, known = self._step_of_all(generation), max(restore.step if restore.is_held else -1, restore.stored)
+            if step > known:
+                self.report_broken(f"generation {generation} gives up step {step}, which all of its nodes hold")
+
+    def _planned_generation(self) -> int:
+        note = self.disk.notes.get("plan.json")
+        return int(msgspec.json.decode(note)["generation"]) if note else 0
+
+    def _step_of_all(self, generation: int) -> int:
+        """Return the newest sound step of the job's lineage that each node of a launch holds in memory for its own
+        ranks; -1 if there is none, if a node cannot be reached, or if the launch may have reasons not to take it."""
+        launch, back = self._find_launch(generation)
+        if launch is None or launch.not_after is not None or launch.resizes or launch.astray or self._doubts:
+            return -1
+        if any(seat.node in back for seat in launch.seats):
+            return -1  # what an evicted node holds does not count, even if it is back
+        world, newest = world_size(launch.seats), self._newest_generation()
+        held: list[set[int]] = []
+        for seat in launch.seats:
+            machine = self._machines[seat.node]
+            if not machine.is_connected or machine.cut or machine.agent is None:
+                return -1
+            pages = Counter((rank, snap) for rank, _, snap in machine.memory.list_states() if snap.nan_at < 0)
+            whole = [one for one, count in pages.items() if count == world + 1]  # as in make_layout
+            line = [(rank, snap) for rank, snap in whole if snap.made == self._step_maker(snap.step, newest)]
+            held += [{snap.step for rank, snap in line if rank == own} for own in seat.ranks]
+        return max(set.intersection(*held), default=-1)
+
+    def _find_launch(self, generation: int) -> tuple[Launch | None, set[str]]:
+        """Return the launch of a generation, and the nodes that became ready between the launch before and it."""
+        found, back = None, set[str]()
+        for entry in reversed(self.disk.entries):
+            for action in entry.decision.actions:
+                if isinstance(action, Launch) and action.generation != generation:
+                    return found, back
+                found = action if isinstance(action, Launch) else found
+            if isinstance(entry.event, Ready):
+                back.add(entry.event.node)
+        return found, back
 
     def on_stay(self, node: str) -> None:
         """Report a failure: a node had begun to leave and ended its ranks, but its restarted agent does not leave."""

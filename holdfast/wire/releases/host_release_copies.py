@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.model.code_release import Release
-from holdfast.wire.releases import release_tree_overlay, tree_archive
+from holdfast.wire.releases import release_tree_sync, tree_archive
 from holdfast.wire.releases.tree_archive import MIB, ArchiveError
 
 NAME = 16  # characters of a digest
@@ -44,7 +44,7 @@ class ReleaseFolder:
         if (
             mark.exists()
             and mark.read_bytes() == _mark_of(release.digest)
-            and release_tree_overlay.read_index(at) is not None
+            and release_tree_sync.read_index(at) is not None
         ):
             os.utime(at)
             return True
@@ -83,10 +83,10 @@ class ReleaseFolder:
         partial = self.draft_path(at.name, "partial")
         try:
             files = tree_archive.unpack_archive(archive, partial, release.digest)
-            index = release_tree_overlay.make_index(files, partial, release.root, release.home)
-            release_tree_overlay.link_user_files(partial, index)
+            index = release_tree_sync.make_index(files, partial, release.root, release.home)
+            release_tree_sync.link_user_files(partial, index)
             if not at.exists():
-                release_tree_overlay.write_index(at, index)
+                release_tree_sync.write_index(at, index)
             mark = self.draft_path(at.name, "mark")
             mark.write_bytes(_mark_of(release.digest))
             mark.replace(at.with_name(f"{at.name}.mark"))
@@ -100,12 +100,12 @@ class ReleaseFolder:
         gone = self.draft_path(at.name, "old")
         with (
             contextlib.suppress(OSError),
-            release_tree_overlay.lock_trees(self.path),
+            release_tree_sync.lock_trees(self.path),
         ):  # another node of this host was faster
-            if stuck := release_tree_overlay.gather_files(at)[1].stuck:
+            if stuck := release_tree_sync.gather_files(at)[1].stuck:
                 _log.warning("%s", "; ".join(stuck))
             at.rename(at.with_name(f"{at.name}.saved") if stuck else gone)
-            release_tree_overlay.forget_index(at)
+            release_tree_sync.forget_index(at)
         shutil.rmtree(gone, ignore_errors=True)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from holdfast.client.elastic.gradient_sums import GradientSums
 from holdfast.client.elastic.layer_state import HOST, LayerUnit
-from holdfast.client.elastic.packed_messages import receive_packed, send_packed, swap_packed
+from holdfast.client.elastic.packed_layer_transfer import receive_packed, send_packed, swap_packed
 from holdfast.client.elastic.pass_messages import PassMessages
 from holdfast.client.elastic.pass_times import PassTimes
 from holdfast.client.elastic.rank_traffic import RankTraffic

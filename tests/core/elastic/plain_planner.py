@@ -6,11 +6,11 @@ import pytest
 
 from holdfast.core.elastic import plan_choice, plan_ground, replace_policy, reroute_policy, template_policy
 from holdfast.core.elastic.layer_owners import Held, missing_layers, owners_by_layer
+from holdfast.core.elastic.least_move_placement import assign_slots
 from holdfast.core.elastic.pipeline_templates import PipelineTemplate
 from holdfast.core.elastic.proposal import PhaseCosts, Proposal
 from holdfast.core.elastic.reroute_policy import PeerWiring
 from holdfast.core.elastic.route_times import Route
-from holdfast.core.elastic.slot_assignment import assign_slots
 from holdfast.model.pipeline_routes import LayerTransfer, PipelineJob, PipelineSituation, RouteSegment
 
 

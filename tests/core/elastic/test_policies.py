@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from holdfast.core.elastic.first_plan import first_plan
+from holdfast.core.elastic.least_move_placement import assign_slots
 from holdfast.core.elastic.pipeline_templates import choose_sizes, make_templates, share_microbatches
 from holdfast.core.elastic.plan_choice import POLICIES, choose_plan
 from holdfast.core.elastic.plan_ground import survey
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
 from holdfast.core.elastic.shadow_policy import shadows_of
-from holdfast.core.elastic.slot_assignment import assign_slots
 from holdfast.model.pipeline_routes import (
     LayerTransfer,
     PipelineJob,

@@ -14,7 +14,7 @@ from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
 from holdfast.core.snapshots import lineage, restore_choice
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
 from holdfast.core.snapshots.lineage import Line
 from holdfast.model.restore_sources import Restore
 from holdfast.sim.dst.seed_parameters import SeedSetup

@@ -21,7 +21,7 @@ from holdfast.core.detect.silence import SilenceDetector
 from holdfast.core.membership import job_nodes, seating
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
-from holdfast.core.snapshots.keeper_served_launch import KeeperLaunch, read_launch
+from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch, read_launch
 from holdfast.model.decider_events import Outcome
 from holdfast.model.node_errands import Leave, StopHere
 from holdfast.model.restore_sources import Restore, Source
@@ -80,6 +80,15 @@ def ids_reused(patch: Patch) -> None:
 def plan_made_anew(patch: Patch) -> None:
     """Every life of the controller decides anew what the launch goes on from."""
     patch.setattr(ActionExecutor, "_recall_or_plan", ActionExecutor._choose_restore)
+
+
+def seats_are_unheard(patch: Patch) -> None:
+    """A controller that has taken over plans a launch from what those nodes hold that have called by then."""
+
+    async def hears(self: ActionExecutor, launch: Any) -> bool:
+        return True
+
+    patch.setattr(ActionExecutor, "_hear_seats", hears)
 
 
 def restore_without_all(patch: Patch) -> None:
@@ -320,6 +329,7 @@ PLANTED = (
     Mutant(acts_before_disk, 0),
     Mutant(ids_reused, 0),
     Mutant(plan_made_anew, 598),
+    Mutant(seats_are_unheard, None),
     Mutant(restore_without_all, 6),
     Mutant(strangers_copies, 330),
     Mutant(astray_believed, 138),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint.image_layout import EXTRA, arrange_image
-from holdfast.checkpoint.image_metadata import (
+from holdfast.checkpoint.snapshot_metadata_record import (
     GeneratorStates,
     ImageMetadata,
     ImageMetadataError,

@@ -12,9 +12,11 @@ from holdfast.model.job_phase import Phase
 class Waiting:
     """A job of two nodes, one of which is lost at 20 s."""
 
-    def __init__(self, *, can_acquire: bool = True, min_nodes: int = 2, ask_s: float = 0.0) -> None:
+    def __init__(
+        self, *, can_acquire: bool = True, min_nodes: int = 2, ask_s: float = 0.0, checks: bool = False
+    ) -> None:
         self.decider = Decider()
-        job = Job(run_id="r", min_nodes=min_nodes, max_nodes=2, can_acquire=can_acquire)
+        job = Job(run_id="r", min_nodes=min_nodes, max_nodes=2, can_acquire=can_acquire, checks=checks)
         self.hear(0.0, Begin(job=job, limits=Limits(wait_s=600.0, ready_s=100.0, ask_s=ask_s, last_call_s=30.0)))
 
     def hear(self, now: float, event: Event) -> None:
@@ -89,3 +91,16 @@ def test_a_job_that_has_its_nodes_waits_for_none() -> None:
     job.give(21.0, "c")
     job.ready(22.0, "c")
     assert job.decider.view.phase is Phase.LAUNCHING and job.told(23.0) == ""
+
+
+def test_a_node_whose_check_has_not_ended_is_waited_for_until_it_gets_ranks_unchecked() -> None:
+    job = Waiting(checks=True)
+    job.lose()
+    job.give(21.0, "c")
+    job.ready(30.0, "c")
+    assert job.told(50.0) == (
+        "the job waits for nodes, for 30 s so far: 1 of 2 are there, to replace b (ranks 2-3); 1 is being checked; "
+        "it goes on with 1 more, in 40 s even if its check has not ended"
+    )
+    job.hear(90.0, Tick())
+    assert job.decider.view.phase is Phase.LAUNCHING and job.told(90.0) == ""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.incident.seat_changes import describe_evicted, describe_swap, staying_nodes
+from holdfast.core.incident.node_swap_text import describe_evicted, describe_swap, staying_nodes
 from holdfast.model.incident_record import Remedy, Verdict
 from tests.core.test_incident_text import RECORD
 from tests.core.test_ledger import account

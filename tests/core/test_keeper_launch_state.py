@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.snapshots.keeper_served_launch import read_launch
+from holdfast.core.snapshots.keeper_launch_state import read_launch
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import LaunchHere
 from holdfast.model.restore_sources import LaunchOrigin, Restore, Source

@@ -5,7 +5,7 @@ import asyncio
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.node_links import NodeLinks
 from holdfast.controller.node_registry import NodeRegistry
-from holdfast.controller.snapshot_aims import SnapshotAims
+from holdfast.controller.peer_copies_and_aims import SnapshotAims
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimits

@@ -8,8 +8,8 @@ import pytest
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
 from holdfast.core.log_analysis.line_prefixes import parse_lines
 from holdfast.logs import catalog_files
-from holdfast.logs.learned_opinion import weigh_words
 from holdfast.logs.learned_words import SIGNS, ZERO, LearnedWords, load_learned
+from holdfast.logs.learned_words_diagnosis import weigh_words
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs
 from holdfast.model.last_words_diagnosis import Diagnosis
 

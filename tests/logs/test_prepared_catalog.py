@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.log_analysis.failure_catalog import CatalogRow
-from holdfast.logs import catalog_files, precompiled_catalog
+from holdfast.logs import catalog_files, prepared_catalog
 from tests.prepared_rows import render_rows
 
 SOURCES = {"one.toml": b"a", "two.toml": b"b"}
@@ -17,14 +17,14 @@ ROWS = (
 
 
 def test_the_file_in_the_package_is_of_today() -> None:
-    written = (catalog_files.WORDS / precompiled_catalog.NAME).read_bytes()
+    written = (catalog_files.WORDS / prepared_catalog.NAME).read_bytes()
     assert written == render_rows(), "rows have changed: python -m tests.prepared_rows"
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    (tmp_path / precompiled_catalog.NAME).write_bytes(precompiled_catalog.format_prepared(SOURCES, ROWS))
-    found = precompiled_catalog.read_prepared(tmp_path, SOURCES)
-    assert found == [precompiled_catalog.prepare_row(row) for row in ROWS]
+    (tmp_path / prepared_catalog.NAME).write_bytes(prepared_catalog.format_prepared(SOURCES, ROWS))
+    found = prepared_catalog.read_prepared(tmp_path, SOURCES)
+    assert found == [prepared_catalog.prepare_row(row) for row in ROWS]
     assert [one.row for one in found] == list(ROWS)
     assert [tuple(part.literals for part in one.alternatives) for one in found] == [
         (("out of memory",), ("größe  zählt",)),
@@ -37,20 +37,20 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     "sources", [{"one.toml": b"a", "two.toml": b"B"}, {"one.toml": b"a"}, {**SOURCES, "three.toml": b""}]
 )
 def test_rows_made_from_other_files_are_ignored(tmp_path: Path, sources: dict[str, bytes]) -> None:
-    (tmp_path / precompiled_catalog.NAME).write_bytes(precompiled_catalog.format_prepared(SOURCES, ROWS))
-    assert precompiled_catalog.read_prepared(tmp_path, sources) is None
+    (tmp_path / prepared_catalog.NAME).write_bytes(prepared_catalog.format_prepared(SOURCES, ROWS))
+    assert prepared_catalog.read_prepared(tmp_path, sources) is None
 
 
 @pytest.mark.parametrize("keep", [0, 5, -40, -2])
 def test_a_file_that_is_cut_is_ignored(tmp_path: Path, keep: int) -> None:
-    assert precompiled_catalog.read_prepared(tmp_path, SOURCES) is None, "there is none"
-    (tmp_path / precompiled_catalog.NAME).write_bytes(precompiled_catalog.format_prepared(SOURCES, ROWS)[:keep])
-    assert precompiled_catalog.read_prepared(tmp_path, SOURCES) is None
+    assert prepared_catalog.read_prepared(tmp_path, SOURCES) is None, "there is none"
+    (tmp_path / prepared_catalog.NAME).write_bytes(prepared_catalog.format_prepared(SOURCES, ROWS)[:keep])
+    assert prepared_catalog.read_prepared(tmp_path, SOURCES) is None
 
 
 def test_the_catalog_is_the_same_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = catalog_files.load_failures()
-    monkeypatch.setattr(precompiled_catalog, "NAME", "nowhere.json")
+    monkeypatch.setattr(prepared_catalog, "NAME", "nowhere.json")
     catalog_files.load_built_in.cache_clear()
     live = catalog_files.load_failures()
     catalog_files.load_built_in.cache_clear()

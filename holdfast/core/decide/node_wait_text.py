@@ -59,6 +59,9 @@ def _describe_end(state: JobState, now: float, until: float) -> str:
         left = f" in {_span(state.last_call_at - now)}" if state.last_call_at else ""
         return f"it {begun} with these{left}" if left else f"it {begun} with the next one"
     more = f"it {begun} with {lack} more"
+    if due := nodes.choose_unchecked(state.waits_since):
+        its = "its check has" if len(due.nodes) == 1 else "their checks have"
+        return f"{more}, in {_span(due.at - now)} even if {its} not ended"
     if nodes.waits_in_queue:
         return f"{more}, however long the queue is"
     asks = state.limits.ask_s and not state.requests.asking

@@ -17,7 +17,8 @@ class HandOverRequest:
         self._done.clear()
 
     def ask(self, leaving: tuple[int, ...], within_s: float) -> None:
-        """Ask, and wait until it is done, for so long at most; not if nobody looks, or nothing can be done."""
+        """Ask the main thread to hand over what the `leaving` ranks hold, and wait for at most `within_s` seconds. Do
+        nothing if it makes no steps, or if no rank leaves and layers cannot be saved."""
         if self.serving and (leaving or self.saves):
             self.leaving = leaving
             self._done.wait(within_s)

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.fleet import slurm_fleet, slurm_records
+from holdfast.fleet import slurm_fleet, slurm_node_file
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands
 from holdfast.fleet.slurm_fleet import SlurmFleet, SlurmPlan, end_all
-from holdfast.fleet.slurm_records import SlurmRecords, read_records, write_records
-from holdfast.fleet.slurm_reports import SlurmHost, SlurmJob
-from holdfast.fleet.slurm_step_liveness import NodeRecord
+from holdfast.fleet.slurm_node_file import SlurmRecords, read_records, write_records
+from holdfast.fleet.slurm_node_state import NodeRecord
+from holdfast.fleet.slurm_output import SlurmHost, SlurmJob
 from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.model.action import Dismissal
 
@@ -68,7 +68,7 @@ class Slurm:
 
 def fleet_of(place: Path, epoch: Callable[[], int]) -> SlurmFleet:
     (place / slurm_fleet.FOLDER).mkdir(exist_ok=True)
-    slurm_records.write_records(place / slurm_fleet.FOLDER, 1, {"n0": NodeRecord(job=7, job_name="j", order=0)})
+    slurm_node_file.write_records(place / slurm_fleet.FOLDER, 1, {"n0": NodeRecord(job=7, job_name="j", order=0)})
     return SlurmFleet(place, SlurmPlan(run_id="r", starts=("true",)), {}, mint=str, epoch=epoch)
 
 

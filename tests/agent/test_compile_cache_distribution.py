@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.agent.connection.controller_dialer import ControllerDialer
-from holdfast.agent.releases.torch_compile_cache import TorchCompileCache
+from holdfast.agent.releases.compile_cache_distribution import TorchCompileCache
 from holdfast.config import ReleaseLimits, Settings
 from holdfast.wire.releases.tree_archive import ArchiveError
 from holdfast.wire.run_and_node_specs import CACHE_VARIABLE
@@ -137,7 +137,7 @@ async def test_nothing_is_brought_where_ranks_have_run(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: bool
 ) -> None:
     """Between a stop and the next launch a node has no ranks, and what they have compiled."""
-    monkeypatch.setattr("holdfast.agent.releases.torch_compile_cache._LOOK_S", 0.01)
+    monkeypatch.setattr("holdfast.agent.releases.compile_cache_distribution._LOOK_S", 0.01)
     trains, made, ours = node(desk, []), tmp_path / "made", desk.folder / "cache"
     fill(made)
     for _ in range(2):

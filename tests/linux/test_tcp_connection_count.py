@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.linux.tcp_connections import count_connections
+from holdfast.linux.tcp_connection_count import count_connections
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
