@@ -140,14 +140,13 @@ async def _control(listener: socket.socket, listed: bool, out: Connection, folde
             gone = AGENTS - len({seat.node for seat in view.seats} - view.gone.keys())
             out.send((gone, incidents, time.process_time(), _resident_mb()))
 
-    def listening() -> None:
-        out.send((time.monotonic(), time.process_time()))
-
     job = Job(run_id="bench", min_nodes=AGENTS, max_nodes=AGENTS, can_acquire=False)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(porch.run(listener))
         tasks.create_task(answer())
-        tasks.create_task(controller.run(job, Release(number=1), listening))
+        tasks.create_task(
+            controller.run(job, Release(number=1), lambda: out.send((time.monotonic(), time.process_time())))
+        )
 
 
 def _resident_mb() -> float:
