@@ -113,15 +113,14 @@ async def _control(listener: socket.socket, listed: bool, out: Connection, folde
     authority = CertificateAuthority(folder / "authority")
     porch = ConnectionGate(lambda: port.server(), mutual_tls.server_tls(authority.keys, strangers=True))  # type: ignore[misc]
     audit = AuditLog(folder)
+    anybodys = NodeCertificates(controller.view, lambda _: False, lambda _: None)
     enrolling = NodeEnrolment(
         authority,
         "token",
         "bench",
         audit=audit,
         tokens=NodeTokens(folder / "authority", lambda: None),
-        certificates=built.certificates
-        if listed
-        else NodeCertificates(controller.view, lambda _: False, lambda _: None),
+        certificates=built.certificates if listed else anybodys,
         admission=built.ingest.admission,
         announce=controller.process_event,
     )
