@@ -175,9 +175,12 @@ def test_why_a_replacement_does_not_start_is_told_and_another_is_asked_for(start
     assert pods(cluster)[f"gpt-4-{node}"] in cluster.machines.imageless
     job.says(f"{node} given back, as not ready within ")
     cluster.machines.imageless.clear()
-    ready = lambda: [one["node"] for one in job.status().get("nodes", ()) if one["role"] == "ready"]  # noqa: E731
-    job.until(ready, "another in its place")
-    assert node not in ready() and job.status()["generation"] == 2
+
+    def standbys() -> list[str]:
+        return [one["node"] for one in job.status().get("nodes", ()) if one["role"] == "ready"]
+
+    job.until(standbys, "another in its place")
+    assert node not in standbys() and job.status()["generation"] == 2
     job.until(lambda: f"gpt-4-{node}" not in pods(cluster), "the first replacement to be removed")
     job.finish()
     job.ends(0)

@@ -67,7 +67,7 @@ def check_storage(text: str, store: Path) -> None:
 
 def slowed(script: str) -> str:
     """The same training, which takes as long as it takes a time limit to come."""
-    return script.replace("0.05)", "0.6)")
+    return script.replace("0.05)", f"{60 * limit_min(4) / int(STEPS):g})")
 
 
 def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
