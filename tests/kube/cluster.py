@@ -5,20 +5,20 @@ import json
 import os
 import socket
 import subprocess
-import time
 import urllib.request
 import uuid
 from pathlib import Path
 
 from lightkube import KubeConfig
 
+from tests.cli.driver import size_of, until
 from tests.conftest import MARK
 from tests.kube.fake_api import FakeApi
 from tests.kube.machines import Api, Machines
 
 BINARIES = Path(os.environ.get("PYTEST_HOLDFAST_KUBE") or "/nonexistent")  # see `make test-kube`
 MACHINES = ("gpu-a", "gpu-b", "gpu-c", "gpu-d")
-_READY_S = 120.0
+_READY_S = 60.0  # without a word in its log
 
 
 class Cluster:
@@ -108,7 +108,11 @@ class ControlPlane:
             f"--listen-peer-urls={other}", f"--initial-advertise-peer-urls={other}",
             f"--initial-cluster=default={other}",
         )  # fmt: skip
-        self.start_api()
+        try:
+            self.start_api()
+        except BaseException:
+            self.close()
+            raise
         self.authority = str(folder / "certs" / "apiserver.crt")
         self.url = f"https://127.0.0.1:{self._port}"
         self.api = Api(self.url, self.token, self.authority)
@@ -125,11 +129,9 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc", f"--token-auth-file={self._tokens}",
             "--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount",
         )  # fmt: skip
-        until = time.monotonic() + _READY_S
-        while not self._is_ready():
-            assert time.monotonic() < until, (self._folder / "kube-apiserver.log").read_text()[-2000:]
-            assert self._processes["kube-apiserver"].poll() is None, "the API server has ended"
-            time.sleep(0.1)
+        log, process = self._folder / "kube-apiserver.log", self._processes["kube-apiserver"]
+        until(lambda: self._is_ready() or process.poll() is not None, "an API server", _READY_S, lambda: size_of(log))
+        assert process.poll() is None, f"the API server has ended: {log.read_text()[-2000:]}"
 
     def add_user(self, name: str) -> str:
         """Make somebody who may do nothing yet, and return the token; the API server reads it as it starts."""

@@ -24,7 +24,7 @@ from tests.kube.kubelet_port import KubeletPort
 from tests.kube.test_real_cluster import PATIENCE_S, kubectl
 from tests.kube.test_real_cluster import cluster as cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 POD, PORT = "holdfast-7c9d-x2x", 29400  # of a controller, as the base names its port
 WAITS = "holdfast-7c9d-a1a"
 LABELS = {"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "controller"}

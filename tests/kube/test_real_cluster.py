@@ -28,7 +28,7 @@ from tests.conftest import job_environment
 from tests.kube import places
 from tests.kube.cluster import BINARIES, ControlPlane, RealCluster, write_kubeconfig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 UP, GONE, QUEUED, UNKNOWN = FleetState.UP, FleetState.GONE, FleetState.QUEUED, FleetState.UNKNOWN
 PATIENCE_S = 60.0
