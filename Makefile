@@ -78,7 +78,7 @@ $(TRAINERS)/.ready: tests/trainers/libraries.txt pyproject.toml | $(READY)
 
 test-trainers: $(TRAINERS)/.ready ## jobs of DeepSpeed, Megatron, TorchTitan and others, with W&B, MLflow, TensorBoard; ARGS goes to pytest
 	$(TRAINERS)/bin/python -m pytest -n 2 --dist worksteal tests/trainers tests/public tests/cli/test_run_trackers.py \
-	    tests/cli/test_run_logged_losses.py tests/client/test_tracker_events.py tests/client/test_tracker_figure_injection.py \
+	    tests/cli/test_run_logged_losses.py tests/client/test_tracker_events.py tests/client/test_tracker_hooks.py \
 	    tests/client/test_logger_hooks.py $(ARGS)
 
 # Seconds of all tests together; two of them run side by side.

@@ -35,7 +35,7 @@ from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.composition import build_controller
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.decide.job_view import JobView
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
@@ -153,9 +153,9 @@ def _resident_mb() -> float:
 
 
 def _controller(listener: socket.socket, listed: bool, out: Connection, folder: Path) -> None:
-    process_control.die_with(os.getppid())
+    own_process_settings.die_with(os.getppid())
     logging.basicConfig(level=logging.ERROR)
-    process_control.raise_file_limit()
+    own_process_settings.raise_file_limit()
     asyncio.run(_control(listener, listed, out, folder))
 
 
@@ -296,8 +296,8 @@ async def _frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 def _agents(where: Where, numbers: range, out: Connection) -> None:
-    process_control.die_with(os.getppid())
-    process_control.raise_file_limit()
+    own_process_settings.die_with(os.getppid())
+    own_process_settings.raise_file_limit()
     asyncio.run(Agents(where, numbers, out).run())
 
 

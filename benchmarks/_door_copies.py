@@ -18,7 +18,7 @@ from benchmarks._report import FULL
 from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_transport import PeerKeeper
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.model.state_copy import Address
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
@@ -162,7 +162,7 @@ def _beside_steps(keys: KeyFiles, other: Keeper) -> dict[str, list[float]]:
 
 def _send_on(parent: Connection) -> None:
     """Copies as often as the default duty allows, until told to rest."""
-    process_control.die_with(os.getppid())
+    own_process_settings.die_with(os.getppid())
     memory = touched(_SMALL_BYTES)
     pause = 1 / BackupLimits().duty - 1
     parent.send(None)

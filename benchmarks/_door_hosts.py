@@ -21,7 +21,7 @@ from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
 from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.model.state_copy import Address
 from holdfast.wire import unix_sockets
 from holdfast.wire.credentials.mutual_tls import KeyFiles
@@ -124,7 +124,7 @@ def far_host(apart: bool) -> Host:
 
 
 def _keep(parent: Connection, folder: Path, size: int, keys: KeyFiles, host: Host) -> None:
-    process_control.die_with(os.getppid())
+    own_process_settings.die_with(os.getppid())
     if host.beside:
         linux_namespaces.enter_namespace(os.open(f"/proc/{host.beside}/ns/net", os.O_RDONLY), linux_namespaces.NEWNET)
     if host.apart:

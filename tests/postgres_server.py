@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 
 _NAMED = "HOLDFAST_TEST_POSTGRES"  # for programs that a test starts
 _UP_S = 60.0
@@ -68,7 +68,7 @@ class PostgresServer:
                 os.setgroups([])
                 os.setgid(user.pw_gid)
                 os.setuid(user.pw_uid)
-            process_control.die_with(front)  # postgres ends in order then, and at once
+            own_process_settings.die_with(front)  # postgres ends in order then, and at once
 
         argv = [str(self._binaries / command[0]), *command[1:]]
         with open(self.folder / "log", "ab") as log:

@@ -32,7 +32,7 @@ from holdfast.agent.snapshots.keeper_identity import make_keeper_identity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.agent.system import snapshot_memory
 from holdfast.linux import preimported_fork
-from holdfast.linux.process_control import END_WARNING, write_no_core
+from holdfast.linux.own_process_settings import END_WARNING, write_no_core
 from holdfast.logs.secret_masking import Masker, keep_masked_log, make_secret_masker
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit

@@ -17,7 +17,7 @@ from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.rank import last_words_judge
 from holdfast.agent.system import child_process
 from holdfast.agent.zygotes import ZygotePorts, Zygotes
-from holdfast.linux import preimported_fork, process_control
+from holdfast.linux import own_process_settings, preimported_fork
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
 from holdfast.wire import holder_messages, holder_zygote_messages, run_and_node_specs
@@ -88,7 +88,7 @@ class Holder:
         signal.signal(signal.SIGTERM, lambda *_: self._request_exit(128 + signal.SIGTERM))
         signal.signal(signal.SIGINT, lambda *_: self._exit_with_grace())
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(process_control.END_WARNING, lambda *_: self._pass_warning())
+        signal.signal(own_process_settings.END_WARNING, lambda *_: self._pass_warning())
         self._watch_socket(wake, self._on_wakeup)
         (self.node_dir / "holder.pid").write_text(f"{os.getpid()}\n")
         self._start_agent()
@@ -112,7 +112,7 @@ class Holder:
 
     def _pass_warning(self) -> None:
         if self._agent:
-            os.kill(self._agent[0], process_control.END_WARNING)
+            os.kill(self._agent[0], own_process_settings.END_WARNING)
 
     def _on_wakeup(self, wake: socket.socket) -> None:
         wake.recv(4096)
@@ -215,7 +215,7 @@ class Holder:
     # --- ranks -------------------------------------------------------------------------------------------------
 
     def _exec_rank(self, request: ExecRank) -> None:
-        files = [process_control.open_input(request.stdin)]
+        files = [own_process_settings.open_input(request.stdin)]
         try:
             for path in (request.stdout, request.stderr):
                 files.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
@@ -263,7 +263,7 @@ class Holder:
             return  # such a child is not known to be a rank before its zygote has told so
         keep = {rank.pid for rank in self.ranks.values() if rank.code is None}
         keep |= self._zygotes.pids | ({self._agent[0]} if self._agent else set())
-        left = [pid for pid in process_control.list_children() if pid not in keep]
+        left = [pid for pid in own_process_settings.list_children() if pid not in keep]
         if left and time.monotonic() < until:
             child_process.kill_all(left)
             return
@@ -320,7 +320,7 @@ class Holder:
     def _kill_all(self) -> None:
         """Kill all processes below the holder, however deep, until none is left or time is up; remove holder.pid."""
         until = time.monotonic() + _END_S
-        while (left := process_control.list_children()) and time.monotonic() < until:
+        while (left := own_process_settings.list_children()) and time.monotonic() < until:
             child_process.kill_all(left)
             self._reap_quietly()
             time.sleep(0.01)
@@ -340,7 +340,7 @@ def prepare() -> None:
 
 
 def main() -> int:
-    process_control.become_subreaper()
+    own_process_settings.become_subreaper()
     return Holder(Path(sys.argv[1])).run()
 
 

@@ -27,7 +27,7 @@ import xxhash
 
 from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.relayed_push_tickets import Ticket, show_ticket
-from holdfast.checkpoint.tls_relay_connections import REVOKED, relayed_link, spares_a_core
+from holdfast.checkpoint.tls_relay_client import REVOKED, relayed_link, spares_a_core
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.model.message_bounds import Number

@@ -27,7 +27,7 @@ from holdfast.core.record.hook_notices import (
     format_slack,
 )
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.logs.secret_masking import Masker, env_secrets
 from holdfast.model.journal_entry import Entry
 
@@ -149,7 +149,7 @@ class UserHooks:
     async def _execute_command(self, notice: HookNotice, told: BinaryIO, log: BinaryIO) -> int | None:
         """Return the command's exit code, or None if it took too long and was killed."""
         process = await asyncio.create_subprocess_exec(
-            *process_control.shell_argv(self._limits.command),
+            *own_process_settings.shell_argv(self._limits.command),
             stdin=told,
             stdout=log,
             stderr=log,

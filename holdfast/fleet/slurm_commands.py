@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from holdfast.controller_interfaces import FleetRefusal
-from holdfast.fleet import slurm_output
-from holdfast.fleet.slurm_output import SlurmHost, SlurmJob, SlurmStep
+from holdfast.fleet import slurm_replies
+from holdfast.fleet.slurm_replies import SlurmHost, SlurmJob, SlurmStep
 
 _ANSWER_S = 60.0  # Slurm's own commands give up after about as long
 _LOG_CHARS = 1 << 20  # of the output of a job that prints nothing itself
@@ -83,19 +83,19 @@ class SlurmCommands:
             if id.isdecimal():
                 return int(id)
             raise OSError(f"sbatch answered {done.stdout.strip()!r}, which names no job")
-        sentence = slurm_output.last_sentence(done.stderr)
+        sentence = slurm_replies.last_sentence(done.stderr)
         raise (
-            OSError(f"sbatch: {sentence}") if slurm_output.may_pass(sentence) else FleetRefusal(f"sbatch: {sentence}")
+            OSError(f"sbatch: {sentence}") if slurm_replies.may_pass(sentence) else FleetRefusal(f"sbatch: {sentence}")
         )
 
     def find_jobs(self) -> dict[int, str]:
         """Return the names of this run's live jobs, by their ids. Another run may have jobs of the same names, but it
         does not submit them from our folder."""
         told = self._ask(
-            ["squeue", "--noheader", f"--user={getpass.getuser()}", f"--format={slurm_output.PLACE_FORMAT}"]
+            ["squeue", "--noheader", f"--user={getpass.getuser()}", f"--format={slurm_replies.PLACE_FORMAT}"]
         )
         own = os.path.realpath(self._cwd)
-        found = slurm_output.parse_places(told)
+        found = slurm_replies.parse_places(told)
         return {id: name for id, (name, folder) in found.items() if os.path.realpath(folder) == own}
 
     def find_job(self, name: str) -> int:
@@ -108,16 +108,16 @@ class SlurmCommands:
         if not asked:
             return ClusterView(asked=asked, jobs={}, steps=(), hosts={})
         ids = ",".join(map(str, sorted(asked)))
-        steps = self._ask(["squeue", "--noheader", "--steps", f"--jobs={ids}", f"--format={slurm_output.STEP_FORMAT}"])
+        steps = self._ask(["squeue", "--noheader", "--steps", f"--jobs={ids}", f"--format={slurm_replies.STEP_FORMAT}"])
         found = self._ask_jobs(ids)  # after the steps: one that has ended between is seen to run once more
         names = ",".join(sorted({*hosts, *(host for job in found.values() for host in job.hosts)}))
         told = ""
         if names:
             told = self._ask(
-                ["sinfo", "--noheader", "--Node", f"--nodes={names}", f"--format={slurm_output.HOST_FORMAT}"]
+                ["sinfo", "--noheader", "--Node", f"--nodes={names}", f"--format={slurm_replies.HOST_FORMAT}"]
             )
         return ClusterView(
-            asked=asked, jobs=found, steps=slurm_output.parse_steps(steps), hosts=slurm_output.parse_hosts(told)
+            asked=asked, jobs=found, steps=slurm_replies.parse_steps(steps), hosts=slurm_replies.parse_hosts(told)
         )
 
     def _ask_jobs(self, ids: str) -> dict[int, SlurmJob]:
@@ -127,8 +127,8 @@ class SlurmCommands:
                 found[id] = msgspec.structs.replace(job, cancelled_by=self._find_canceller(id))
         if any(job.reservation and job.is_running for job in found.values()):
             told = self._ask(["scontrol", "--oneliner", "show", "reservation"])
-            reservations = slurm_output.parse_reservations(told)
-            found = {id: slurm_output.end_with_reservation(job, reservations) for id, job in found.items()}
+            reservations = slurm_replies.parse_reservations(told)
+            found = {id: slurm_replies.end_with_reservation(job, reservations) for id, job in found.items()}
         return found
 
     def _find_canceller(self, job: int) -> str:
@@ -136,7 +136,7 @@ class SlurmCommands:
         if job not in self._cancellers:
             try:
                 text = self._ask(["sacct", "--noheader", "--parsable2", "-X", "--format=State", f"--jobs={job}"])
-                id = slurm_output.parse_canceller(text)
+                id = slurm_replies.parse_canceller(text)
                 self._cancellers[job] = pwd.getpwuid(int(id)).pw_name if id.isdecimal() else id
             except (OSError, KeyError):
                 self._cancellers[job] = ""
@@ -144,15 +144,15 @@ class SlurmCommands:
 
     def _ask_states(self, ids: str) -> dict[int, SlurmJob]:
         if self._version is None:
-            self._version = slurm_output.parse_version(self._ask(["sinfo", "--version"]))
+            self._version = slurm_replies.parse_version(self._ask(["sinfo", "--version"]))
         words = ["squeue", f"--jobs={ids}", "--states=all"]
-        if self._version >= slurm_output.JSON_FROM:
+        if self._version >= slurm_replies.JSON_FROM:
             try:
-                return slurm_output.parse_jobs_json(self._ask([*words, "--json"]).encode())
+                return slurm_replies.parse_jobs_json(self._ask([*words, "--json"]).encode())
             except (OSError, msgspec.DecodeError):
                 self._version = (0, 0)  # built without JSON, or in a form that we do not know
-        fields = ",".join(f"{field}:|" for field in slurm_output.JOB_FIELDS)
-        found = slurm_output.parse_jobs(self._ask([*words, "--noheader", f"--Format={fields}"]))
+        fields = ",".join(f"{field}:|" for field in slurm_replies.JOB_FIELDS)
+        found = slurm_replies.parse_jobs(self._ask([*words, "--noheader", f"--Format={fields}"]))
         return {id: self._name_end(job) for id, job in found.items()}
 
     def _name_end(self, job: SlurmJob) -> SlurmJob:
@@ -163,7 +163,7 @@ class SlurmCommands:
             return job
         try:
             with open(f"{self._cwd}/job-{job.id}.log", encoding="utf-8", errors="replace") as log:
-                end = slurm_output.parse_end(log.read(_LOG_CHARS))
+                end = slurm_replies.parse_end(log.read(_LOG_CHARS))
         except OSError:
             return job
         return msgspec.structs.replace(job, state=end) if end else job
@@ -172,7 +172,7 @@ class SlurmCommands:
         """Cancel a job (12) or a job step (12.3). It is no error if the job or step is already over."""
         self._before_change()
         done = self._run(["scancel", "--quiet", what])
-        sentence = slurm_output.last_sentence(done.stderr)
+        sentence = slurm_replies.last_sentence(done.stderr)
         if done.returncode and "invalid job" not in sentence.lower() and "already" not in sentence.lower():
             raise OSError(f"scancel {what}: {sentence}")
 
@@ -204,7 +204,7 @@ class SlurmCommands:
 
     def _ask(self, words: Sequence[str]) -> str:
         done = self._run(words)
-        sentence = slurm_output.last_sentence(done.stderr)
+        sentence = slurm_replies.last_sentence(done.stderr)
         if done.returncode and "invalid job id" not in sentence.lower():  # as it says of jobs that ended long ago
             raise OSError(f"{words[0]}: {sentence}")
         return done.stdout

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from holdfast.controller_interfaces import FleetRefusal
-from holdfast.fleet import slurm_node_file, slurm_node_state
+from holdfast.fleet import slurm_node_file, slurm_node_presence
 from holdfast.fleet.local_process_fleet import MARK
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands, is_alive, split_exclusions
-from holdfast.fleet.slurm_node_state import NodeRecord, judge_node, step_name
+from holdfast.fleet.slurm_node_presence import NodeRecord, judge_node, step_name
 from holdfast.journal.lease_term import no_lease
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
@@ -225,7 +225,7 @@ class SlurmFleet:
         """Cancel jobs of this run that no record tells of: Slurm took them after we had given up asking for them."""
         self._swept_at = time.monotonic()
         jobs = self._commands.find_jobs()
-        for job in slurm_node_state.find_strays(jobs, self._records.values()):
+        for job in slurm_node_presence.find_strays(jobs, self._records.values()):
             _log.warning("job %d (%s) came after it was given up; it is cancelled", job, jobs[job])
             self._commands.cancel(str(job))
 
@@ -238,7 +238,7 @@ class SlurmFleet:
             used.add(host)
         if not record.seen and view.find_step(record.job, step_name(name)):
             news["seen"] = True
-        if not record.cut_off and slurm_node_state.is_cut_off(record, view):
+        if not record.cut_off and slurm_node_presence.is_cut_off(record, view):
             news["cut_off"] = True
         if record.seen and not record.near and (place := self._read_place(name)):
             news["near"] = place
@@ -330,7 +330,7 @@ class SlurmFleet:
         began_at, cancelled = time.monotonic(), False
         while True:
             view = self._commands.look([record.job], [record.host])
-            if slurm_node_state.is_cut_off(record, view):
+            if slurm_node_presence.is_cut_off(record, view):
                 self._cancel_step(node, record, view)
                 raise OSError(f"Slurm gets no answer from {record.host}, so {node} may run on")
             state = judge_node(node, record, view, launching=self._is_launching(node, record)).state

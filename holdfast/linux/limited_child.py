@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 
 _NO_MEMORY = 3  # exit code
 
@@ -42,9 +42,9 @@ def _code_text(code: int) -> str:
 def _answer(call: Callable[[], bytes], most_bytes: int, answer: int, parent: int) -> NoReturn:
     code = 1
     try:
-        process_control.reset_signals()
-        process_control.die_with_parent(parent)
-        process_control.write_no_core()
+        own_process_settings.reset_signals()
+        own_process_settings.die_with_parent(parent)
+        own_process_settings.write_no_core()
         faulthandler.disable()  # a crash is told in a word
         gc.disable()  # to look through all that we share with the parent would copy it
         with open("/proc/self/statm") as file:

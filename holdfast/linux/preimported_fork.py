@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import msgspec
 
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 
 KEPT = "HOLDFAST_KEPT"  # in the environment: the numbers of files that were passed on, in their order
 FAILED = 127  # exit code of a fork that could not become its program
@@ -135,7 +135,7 @@ def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: b
     try:
         os.close(shown)
         if tied:
-            process_control.die_with_parent(parent)
+            own_process_settings.die_with_parent(parent)
         let_go()
         _become_program(program, files, show)
         os.close(show)
@@ -150,12 +150,12 @@ def _become_program(program: Program, files: OpenFiles, show: int) -> None:
     with open(os.devnull, "rb") as nothing:
         for fd, standard in ((nothing.fileno(), 0), (files.stdout, 1), (files.stderr, 2)):
             os.dup2(fd, standard)
-    process_control.close_all_but({0, 1, 2, show, *files.keep})
-    process_control.reset_signals()
+    own_process_settings.close_all_but({0, 1, 2, show, *files.keep})
+    own_process_settings.reset_signals()
     if program.cwd:
         os.chdir(program.cwd)
     shown = [f"{name}={value}" for name, value in program.env.items()]
-    if not _can_fork(program) or not process_control.set_command_line(program.shown_argv(), shown):
+    if not _can_fork(program) or not own_process_settings.set_command_line(program.shown_argv(), shown):
         for fd in files.keep:
             os.set_inheritable(fd, True)
         os.execve(sys.executable, program.exec_command(), program.env | files.kept_env())

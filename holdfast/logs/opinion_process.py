@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.config import ConfigError, Settings
 from holdfast.core.decoding import Content, make_decoder
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.logs.log_diagnosis import RankLog, open_log, read_ends
 from holdfast.logs.opinion_choice import FailureOpinion, find_opinion
 from holdfast.logs.past_cases import PastCase, PastCases
@@ -102,7 +102,7 @@ def _keep_case(store: PastCases, request: OpinionRequest, opinion: FailureOpinio
 def main() -> None:
     """Answer the request on standard input. The argument is the pid of the controller; this process ends when the
     controller ends."""
-    process_control.die_with_parent(int(sys.argv[1]))
+    own_process_settings.die_with_parent(int(sys.argv[1]))
     os.nice(_NICE)
     reply = answer_request(to_request(sys.stdin.buffer.read()))
     sys.stdout.buffer.write(msgspec.json.encode(reply))

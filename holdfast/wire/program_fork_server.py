@@ -29,7 +29,7 @@ from typing import NoReturn
 import msgspec
 
 from holdfast.core.decoding import from_msgpack
-from holdfast.linux import preimported_fork, process_control
+from holdfast.linux import own_process_settings, preimported_fork
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.wire import unix_sockets
@@ -176,7 +176,7 @@ def _await_start(server: socket.socket, pid: int, begin_s: float) -> None:
     if it has ended."""
     until = time.monotonic() + begin_s
     server.settimeout(min(_ASK_S, begin_s))
-    while time.monotonic() < until and process_control.process_state(pid) not in ("T", "t"):
+    while time.monotonic() < until and own_process_settings.process_state(pid) not in ("T", "t"):
         try:
             if not server.recv(1):
                 raise ConnectionResetError
@@ -213,7 +213,7 @@ def _request_fork(path: Path, program: Program, files: OpenFiles, begin_s: float
 
 
 def main() -> NoReturn:
-    process_control.die_with_parent(int(sys.argv[2]))
+    own_process_settings.die_with_parent(int(sys.argv[2]))
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.listen(_BACKLOG)  # once more, so that who asks is told our pid and not our parent's
     if not sys.flags.safe_path:

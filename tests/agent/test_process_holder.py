@@ -14,7 +14,7 @@ from holdfast.agent.process_holder import Holder
 from holdfast.agent.zygotes import Zygote
 from holdfast.core.agent_state_machine import RememberLeaving
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.model.node_errands import Leave
 from holdfast.wire import holder_messages, holder_zygote_messages, run_and_node_specs
 from holdfast.wire.holder_messages import (
@@ -193,7 +193,7 @@ def test_a_warning_is_passed_on_to_the_agent(bench: Bench, monkeypatch: pytest.M
     signalled: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append((pid, number)))
     bench.holder._pass_warning()
-    assert signalled == [(AGENT, process_control.END_WARNING)]
+    assert signalled == [(AGENT, own_process_settings.END_WARNING)]
     assert bench.holder._agent
     agent, bench.holder._agent = bench.holder._agent, None
     bench.holder._pass_warning()

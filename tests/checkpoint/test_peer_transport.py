@@ -29,7 +29,7 @@ from holdfast.checkpoint.peer_transport import (
     pull_state,
     push_state,
 )
-from holdfast.checkpoint.tls_relay_connections import REVOKED
+from holdfast.checkpoint.tls_relay_client import REVOKED
 from holdfast.wire import unix_sockets
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 from holdfast.wire.credentials.mutual_tls import KeyFiles, certificate_serial

@@ -20,7 +20,7 @@ from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_report import Report
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.wire import program_fork_server
@@ -94,7 +94,7 @@ def size_of(path: Path) -> int:
 
 
 def gone(*pids: int) -> bool:
-    return all(process_control.process_state(pid) in ("", "Z", "X") for pid in pids)
+    return all(own_process_settings.process_state(pid) in ("", "Z", "X") for pid in pids)
 
 
 def below(pid: int, word: str) -> int | None:

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from holdfast.checkpoint.checkpoint_publication import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.disk_state_record import DiskNote
 from holdfast.checkpoint.manifest import Author, Manifest, encode_manifest
-from holdfast.checkpoint.rank_state_on_disk import DiskNote
 from holdfast.checkpoint.stored_checkpoints import describe_published, find_checkpoints, mark_doubts
 from holdfast.cli import main
 from holdfast.cli.commands import ckpt_command

@@ -17,7 +17,7 @@ from holdfast.cli.run_dirs import run_dir_creation, run_dir_secrets, run_directo
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
 from holdfast.dash.page_source import SourceError
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.model.job_and_seats import Job
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.rank_environment_defaults import make_rank_environment
@@ -161,7 +161,7 @@ def test_what_is_alive_of_a_run_without_a_controller(monkeypatch: pytest.MonkeyP
     assert "--resume" not in run_liveness.ending_text(run_dir), "it has only just been made"
     (run_dir / "journal.db").touch()
     assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir), "nobody keeps a controller for it"
-    process_control.leave_input_note(run_dir / run_directory.STDIN)
+    own_process_settings.leave_input_note(run_dir / run_directory.STDIN)
     assert run_liveness.ending_text(run_dir) == "is starting, and its controller is not there yet"
     (run_dir / "plan.json").touch()
     alone = "has no controller now, but its front, holdfast run, is alive"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.training.tracker_figure_injection import TrackerHooks
+from holdfast.client.training.tracker_hooks import TrackerHooks
 from holdfast.wire.progress_environment import FIGURES
 
 SENTENCE = "rank 2 on n2 was killed by SIGKILL at step 31; restarted in place from step 30"

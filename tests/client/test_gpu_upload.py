@@ -17,7 +17,7 @@ from holdfast.checkpoint.state_image import (
 )
 from holdfast.client.snapshot import gpu_upload
 from holdfast.client.snapshot.gpu_upload import GpuUpload
-from holdfast.client.snapshot.live_state_items import load_image
+from holdfast.client.snapshot.state_item_locations import load_image
 from tests.client.fake_streams import FakeStreams
 
 

@@ -16,8 +16,8 @@ from holdfast.checkpoint.state_image import StateImage, TensorHolders, extra_spe
 from holdfast.client.snapshot import side_stream as module
 from holdfast.client.snapshot.copy_routes import DEVICE, HOST, NOTHING, choose_routes, lengthen_tail
 from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
-from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
 from holdfast.client.snapshot.side_stream import SideStream
+from holdfast.client.snapshot.state_item_locations import ABSENT, CurrentItems
 from tests.client.fake_streams import FakeStreams
 
 BIG_BYTES = 1 << 10  # what counts as large here

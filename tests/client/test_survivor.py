@@ -15,13 +15,13 @@ from torch import nn
 
 import holdfast
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.snapshot.seal_revocation import SEAL_FENCE, SealFence
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE, SealFence
 from holdfast.client.survival import survivor, torch_groups
 from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
 from holdfast.client.survival.survivor import Here, _is_broken_group
 from holdfast.client.survival.torch_groups import GroupHolders, find_holders
-from holdfast.client.training.group_creation_calls import GROUP_CALLS, GroupCall, GroupCalls
 from holdfast.client.training.optimizer_step_count import StepCount
+from holdfast.client.training.process_group_replay import GROUP_CALLS, GroupCall, GroupCalls
 from holdfast.client.training.progress import RankProgress
 from holdfast.wire.progress_environment import PATIENCE, REHEARSAL
 

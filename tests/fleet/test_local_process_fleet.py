@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.fleet import local_process_fleet
 from holdfast.fleet.local_process_fleet import MARK, end_node
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.wire.program_fork_server import ProgramProcess
 from tests.cli.driver import below, gone, until
 from tests.fleet import places
@@ -92,7 +92,7 @@ def test_a_stopped_holder_is_not_waited_for_long(tmp_path: Path) -> None:
     process = marked(folder)
     (folder / "holder.pid").write_text(str(process.pid))
     process.send_signal(signal.SIGSTOP)
-    until(lambda: process_control.process_state(process.pid) == "T", "its stop")
+    until(lambda: own_process_settings.process_state(process.pid) == "T", "its stop")
     began_at = time.monotonic()
     end_node(folder, grace_s=0.2)
     assert time.monotonic() - began_at < 20
@@ -144,7 +144,7 @@ def test_nodes_that_are_ended_at_once_close_a_holder_once(tmp_path: Path, monkey
 @pytest.fixture
 def many_files() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    process_control.raise_file_limit()
+    own_process_settings.raise_file_limit()
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

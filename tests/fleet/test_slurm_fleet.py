@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.fleet.slurm_commands import ClusterView
 from holdfast.fleet.slurm_fleet import SlurmFleet, SlurmPlan
-from holdfast.fleet.slurm_output import SlurmHost, SlurmJob
+from holdfast.fleet.slurm_replies import SlurmHost, SlurmJob
 
 
 def controller_in_a_job(place: Path, patch: pytest.MonkeyPatch, lasts_s: float) -> tuple[SlurmFleet, float]:

@@ -12,8 +12,8 @@ from holdfast.fleet import slurm_fleet, slurm_node_file
 from holdfast.fleet.slurm_commands import ClusterView, SlurmCommands
 from holdfast.fleet.slurm_fleet import SlurmFleet, SlurmPlan, end_all
 from holdfast.fleet.slurm_node_file import SlurmRecords, read_records, write_records
-from holdfast.fleet.slurm_node_state import NodeRecord
-from holdfast.fleet.slurm_output import SlurmHost, SlurmJob
+from holdfast.fleet.slurm_node_presence import NodeRecord
+from holdfast.fleet.slurm_replies import SlurmHost, SlurmJob
 from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.model.action import Dismissal
 

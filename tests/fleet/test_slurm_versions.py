@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.fleet import slurm_output
-from holdfast.fleet.slurm_output import SlurmJob
+from holdfast.fleet import slurm_replies
+from holdfast.fleet.slurm_replies import SlurmJob
 
 RECORDED = sorted((Path(__file__).parent / "slurm").glob("slurm-*.json"))
 _ENDS = {"cancelled": "CANCELLED", "completing": "CANCELLED", "preempted": "PREEMPTED", "timeout": "TIMEOUT"}
@@ -23,17 +23,17 @@ def forms() -> list[Any]:
     found = []
     for path in RECORDED:
         told = json.loads(path.read_text())
-        found.append(pytest.param(slurm_output.parse_jobs(told["jobs"]), id=f"{path.stem}-O"))
-        if slurm_output.parse_version(told["version"]) >= slurm_output.JSON_FROM:
+        found.append(pytest.param(slurm_replies.parse_jobs(told["jobs"]), id=f"{path.stem}-O"))
+        if slurm_replies.parse_version(told["version"]) >= slurm_replies.JSON_FROM:
             for parser, content in told["json"].items():
-                jobs = slurm_output.parse_jobs_json(json.dumps(content).encode())
+                jobs = slurm_replies.parse_jobs_json(json.dumps(content).encode())
                 found.append(pytest.param(jobs, id=f"{path.stem}-{parser}"))
     return found
 
 
 def test_versions_of_several_years_are_recorded() -> None:
-    versions = {slurm_output.parse_version(json.loads(path.read_text())["version"]) for path in RECORDED}
-    assert min(versions) < slurm_output.JSON_FROM < max(versions) and len(versions) >= 3
+    versions = {slurm_replies.parse_version(json.loads(path.read_text())["version"]) for path in RECORDED}
+    assert min(versions) < slurm_replies.JSON_FROM < max(versions) and len(versions) >= 3
 
 
 @pytest.mark.parametrize("jobs", forms())
@@ -75,11 +75,11 @@ RESERVED = [one for one in recordings() if "reservations" in one.values[0]]
 @pytest.mark.parametrize("told", RESERVED)
 def test_the_end_of_a_reservation_is_the_end_of_its_jobs(told: dict[str, Any]) -> None:
     """What it holds is its 30 minutes, of the 60 that the job has asked for; another one lets its jobs go on."""
-    [running] = [job for job in slurm_output.parse_jobs(told["jobs"]).values() if job.name == "running"]
-    reservations = slurm_output.parse_reservations(told["reservations"])
+    [running] = [job for job in slurm_replies.parse_jobs(told["jobs"]).values() if job.name == "running"]
+    reservations = slurm_replies.parse_reservations(told["reservations"])
     assert running.reservation == "held" and {*reservations} == {"held", "later"}
     assert "=loose " in told["reservations"]
-    found = slurm_output.end_with_reservation(running, reservations)
+    found = slurm_replies.end_with_reservation(running, reservations)
     assert found.ending == "reservation held ends" and found.ends_at == reservations["held"].ends_at
     assert running.ends_at - 2000 < found.ends_at < running.ends_at - 1600
 
@@ -90,18 +90,18 @@ def test_one_version_at_least_is_recorded_with_reservations() -> None:
 
 @pytest.mark.parametrize("told", recordings())
 def test_steps_hosts_and_refusals(told: dict[str, Any]) -> None:
-    [step] = [step for step in slurm_output.parse_steps(told["steps"]) if step.name == "holdfast-n0"]
-    [running] = [job for job in slurm_output.parse_jobs(told["jobs"]).values() if job.name == "running"]
+    [step] = [step for step in slurm_replies.parse_steps(told["steps"]) if step.name == "holdfast-n0"]
+    [running] = [job for job in slurm_replies.parse_jobs(told["jobs"]).values() if job.name == "running"]
     assert (step.job, step.id) == (running.id, f"{running.id}.0")
-    hosts = slurm_output.parse_hosts(told["hosts"])
+    hosts = slurm_replies.parse_hosts(told["hosts"])
     assert [name for name, host in hosts.items() if not host.answers] == ["lab-5"], "it lost its power"
     assert hosts["lab-5"].reason == "Not responding" and hosts["lab-6"].reason == "a fan | is broken"
-    for sentence in map(slurm_output.last_sentence, told["refused"].values()):
-        assert sentence.lower().count("invalid") == 1 and not slurm_output.may_pass(sentence)
+    for sentence in map(slurm_replies.last_sentence, told["refused"].values()):
+        assert sentence.lower().count("invalid") == 1 and not slurm_replies.may_pass(sentence)
 
 
 @pytest.mark.parametrize("told", recordings())
 def test_the_end_of_a_job_is_in_its_output(told: dict[str, Any]) -> None:
-    found = {name: slurm_output.parse_end(log) for name, log in told["logs"].items() if name in _ENDS}
+    found = {name: slurm_replies.parse_end(log) for name, log in told["logs"].items() if name in _ENDS}
     assert found == _ENDS
-    assert not any(slurm_output.parse_end(told["logs"][name]) for name in ("running", "completed", "failed"))
+    assert not any(slurm_replies.parse_end(told["logs"][name]) for name in ("running", "completed", "failed"))

@@ -18,14 +18,14 @@ from holdfast.chaos.job_observer import ObservedStatus
 from holdfast.chaos.matrix.__main__ import CellResult
 from holdfast.chaos.network_switch import LinkFaults
 from holdfast.checkpoint import peer_transport, snapshot_metadata_record
+from holdfast.checkpoint.disk_state_record import DiskNote
 from holdfast.checkpoint.doubt_notes import DoubtedRun, DoubtNote
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.manifest import Author, CheckpointPart, Manifest
-from holdfast.checkpoint.rank_state_on_disk import DiskNote
 from holdfast.checkpoint.snapshot_metadata_record import GeneratorStates
 from holdfast.checkpoint.storage_owner import StorageOwner
-from holdfast.checkpoint.tls_relay_connections import RelayStart
-from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import Exported
+from holdfast.checkpoint.tls_relay_client import RelayStart
+from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_converter import Exported
 from holdfast.checkpoint.trainer_checkpoints import TrainerCheckpoint, Verified
 from holdfast.cli.launch.stoppable_wait import WaitNote
 from holdfast.cli.run_dirs.remembered_imports import RememberedImports
@@ -47,7 +47,7 @@ from holdfast.fleet import kubernetes_lease
 from holdfast.fleet.kubernetes_fleet import FleetRecords
 from holdfast.fleet.pod_manifest import PodShape
 from holdfast.fleet.slurm_node_file import SlurmRecords
-from holdfast.fleet.slurm_node_state import NodeRecord
+from holdfast.fleet.slurm_node_presence import NodeRecord
 from holdfast.journal import entry_chain, file_lease, high_water_mark
 from holdfast.linux.preimported_fork import Program
 from holdfast.logs import model_request, opinion_process

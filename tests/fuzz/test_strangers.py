@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import trainer_checkpoints
 from holdfast.checkpoint.foreign_file_faults import end_fault, first_fault
 from holdfast.checkpoint.storage_errors import StorageError
-from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import (
+from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_converter import (
     ExportForm,
     export_trainer_checkpoint,
 )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.fleet.slurm_output import HOST_FORMAT, JOB_FIELDS, STEP_FORMAT
+from holdfast.fleet.slurm_replies import HOST_FORMAT, JOB_FIELDS, STEP_FORMAT
 from tests.cli.driver import until
 from tests.slurm.lab import SlurmLab, lacking, run_lab
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.fleet.slurm_node_file import read_records
-from holdfast.fleet.slurm_node_state import NodeRecord
+from holdfast.fleet.slurm_node_presence import NodeRecord
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import TRAIN, Job
 from tests.conftest import job_environment, kill_marked

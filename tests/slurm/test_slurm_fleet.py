@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.fleet import slurm_fleet
 from holdfast.fleet.slurm_fleet import SlurmFleet
-from holdfast.fleet.slurm_node_state import NodeRecord
-from holdfast.fleet.slurm_output import expand_hosts
+from holdfast.fleet.slurm_node_presence import NodeRecord
+from holdfast.fleet.slurm_replies import expand_hosts
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetState
 from tests.cli.driver import until

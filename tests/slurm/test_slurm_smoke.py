@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.fleet.slurm_output import expand_hosts
+from holdfast.fleet.slurm_replies import expand_hosts
 from tests.slurm.slurm_job import StartSlurm, start_slurm
 
 pytestmark = pytest.mark.e2e

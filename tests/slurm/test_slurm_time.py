@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.checkpoint import stored_checkpoints
 from holdfast.cli.commands.report_command import load_report
-from holdfast.fleet import slurm_fleet, slurm_output
+from holdfast.fleet import slurm_fleet, slurm_replies
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetReport
 from tests.cli.driver import TRAIN, until
@@ -104,7 +104,7 @@ def test_a_batch_job_ends_ahead_of_its_reservation_and_has_a_successor_by_then(
     lab, store = start_slurm.lab, tmp_path / "store"
     lab.reserve("short", limit_min(3), *lab.nodes[:2])
     shown = lab.call("scontrol", "--oneliner", "show", "reservation", "short", SLURM_TIME_FORMAT="%s")
-    ends_at = slurm_output.parse_reservations(shown)["short"].ends_at
+    ends_at = slurm_replies.parse_reservations(shown)["short"].ends_at
     (tmp_path / "job.py").write_text(slowed(MADE))
     words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "2", "--slurm", "time=60 reservation=short"]
     words += ["--set", "recovery.leave_s=40", "--set", "probe.allow=false", "job.py", str(tmp_path)]

@@ -6,7 +6,7 @@ import signal
 import time
 
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.model.probe_findings import Finding
 
 SITE_TEST = "command"  # the name of its finding
@@ -24,7 +24,7 @@ async def run_site_test(command: str, limit_s: float, *, level: int, nice: int =
     ok: bool | None = False
     try:
         process = await asyncio.create_subprocess_exec(
-            *process_control.shell_argv(command, nice),
+            *own_process_settings.shell_argv(command, nice),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=words,
             stderr=words,

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.agent.probes import SKIPPED, START, ProbeEntry, ProbeLine, ProbeRequest, choose_probes
 from holdfast.core.diagnose.probe_assessment import finding_sentence
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.model.probe_findings import Finding
 
 Tell = Callable[[ProbeLine], None]
@@ -22,7 +22,7 @@ Tell = Callable[[ProbeLine], None]
 def main() -> None:
     args = _make_parser().parse_args()
     if args.parent:
-        process_control.die_with_parent(args.parent)
+        own_process_settings.die_with_parent(args.parent)
     os.nice(args.nice)
     _die_first()
     _run_probes(args, _line_printer(args.json))

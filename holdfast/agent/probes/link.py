@@ -22,7 +22,7 @@ import torch.distributed as dist
 from holdfast.agent.probes import ProbeLine
 from holdfast.agent.probes.probe_tools import integer_tensor, sync_device, tensor_digest
 from holdfast.core.decoding import from_json
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.model.probe_findings import Finding, PairMeeting
 
 _FIRST_BYTES, _MOST_BYTES = 16 << 10, 16 << 20
@@ -37,7 +37,7 @@ _LISTENS = 10  # TCP_LISTEN
 def main() -> None:
     args = _make_parser().parse_args()
     if args.parent:
-        process_control.die_with_parent(args.parent)
+        own_process_settings.die_with_parent(args.parent)
     os.nice(args.nice)
     out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)

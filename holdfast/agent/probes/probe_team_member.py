@@ -11,11 +11,11 @@ import torch
 
 from holdfast.agent.probes.probe_team import TeamTask, join_team
 from holdfast.core.decoding import from_json
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 
 
 def main() -> None:
-    process_control.die_with_parent(os.getppid())
+    own_process_settings.die_with_parent(os.getppid())
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print where they like
     task = from_json(sys.argv[1], TeamTask)

@@ -24,7 +24,7 @@ from holdfast.config import ConfigError, WordLimits
 from holdfast.core.decoding import Content, make_decoder
 from holdfast.core.detect.crash import alarm_of, alarm_without_words
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
-from holdfast.linux import preimported_fork, process_control
+from holdfast.linux import own_process_settings, preimported_fork
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
 from holdfast.logs.secret_masking import Masker, keep_masked_log, make_secret_masker
@@ -137,7 +137,7 @@ class JudgeProcess:
             os.close(take)
             return False
         if pid == 0:
-            process_control.die_with_parent(judge)
+            own_process_settings.die_with_parent(judge)
             _judge_next(self._sock, take, self._known, self._mask)
         os.close(take)
         fork = self._waiting = JudgeFork(pid, taken)

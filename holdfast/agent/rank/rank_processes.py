@@ -21,7 +21,7 @@ from holdfast.agent.rank.spare_ranks import SPARE, SpareRanks, spare_key
 from holdfast.agent.rank.survivors import Survivors
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.rank_ranges import format_ranks
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.model.code_release import Release
 from holdfast.model.node_errands import LaunchHere, Parking
 from holdfast.wire import (
@@ -359,7 +359,7 @@ class RankProcesses:
                 return
 
     def _may_park(self, rank: HolderRank) -> bool:
-        return self.survivors.is_there(rank.rank_key) and process_control.process_state(rank.pid) not in ("T", "t")
+        return self.survivors.is_there(rank.rank_key) and own_process_settings.process_state(rank.pid) not in ("T", "t")
 
     async def _rejoin_rank(self, key: RankKey, env: dict[str, str]) -> bool:
         """Have a parked or spare rank go on as the rank `key`; return False if there is none or its start fails."""
@@ -399,7 +399,7 @@ class RankProcesses:
             self._spares.drop_all()
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
-            stopped = process_control.process_state(rank.pid) in ("T", "t")
+            stopped = own_process_settings.process_state(rank.pid) in ("T", "t")
             self._holder.send(
                 KillRank(key=rank.key, signal=signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM)
             )

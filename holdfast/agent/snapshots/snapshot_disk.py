@@ -20,17 +20,17 @@ from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import ArenaTable, SnapshotPin, pin_snapshot
 from holdfast.agent.snapshots.keeper_interfaces import IsWanted, KeeperNotes, KeeperPorts, any_generation
 from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, retention, storage_owner
+from holdfast.checkpoint.disk_state_record import DiskNote, DiskState
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.local_storage import LocalStorage
 from holdfast.checkpoint.manifest import Author, step_of
-from holdfast.checkpoint.rank_state_on_disk import DiskNote, DiskState
 from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time, try_write
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from holdfast.core.decoding import from_msgpack
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.model.copy_aim import Aim
 from holdfast.model.state_copy import Copy
 from holdfast.wire.rank_keeper_messages import layout_file_name
@@ -397,7 +397,7 @@ class _StepWrite:
         self._disk, self._author, self._pins, self._verified = disk, author, pins, verified
 
     def write_all(self, pulse: WritePulse) -> str:
-        process_control.yield_disk()
+        own_process_settings.yield_disk()
         self._disk.check_room(sum(pin.arena.image_bytes for pin in self._pins))
         for pin in self._pins:
             self._disk.write_state(self._author, pin, self._verified, pulse)

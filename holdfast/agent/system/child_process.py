@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 
 
 def start(argv: list[str], env: dict[str, str], cwd: str | None, files: tuple[int, int, int]) -> int:
@@ -19,7 +19,7 @@ def start(argv: list[str], env: dict[str, str], cwd: str | None, files: tuple[in
         stdout=files[1],
         stderr=files[2],
         start_new_session=True,
-        preexec_fn=functools.partial(process_control.die_with_parent, os.getpid()),  # noqa: PLW1509 - we have no threads
+        preexec_fn=functools.partial(own_process_settings.die_with_parent, os.getpid()),  # noqa: PLW1509 - we have no threads
     )
     process.returncode = 0  # not Popen's to wait for
     return process.pid

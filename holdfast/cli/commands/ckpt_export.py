@@ -65,7 +65,7 @@ def _export_weights(args: argparse.Namespace, urls: list[str]) -> int:
 def _export_trainer(args: argparse.Namespace, others: list[TrainerCheckpoint]) -> int:
     if not (args.dcp or args.ranks):
         _require_safetensors()
-    from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import (  # torch
+    from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_converter import (  # torch
         ExportForm,
         export_trainer_checkpoint,
     )

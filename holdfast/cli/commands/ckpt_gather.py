@@ -6,9 +6,9 @@ import re
 import msgspec
 
 from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, storage_owner
+from holdfast.checkpoint.disk_state_record import DiskNote
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.manifest import CheckpointPart
-from holdfast.checkpoint.rank_state_on_disk import DiskNote
 from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_checkpoints

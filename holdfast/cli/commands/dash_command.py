@@ -31,7 +31,7 @@ from holdfast.dash.page_server import PageServer
 from holdfast.dash.page_session import PageSession
 from holdfast.dash.page_source import PageSource, SourceError
 from holdfast.journal.journal_errors import JournalError
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 
 _ABOUT = (
     "Show a run in a browser: what it does, what it lost and why. RUN may also be a journal file, or the address of a "
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     complaints = logging.StreamHandler()  # of the server, about requests that are none
     complaints.addFilter(ServerLogFilter())
     logging.getLogger().addHandler(complaints)
-    process_control.raise_file_limit()
+    own_process_settings.raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     try:
         asyncio.run(_serve_page(_find_source(args), listener, opens=not args.no_open))

@@ -15,7 +15,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.output_file import make_private_file, replace_file
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
-from holdfast.fleet import slurm_output
+from holdfast.fleet import slurm_replies
 
 _USAGE = """usage: holdfast sbatch [--dry-run] [flags of holdfast run] SCRIPT [arguments of the script]
 
@@ -140,6 +140,6 @@ def _submit(script: str, run_dir: Path) -> int:
     except OSError as e:
         raise UsageError(f"cannot write {e.filename or path}: {e.strerror}; give another --run-dir") from None
     if done.returncode:
-        raise UsageError(f"sbatch: {slurm_output.last_sentence(done.stderr)}")
+        raise UsageError(f"sbatch: {slurm_replies.last_sentence(done.stderr)}")
     print(f"holdfast: {path} runs in {run_dir}; its output goes to {_output_path(run_dir)}")
     return 0

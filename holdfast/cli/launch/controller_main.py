@@ -60,7 +60,7 @@ from holdfast.journal.journal_errors import (
     JournalHeldError,
     LeaseLostError,
 )
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.linux.preimported_fork import KEPT
 from holdfast.logs.secret_masking import Masker
 from holdfast.model.decider_events import Order
@@ -80,7 +80,7 @@ def main() -> int:
     the journal is in Postgres, the lease holder's name. The first inherited file descriptor is the listening socket of
     the controller's port."""
     run_dir, front, holder = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:4])
-    process_control.die_with(front)
+    own_process_settings.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
     log, mask = open_log(run_dir)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
@@ -120,8 +120,8 @@ async def _run_logged(log: ControllerLog, work: Coroutine[None, None, RunEnd]) -
 
 async def _run_leased(run_dir: Path, listener: socket.socket, say: SaidLog, holder: str, mask: Masker) -> RunEnd:
     """Run the controller until the run ends. If other hosts may see its directory, hold its lease meanwhile."""
-    process_control.raise_file_limit()
-    process_control.write_no_core()
+    own_process_settings.raise_file_limit()
+    own_process_settings.write_no_core()
     wait = StoppableWait(run_dir)
     wait.heed_signals()
     run = run_directory.read_spec(run_dir)

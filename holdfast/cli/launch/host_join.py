@@ -35,7 +35,7 @@ from holdfast.config import Settings
 from holdfast.core.membership.host_blocking import BLOCKED_EXIT
 from holdfast.fleet.local_process_fleet import start_node
 from holdfast.linux import host_identity
-from holdfast.linux.process_control import END_WARNING
+from holdfast.linux.own_process_settings import END_WARNING
 from holdfast.model.decider_events import Begin
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import (

@@ -23,7 +23,7 @@ from holdfast.fleet import slurm_fleet
 from holdfast.fleet.local_process_fleet import end_node
 from holdfast.journal import high_water_mark
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
@@ -119,7 +119,7 @@ class Supervisor:
         """Keep a controller running until the job ends; return the job's exit code, or None if another host runs it by
         now."""
         (self._run_dir / "exit.json").unlink(missing_ok=True)
-        process_control.leave_input_note(self._run_dir / run_directory.STDIN)
+        own_process_settings.leave_input_note(self._run_dir / run_directory.STDIN)
         pump = ConsolePump(self._console)
         self._server = self._server or self._start_fork_server()
         with show_footer(self._run_dir):

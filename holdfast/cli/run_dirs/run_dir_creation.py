@@ -17,7 +17,7 @@ from holdfast.cli.run_dirs.run_directory import goes_on
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import say
 from holdfast.core.terminal_sanitizer import is_text, plain_line
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.linux.network_file_systems import network_kind
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.credentials import mutual_tls
@@ -123,7 +123,7 @@ def publish_run(run_dir: Path, run: RunSpec) -> None:
     try:
         mutual_tls.write_secret(run_dir / "token", os.urandom(16).hex().encode())
         save_environment(run_dir)
-        age_s = process_control.own_age_s()
+        age_s = own_process_settings.own_age_s()
         started_at = time.time() - (age_s if age_s < _OLD_S else 0.0)  # an older process did something else before
         run_and_node_specs.write_json(run_dir / "run.json", msgspec.structs.replace(run, started_at=started_at))
     except OSError as e:

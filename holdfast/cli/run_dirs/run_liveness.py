@@ -6,14 +6,14 @@ import msgspec
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import RunEnd
 
 
 def is_front_alive(run_dir: Path) -> bool:
     """Return whether the run's supervisor, its `holdfast run` process, is alive."""
-    return process_control.is_note_writer_alive(run_dir / run_directory.STDIN)
+    return own_process_settings.is_note_writer_alive(run_dir / run_directory.STDIN)
 
 
 def is_starting(run_dir: Path) -> bool:

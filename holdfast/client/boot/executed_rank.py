@@ -18,7 +18,7 @@ def main() -> None:
         del sys.path[0]  # the folder of this file
     sys.path.insert(0, own)
     from holdfast.client.boot.script_runner import run_script
-    from holdfast.linux.process_control import set_command_line
+    from holdfast.linux.own_process_settings import set_command_line
 
     sys.path.remove(own)
     # A script that imports it does so for the first time: what it had imported before is looked at then.

@@ -5,7 +5,7 @@ import sys
 from typing import Any, NamedTuple, cast
 
 from holdfast.client.boot import release_import_paths
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.releases.staged_release import StagedRelease
 
@@ -23,7 +23,7 @@ class RankFiles(NamedTuple):
         fds: list[int] = []
         log = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
-            fds.append(process_control.open_input(request.stdin))
+            fds.append(own_process_settings.open_input(request.stdin))
             fds += [os.open(path, log, 0o644) for path in (request.stdout, request.stderr)]
             fds.append(os.open(request.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError:
@@ -46,15 +46,15 @@ def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], pr
     files.close()
     os.environ.clear()
     os.environ.update(coerced | request.env)
-    process_control.reset_signals()
+    own_process_settings.reset_signals()
     if request.root:
         release_import_paths.move_imports(StagedRelease(root=request.root, at=request.staged), preloaded)
     _forget_the_zygote()
     python = [sys.executable, "-u", *(["-m"] if request.module else [])]
-    process_control.set_command_line(
+    own_process_settings.set_command_line(
         [*python, *request.argv], [f"{name}={value}" for name, value in request.env.items()]
     )
-    process_control.allow_stack_reads()
+    own_process_settings.allow_stack_reads()
 
 
 def await_holder(go: int, holder: int) -> None:
@@ -62,7 +62,7 @@ def await_holder(go: int, holder: int) -> None:
     if not os.read(go, 1):
         os._exit(127)  # the zygote died before it could tell of us
     os.close(go)
-    process_control.die_with_parent(holder, 127)
+    own_process_settings.die_with_parent(holder, 127)
 
 
 def _forget_the_zygote() -> None:

@@ -4,7 +4,7 @@ import functools
 import os
 import sys
 
-from holdfast.client.boot import user_source_paths
+from holdfast.client.boot import release_traceback_paths
 from holdfast.client.boot.import_recorder import library_roots
 from holdfast.wire.releases.staged_release import StagedRelease, editable_mappings, is_within
 
@@ -36,4 +36,4 @@ def move_imports(staged: StagedRelease, preloaded: tuple[str, ...]) -> None:
         if isinstance(file, str) and is_within(os.path.realpath(file), staged.root):
             del sys.modules[name]
     if staged.at:
-        user_source_paths.install_finder(staged)
+        release_traceback_paths.install_finder(staged)

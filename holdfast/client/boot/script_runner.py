@@ -76,7 +76,7 @@ def _run_file(path: str, main: types.ModuleType) -> None:
     _add_path(os.path.dirname(os.path.realpath(path)))
     main.__loader__ = (SourcelessFileLoader if code else SourceFileLoader)("__main__", path)
     vars(main).update(__file__=path, __cached__=None)
-    naming = sys.modules.get("holdfast.client.boot.user_source_paths")  # who may have names to change has imported it
+    naming = sys.modules.get("holdfast.client.boot.release_traceback_paths")  # imported if names may change
     name = naming.displayed_name(path, source) if naming else path
     exec(code or compile(source, name, "exec", dont_inherit=True), vars(main))
 

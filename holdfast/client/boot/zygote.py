@@ -25,7 +25,7 @@ from holdfast.client.boot.forked_rank import RankFiles, await_holder, become_ran
 from holdfast.client.boot.script_runner import run_script
 from holdfast.client.training.logger_hooks import follow_loggers
 from holdfast.client.training.progress import here
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.wire.holder_zygote_messages import (
     PACKET_BYTES,
     ForkFailed,
@@ -84,8 +84,8 @@ class ZygoteLink(NamedTuple):
 def warm_up(fd: int, preload: list[str], ranks: int) -> ZygoteLink:
     """Import the modules to preload, then tell the zygote's parent process that the zygote is ready."""
     holder = os.getppid()
-    process_control.die_with_parent(holder)
-    process_control.close_all_but({0, 1, 2, fd})
+    own_process_settings.die_with_parent(holder)
+    own_process_settings.close_all_but({0, 1, 2, fd})
     serving = ZygoteLink(socket.socket(fileno=fd), holder, _coerced_locale(), ranks=ranks)
     serving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
     if not sys.flags.safe_path:
@@ -100,7 +100,7 @@ def warm_up(fd: int, preload: list[str], ranks: int) -> ZygoteLink:
         optimizer_step_count.install_hooks(here)
         spawned_child_step_count.follow_spawns()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the holder's to answer
-    if opened := process_control.find_open_file("/dev/nvidia"):
+    if opened := own_process_settings.find_open_file("/dev/nvidia"):
         sys.exit(f"holdfast: a preloaded module touched a GPU ({opened}); ranks cannot be forked from here")
     strays = release_import_paths.find_strays()
     gc.collect()
@@ -120,7 +120,7 @@ def serve_forks(serving: ZygoteLink) -> RankBirth | None:
         if usher == 0:
             ours.close()
             os.close(start)
-            process_control.die_with_parent(zygote)
+            own_process_settings.die_with_parent(zygote)
             birth = _run_usher(serving, theirs, go)
             serving.socket.close()  # in a rank
             theirs.close()
@@ -234,12 +234,12 @@ def _try_import(name: str) -> bool:
 
 def _lasting_threads() -> int:
     """Return how many threads remain after a trial fork. Libraries such as OpenBLAS end their threads at a fork."""
-    if process_control.count_threads() > 1:
+    if own_process_settings.count_threads() > 1:
         child = os.fork()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
-    return process_control.count_threads()
+    return own_process_settings.count_threads()
 
 
 def _coerced_locale() -> dict[str, str]:

@@ -41,8 +41,8 @@ from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.replicated_restore import announce_sizes
 from holdfast.client.checkpointing.rival_run import RivalRun
 from holdfast.client.checkpointing.state_restore import StateRestore
-from holdfast.client.snapshot.live_state_items import ChangedError
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
+from holdfast.client.snapshot.state_item_locations import ChangedError
 from holdfast.client.training import script_replay
 from holdfast.client.training.fixed_ddp_buckets import fix_saved_model
 from holdfast.client.training.progress import here

@@ -20,7 +20,7 @@ from holdfast.checkpoint.image_layout import BIG_BYTES, ImageLayout, Path, Ranks
 from holdfast.checkpoint.memory_copy import prefer_large_pages
 from holdfast.checkpoint.state_image import FlatState, StateImage, TensorHolders, bare_local
 from holdfast.client.checkpointing.optimizer_shapes import Kept, allocate_state, foresee_state, shadow_optimizer
-from holdfast.client.snapshot.live_state_items import (
+from holdfast.client.snapshot.state_item_locations import (
     ABSENT,
     ChangedError,
     CurrentItems,

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from holdfast.checkpoint.image_layout import ImageLayout, Path, Ranks
 from holdfast.checkpoint.state_image import FlatState, StateImage, TensorHolders
 from holdfast.client.checkpointing.optimizer_step_pre_hook import StepAnnouncement
-from holdfast.client.snapshot.live_state_items import (
+from holdfast.client.snapshot.state_item_locations import (
     ChangedError,
     CurrentItems,
     StateLocations,

@@ -36,7 +36,7 @@ from holdfast.client.elastic.recovery_settlement import (
 )
 from holdfast.client.elastic.state_moves import STORAGE, StateMoves
 from holdfast.client.elastic.step_phase_times import StepPhases
-from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.training.progress import here as progress
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.hand_over import plan_hand_over

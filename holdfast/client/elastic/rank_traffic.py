@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from holdfast.client.snapshot.seal_revocation import SealPass
+from holdfast.client.snapshot.seal_fence import SealPass
 
 _MOST_DIMENSIONS = 8
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -12,7 +12,7 @@ from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_state import LayerUnit, digest_packed
 from holdfast.client.elastic.packed_layer_transfer import receive_packed, send_packed
 from holdfast.client.elastic.rank_traffic import RankTraffic, require_open
-from holdfast.client.snapshot.seal_revocation import SealPass
+from holdfast.client.snapshot.seal_fence import SealPass
 from holdfast.model.pipeline_routes import LayerTransfer, RoutePlan
 
 STORAGE = -1

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from holdfast.client.elastic.layer_state import LayerUnit
 from holdfast.client.elastic.rank_traffic import GroupsBrokenError, require_open
-from holdfast.client.snapshot.seal_revocation import SealPass
+from holdfast.client.snapshot.seal_fence import SealPass
 from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from holdfast.checkpoint.image_layout import BIG_BYTES, EXTRA, ByteRange, ImageItem, ImageLayout
-from holdfast.client.snapshot.live_state_items import ABSENT
+from holdfast.client.snapshot.state_item_locations import ABSENT
 
 FIRST = 64  # where things begin in a stage: before lie the words of the slot's header
 

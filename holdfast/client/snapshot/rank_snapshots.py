@@ -12,10 +12,10 @@ from holdfast.checkpoint.state_image import StateError, StateImage
 from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
 from holdfast.client.snapshot.cuda_streams import CudaStreams
 from holdfast.client.snapshot.gpu_upload import GpuUpload
-from holdfast.client.snapshot.live_state_items import ABSENT, CurrentItems
 from holdfast.client.snapshot.registered_arena import RegisteredArena
-from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.snapshot.side_stream import SideStream
+from holdfast.client.snapshot.state_item_locations import ABSENT, CurrentItems
 
 
 class RankSnapshots:

@@ -12,7 +12,7 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.checkpoint.state_image import StateImage, bytes_of, shape_payload
 from holdfast.client.snapshot.copy_routes import CopyRoutes, is_large
 from holdfast.client.snapshot.cuda_streams import CudaStreams
-from holdfast.client.snapshot.seal_revocation import SealPass
+from holdfast.client.snapshot.seal_fence import SealPass
 
 STAGES = 3  # the processor may be as many snapshots ahead of the GPU before it has to wait
 

@@ -26,9 +26,9 @@ from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.client.snapshot.copy_routes import choose_routes, guess_kinds, kinds_of, lengthen_tail, total_bytes
 from holdfast.client.snapshot.cuda_graph_replays import GRAPH_WATCH
 from holdfast.client.snapshot.cuda_streams import CudaStreams
-from holdfast.client.snapshot.live_state_items import CurrentItems
 from holdfast.client.snapshot.routed_copies import STAGES, GpuSlots, RoutedCopies
-from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE
+from holdfast.client.snapshot.state_item_locations import CurrentItems
 
 _HOST_BYTES = 64 << 20  # of a state that has more than this on the host, the processor makes the copies
 _SHADOW_SHARE = 0.6  # of the state, at most, is copied on the GPU first

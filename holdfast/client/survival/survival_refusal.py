@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.survival.torch_groups import is_fsdp
-from holdfast.client.training.group_creation_calls import GROUP_CALLS, GroupCall
+from holdfast.client.training.process_group_replay import GROUP_CALLS, GroupCall
 
 _FIXED = {"rank", "world_size", "store"}
 _PLAIN_ARGUMENTS = 3  # of init_process_group: backend, init_method and timeout

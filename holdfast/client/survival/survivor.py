@@ -16,13 +16,13 @@ import torch
 
 from holdfast.checkpoint.keeper_client import current_generation
 from holdfast.client.checkpointing.replicated_restore import WorldSizes
-from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.survival import torch_groups
 from holdfast.client.survival.group_making_gate import await_ranks
 from holdfast.client.survival.order_line import OrderLine
 from holdfast.client.survival.survival_refusal import find_fixed_size, find_refusal
-from holdfast.client.training.group_creation_calls import GROUP_CALLS, GroupCall, list_groups
 from holdfast.client.training.p2p_counts import find_counts
+from holdfast.client.training.process_group_replay import GROUP_CALLS, GroupCall, list_groups
 from holdfast.client.training.progress import here as progress
 from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL, RESUME, SEATLESS, STANDING
 from holdfast.wire.replay_environment import is_replay

@@ -16,7 +16,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.client.training.fixed_ddp_buckets import fix_buckets
-from holdfast.client.training.group_creation_calls import GroupCall
+from holdfast.client.training.process_group_replay import GroupCall
 
 _ABORT_TAG = 0x7FFF_0F5A  # of a message that nobody sends
 _AT_ONCE = timedelta(milliseconds=1)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from holdfast.client.training.logged_losses import LoggedLosses
 from holdfast.client.training.progress import RankProgress
-from holdfast.client.training.tracker_figure_injection import TRACKER_CALLS, TrackerHooks, find_tracker_hooks
+from holdfast.client.training.tracker_hooks import TRACKER_CALLS, TrackerHooks, find_tracker_hooks
 from holdfast.wire.progress_environment import KEEPER, LOSS_SOURCE, SLOT
 from holdfast.wire.replay_environment import is_replay
 

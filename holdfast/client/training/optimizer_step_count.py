@@ -13,8 +13,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from holdfast.client.training import inferred_resume_step, process_group_lifecycle
-from holdfast.client.training.group_creation_calls import GROUP_CALLS
 from holdfast.client.training.parameter_count import ParameterCount
+from holdfast.client.training.process_group_replay import GROUP_CALLS
 from holdfast.client.training.progress import RankProgress
 from holdfast.wire.progress_environment import MADE_UP, REHEARSAL
 

@@ -15,7 +15,7 @@ def report_groups(on_group: Callable[[], None], on_teardown: Callable[[str], Non
     """
     from torch.distributed import distributed_c10d as c10d
 
-    from holdfast.client.training.group_creation_calls import GROUP_CALLS
+    from holdfast.client.training.process_group_replay import GROUP_CALLS
 
     p2p_counts.count_messages()
     made, ended, more = c10d.init_process_group, c10d.destroy_process_group, c10d.new_group

@@ -29,7 +29,7 @@ from holdfast.client.training.gpu_collective_progress import (
 from holdfast.client.training.p2p_counts import find_counts
 from holdfast.client.training.p2p_progress import MessageProgress, find_groups_across, leave_batches_out
 from holdfast.client.training.set_up_times import SetUpWatch
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState, FlightLog, GroupArrival, GroupState
 from holdfast.wire.rank_memory.slot_writer import open_slot_memory
 
@@ -53,8 +53,8 @@ def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
         log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)
     except (OSError, ValueError):
         return None
-    process_control.allow_stack_reads()
-    os.register_at_fork(after_in_child=process_control.allow_stack_reads)  # what was allowed here is not inherited
+    own_process_settings.allow_stack_reads()
+    os.register_at_fork(after_in_child=own_process_settings.allow_stack_reads)  # what was allowed here is not inherited
     # What torch's recorders hold of an earlier generation has the names of groups of this one.
     recorder = FlightRecorder(log, _thread.get_ident(), time.time_ns() if _NEWEST else 0)
     _NEWEST[:] = [recorder]

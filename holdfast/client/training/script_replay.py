@@ -197,9 +197,9 @@ def _write_note(seeded: bool) -> None:
 
 def _end_with_agent() -> None:
     """Make this process die with its parent, the agent, so that a replay cannot outlast it into the next training."""
-    from holdfast.linux import process_control
+    from holdfast.linux import own_process_settings
 
-    process_control.die_with_parent(os.getppid(), REFUSED)
+    own_process_settings.die_with_parent(os.getppid(), REFUSED)
 
 
 def _seed_generators(seed: int) -> None:

@@ -9,7 +9,7 @@ import multiprocessing.spawn
 import sys
 from typing import Any
 
-from holdfast.linux import process_control
+from holdfast.linux import own_process_settings
 
 # The environment of a child may lack us: then it does without.
 _BEGIN = """
@@ -43,7 +43,7 @@ def follow_spawns() -> None:
 
 def begin_child() -> None:
     """Install the step count in a spawned child, but only if the child imports torch before its work begins."""
-    process_control.allow_stack_reads()
+    own_process_settings.allow_stack_reads()
     plain = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
 
     def _bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:

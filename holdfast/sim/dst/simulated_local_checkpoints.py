@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
+from holdfast.checkpoint.disk_state_record import DiskNote, DiskState
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.rank_state_on_disk import DiskNote, DiskState
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
 from holdfast.model.copy_aim import Aim

@@ -5,9 +5,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from holdfast.checkpoint.disk_state_record import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
-from holdfast.checkpoint.rank_state_on_disk import DiskState
 from holdfast.core.agent_state_machine import OWN
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.model.node_errands import LaunchHere

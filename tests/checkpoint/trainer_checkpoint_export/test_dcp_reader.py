@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from holdfast.checkpoint.storage_errors import StorageError
-from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import (
+from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_converter import (
     ExportForm,
     export_trainer_checkpoint,
 )

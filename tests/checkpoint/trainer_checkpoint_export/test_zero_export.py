@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint.storage_errors import StorageError
-from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import (
+from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_converter import (
     ExportForm,
     export_trainer_checkpoint,
 )

@@ -11,7 +11,7 @@ from holdfast.client.elastic.layer_state import HOST
 from holdfast.client.elastic.packed_layer_transfer import receive_packed, send_packed, swap_packed
 from holdfast.client.elastic.rank_traffic import GroupsBrokenError, Incoming, Outgoing, RankTraffic
 from holdfast.client.elastic.step_totals import exchange_totals
-from holdfast.client.snapshot.seal_revocation import SealFence
+from holdfast.client.snapshot.seal_fence import SealFence
 
 Sent = list[torch.Tensor]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import holdfast
 from holdfast.client.elastic.rank_traffic import GroupsBrokenError
-from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from tests.client.one_rank_group import one_rank_group
 
 GOOD: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.client.training.logged_losses import LoggedLosses
 from holdfast.client.training.logger_hooks import LoggerFinder
-from holdfast.client.training.tracker_figure_injection import TRACKER_CALLS, TrackerHooks, find_tracker_hooks
+from holdfast.client.training.tracker_hooks import TRACKER_CALLS, TrackerHooks, find_tracker_hooks
 from tests.client.played_trackers import play_board, play_mlflow
 
 

@@ -3,8 +3,8 @@
 import msgspec
 
 from holdfast.fleet.slurm_commands import ClusterView, split_exclusions
-from holdfast.fleet.slurm_node_state import NodeRecord, find_strays, is_cut_off, judge_node, step_name
-from holdfast.fleet.slurm_output import SlurmHost, SlurmJob, SlurmStep
+from holdfast.fleet.slurm_node_presence import NodeRecord, find_strays, is_cut_off, judge_node, step_name
+from holdfast.fleet.slurm_replies import SlurmHost, SlurmJob, SlurmStep
 from holdfast.model.fleet_node_reports import FleetState
 
 RUNNING = SlurmJob(id=7, state="RUNNING", hosts=("c1", "c2"), ends_at=500.0)

@@ -6,8 +6,8 @@ import json
 import msgspec
 import pytest
 
-from holdfast.fleet import slurm_output
-from holdfast.fleet.slurm_output import (
+from holdfast.fleet import slurm_replies
+from holdfast.fleet.slurm_replies import (
     SlurmHost,
     SlurmJob,
     expand_hosts,
@@ -53,13 +53,13 @@ def test_jobs_of_the_stable_format() -> None:
 def test_the_end_that_a_job_comes_to_is_in_its_output(due: str, state: str) -> None:
     # The first is as 22.05.8 wrote it; the others are made by hand.
     line = f"slurmstepd-hfe732f1-1: error: *** JOB 3 ON hfe732f1-1 CANCELLED AT 2026-11-18T02:36:06{due} ***\n"
-    assert slurm_output.parse_end(f"noise\n{line}") == state
-    assert slurm_output.parse_end("noise\n") == ""
+    assert slurm_replies.parse_end(f"noise\n{line}") == state
+    assert slurm_replies.parse_end("noise\n") == ""
 
 
 def test_who_cancelled_a_job_is_what_the_accounting_says() -> None:
-    assert slurm_output.parse_canceller("CANCELLED by 1000\n") == "1000"
-    assert slurm_output.parse_canceller("CANCELLED\n") == "" == slurm_output.parse_canceller("")
+    assert slurm_replies.parse_canceller("CANCELLED by 1000\n") == "1000"
+    assert slurm_replies.parse_canceller("CANCELLED\n") == "" == slurm_replies.parse_canceller("")
 
 
 def number(value: int, *, infinite: bool = False) -> dict[str, object]:
@@ -137,13 +137,13 @@ No reservations in the system
 def test_a_job_ends_with_its_reservation(reservation: str, limit: float, end: tuple[float, str]) -> None:
     """Of several that it asked for, Slurm has chosen the one that has its hosts."""
     job = SlurmJob(id=3, state="RUNNING", hosts=("n2", "n3"), ends_at=limit, reservation=reservation)
-    found = slurm_output.end_with_reservation(job, slurm_output.parse_reservations(RESERVATIONS))
+    found = slurm_replies.end_with_reservation(job, slurm_replies.parse_reservations(RESERVATIONS))
     assert (found.ends_at, found.ending) == end
 
 
 def test_a_job_that_waits_has_no_end_yet() -> None:
     job = SlurmJob(id=3, state="PENDING", reservation="a")
-    assert slurm_output.end_with_reservation(job, slurm_output.parse_reservations(RESERVATIONS)) == job
+    assert slurm_replies.end_with_reservation(job, slurm_replies.parse_reservations(RESERVATIONS)) == job
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"jobs": 3}', b"squeue: error: no JSON here"])
@@ -154,7 +154,7 @@ def test_what_is_no_json_of_jobs_is_an_error(content: bytes) -> None:
 
 def test_where_jobs_come_from() -> None:
     told = "46|holdfast-r-n0|/data/ann/a|b\n47|wrap|/tmp\nsqueue: error: what\n"
-    assert slurm_output.parse_places(told) == {46: ("holdfast-r-n0", "/data/ann/a|b"), 47: ("wrap", "/tmp")}
+    assert slurm_replies.parse_places(told) == {46: ("holdfast-r-n0", "/data/ann/a|b"), 47: ("wrap", "/tmp")}
 
 
 def test_lists_of_hosts() -> None:
@@ -175,12 +175,12 @@ def test_steps_and_hosts() -> None:
 def test_refusals_and_what_may_pass() -> None:
     refused = "sbatch: error: invalid partition specified: x\n"
     refused += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
-    sentence = slurm_output.last_sentence(refused)
+    sentence = slurm_replies.last_sentence(refused)
     assert sentence == "Batch job submission failed: Invalid partition name specified"
-    assert not slurm_output.may_pass(sentence)
-    assert not slurm_output.may_pass("Batch job submission failed: Invalid account or account/partition combination")
-    assert slurm_output.may_pass("Batch job submission failed: Unable to contact slurm controller (connect failure)")
-    assert slurm_output.may_pass("Batch job submission failed: Socket timed out on send/recv operation")
-    assert slurm_output.last_sentence("") == "it did not say why"
-    assert slurm_output.parse_version("slurm-wlm 22.05.8") == (22, 5)
-    assert slurm_output.parse_version("slurm 25.05.1") > slurm_output.JSON_FROM > (23, 2)
+    assert not slurm_replies.may_pass(sentence)
+    assert not slurm_replies.may_pass("Batch job submission failed: Invalid account or account/partition combination")
+    assert slurm_replies.may_pass("Batch job submission failed: Unable to contact slurm controller (connect failure)")
+    assert slurm_replies.may_pass("Batch job submission failed: Socket timed out on send/recv operation")
+    assert slurm_replies.last_sentence("") == "it did not say why"
+    assert slurm_replies.parse_version("slurm-wlm 22.05.8") == (22, 5)
+    assert slurm_replies.parse_version("slurm 25.05.1") > slurm_replies.JSON_FROM > (23, 2)

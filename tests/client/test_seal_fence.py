@@ -8,7 +8,7 @@ import torch
 
 from holdfast.checkpoint.arena import Arena, SnapshotName
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
-from holdfast.client.snapshot.seal_revocation import SEAL_FENCE
+from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from tests.client.fake_streams import FakeEvent
 from tests.client.test_side_stream import Gpu, _kinds, gpus
 

@@ -21,7 +21,7 @@ from holdfast.checkpoint.peer_transport import (
     pull_state,
     push_state,
 )
-from holdfast.checkpoint.tls_relay_connections import REVOKED, relayed_link
+from holdfast.checkpoint.tls_relay_client import REVOKED, relayed_link
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 from holdfast.wire.credentials.mutual_tls import KeyFiles

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.fleet.slurm_commands import ClusterView
-from holdfast.fleet.slurm_output import SlurmJob
+from holdfast.fleet.slurm_replies import SlurmJob
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 
