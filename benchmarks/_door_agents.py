@@ -113,15 +113,14 @@ async def _control(listener: socket.socket, listed: bool, out: Connection, folde
     authority = CertificateAuthority(folder / "authority")
     porch = ConnectionGate(lambda: port.server(), mutual_tls.server_tls(authority.keys, strangers=True))  # type: ignore[misc]
     audit = AuditLog(folder)
+    anybodys = NodeCertificates(controller.view, lambda _: False, lambda _: None)
     enrolling = NodeEnrolment(
         authority,
         "token",
         "bench",
         audit=audit,
         tokens=NodeTokens(folder / "authority", lambda: None),
-        certificates=built.certificates
-        if listed
-        else NodeCertificates(controller.view, lambda _: False, lambda _: None),
+        certificates=built.certificates if listed else anybodys,
         admission=built.ingest.admission,
         announce=controller.process_event,
     )
@@ -140,14 +139,13 @@ async def _control(listener: socket.socket, listed: bool, out: Connection, folde
             gone = AGENTS - len({seat.node for seat in view.seats} - view.gone.keys())
             out.send((gone, incidents, time.process_time(), _resident_mb()))
 
-    def listening() -> None:
-        out.send((time.monotonic(), time.process_time()))
-
     job = Job(run_id="bench", min_nodes=AGENTS, max_nodes=AGENTS, can_acquire=False)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(porch.run(listener))
         tasks.create_task(answer())
-        tasks.create_task(controller.run(job, Release(number=1), listening))
+        tasks.create_task(
+            controller.run(job, Release(number=1), lambda: out.send((time.monotonic(), time.process_time())))
+        )
 
 
 def _resident_mb() -> float:

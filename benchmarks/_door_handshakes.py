@@ -55,8 +55,12 @@ def measure(folder: Path, agents: int) -> Handshakes:
         _encode(without)
         each.append((server_s, agent_s, looked_at - began, time.thread_time() - looked_at))
     batches = [each[at : at + _BATCH] for at in range(0, len(each), _BATCH)]
-    sides = [1000 * statistics.median(sum(one[side] for one in b) / len(b) for b in batches) for side in range(4)]
-    return Handshakes(*sides, welcome_bytes=len(_encode(with_list)), made_ms=made_ms)
+    server_ms, agent_ms, listed_ms, unlisted_ms = (
+        1000 * statistics.median(sum(one[side] for one in batch) / len(batch) for batch in batches) for side in range(4)
+    )
+    return Handshakes(
+        server_ms, agent_ms, listed_ms, unlisted_ms, welcome_bytes=len(_encode(with_list)), made_ms=made_ms
+    )
 
 
 def _encode(welcome: Welcome) -> bytes:

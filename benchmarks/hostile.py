@@ -20,6 +20,7 @@ from tests.journal import losing_disk, test_losing_disk, test_torture
 from tests.journal.losing_disk import LosingDisk
 
 ROOT = Path(__file__).parents[1]
+_MOST_SHOWN = 40_000  # characters of what pytest says of crashes
 _HARMED, _CUTS = (2000, 1_000_000) if FULL else (200, 100)
 
 
@@ -76,6 +77,9 @@ def _fuzz(base: Path, seconds: float, table: Table, findings: Findings) -> None:
     findings.figures |= {"fuzz_examples": found["examples"], "fuzz_tests": found["tests"]}
     findings.figures["fuzz_crashes"] = len(found["crashed"])
     findings.goals["fuzz_no_crash"] = not found["crashed"]
+    if found["crashed"]:  # chances are others the next time, so nobody would find it again by running this once more
+        findings.figures["fuzz_crashed"] = ", ".join(found["crashed"])
+        print(done.stdout[done.stdout.find("= FAILURES =") :][:_MOST_SHOWN])
     table.add_row(
         "decoders fuzzed", f"{found['examples']:,}", f"{found['tests']} tests, {len(found['crashed'])} crashed"
     )

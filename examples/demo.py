@@ -149,7 +149,7 @@ def _name_page(folder: Path, run_dir: Path) -> None:
     for path in (folder / "undisturbed", run_dir.with_name("ckpt")):
         shutil.rmtree(path, ignore_errors=True)
     program = Path(sys.executable).with_name("holdfast")
-    command = [str(program)] if program.exists() else [sys.executable, "-m", "holdfast.cli"]
+    command = [str(program)] if program.exists() else [sys.executable, "-P", "-m", "holdfast.cli"]
     console.print(f"the page of what happened: {shlex.join([*command, 'dash', str(run_dir)])}", soft_wrap=True)
     console.print(f"it reads what lies in {folder}; remove that when you have seen it", soft_wrap=True)
 

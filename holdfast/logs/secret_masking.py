@@ -154,8 +154,12 @@ def keep_masked_log(log: logging.Handler, mask: Masker) -> None:
     # Or an entry that cannot be formatted or written would be printed with its arguments.
     logging.raiseExceptions = False
     sys.excepthook = _log_uncaught
-    threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
-    sys.unraisablehook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    threading.excepthook = sys.unraisablehook = _log_unraised
+
+
+def _log_unraised(args: Any) -> None:
+    """Log what a thread, or a finalizer, has raised; Python has a type of its own for either."""
+    _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException | None, tb: TracebackType | None) -> None:

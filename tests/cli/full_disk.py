@@ -26,8 +26,9 @@ def main(folder: Path) -> None:
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(disk)], check=True)
     (folder / "job.py").write_text(TRAIN)
-    flags = ("--run-dir", str(disk), "--no-zygote", "--set", "recovery.wait_s=20", "--set", "node.lost_s=60")
-    flags = (*flags, "--set", "pace.progress_s=1")  # so often it writes to its journal
+    # It writes to its journal once a second.
+    settings = ("--set", "recovery.wait_s=20", "--set", "node.lost_s=60", "--set", "pace.progress_s=1")
+    flags = ("--run-dir", str(disk), "--no-zygote", *settings)
     job = Job(folder, *flags, "job.py", str(folder), env=dict(os.environ))
     try:
         told(job, disk)

@@ -216,11 +216,11 @@ def test_a_page_of_another_port_gets_nothing_that_it_can_use(journal: Path, brow
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("wide", [1440, 390])
-@pytest.mark.parametrize("styled", [True, False])
+@pytest.mark.parametrize("reader", [(True, 1440), (True, 390), (False, 1440), (False, 390)])
 def test_a_mailed_file_is_read_where_no_script_runs(
-    styled: bool, wide: int, journal: Path, report: Report, browser: Any, tmp_path: Path
+    reader: tuple[bool, int], journal: Path, report: Report, browser: Any, tmp_path: Path
 ) -> None:
+    styled, wide = reader
     records = [msgspec.structs.replace(one, cause=f"{one.cause} {HOSTILE}") for one in report.incidents]
     shown = strip_report(msgspec.structs.replace(report, incidents=tuple(records)))
     printed = render_report(shown, width=0)

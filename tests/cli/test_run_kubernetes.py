@@ -286,7 +286,8 @@ def test_ctrl_c_ends_a_second_run_of_the_name_that_waits_for_the_lease(start: St
     had, begun_at = pods(cluster), time.monotonic()
     second.interrupt()
     assert lasting(second, begun_at) < 5.0, "one is enough, and at once"
-    assert "while it waited" in second.sentences()[-1]
+    ended = run_and_node_specs.read_json(second.run_dir / "exit.json", run_and_node_specs.RunEnd)
+    assert ended.code == 130 and len(second.sentences()) > 2, "and a sentence about it"
     assert not named(second.run_dir) and pods(cluster) == had
     left = {path.name for path in second.run_dir.iterdir()}
     assert not left & {"token", "env.json", "door", "controller.json", "waiting.json"}

@@ -36,11 +36,12 @@ def test_a_job_that_gives_up_for_want_of_nodes_names_why_they_do_not_start() -> 
     play.survey(2.0, a=starting("ErrImagePull: no x:1"), b=starting("ErrImagePull: no x:1"))
     assert play.said() == ["a, b do not start: ErrImagePull: no x:1"]
     wait = play.view.node_wait(3.0)
-    assert wait is not None and "; the fleet: ErrImagePull: no x:1; " in wait.describe(3.0)
+    why = "ErrImagePull: no x:1"
+    assert wait is not None and why in wait.describe(3.0)
     play.tick_until(601.0)
     assert play.phase() is Phase.ENDING
     finish = play.only(Finish)
-    assert isinstance(finish, Finish) and "; the fleet: ErrImagePull: no x:1; start more nodes" in finish.reason
+    assert isinstance(finish, Finish) and why in finish.reason
 
 
 def test_an_end_that_is_known_is_not_why_a_node_does_not_start() -> None:

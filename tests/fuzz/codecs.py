@@ -27,6 +27,7 @@ from holdfast.checkpoint.storage_owner import StorageOwner
 from holdfast.checkpoint.tls_relay_connections import RelayStart
 from holdfast.checkpoint.trainer_checkpoint_export.trainer_checkpoint_exporter import Exported
 from holdfast.checkpoint.trainer_checkpoints import TrainerCheckpoint, Verified
+from holdfast.cli.launch.stoppable_wait import WaitNote
 from holdfast.cli.run_dirs.remembered_imports import RememberedImports
 from holdfast.client.boot import tcp_store_server
 from holdfast.client.elastic.layer_state import UnitHeader
@@ -108,6 +109,7 @@ CODECS: dict[str, Codec] = {
     "node": _json(run_and_node_specs.NodeSpec),
     "listening": _json(run_and_node_specs.ControllerAddress),
     "ended": _json(run_and_node_specs.RunEnd),
+    "waiting": _json(WaitNote),
     "challenge": _json(enrolment.Challenge),
     "enrol": _json(enrolment.EnrolmentRequest),
     "enrolled": _json(enrolment.EnrolmentGrant),

@@ -199,5 +199,6 @@ def _wake_at(state: JobState) -> float | None:
         waits += [state.wait_until, state.last_call_at or None, state.not_before or None, state.fence.until or None]
         if not (state.fence.until or state.not_before):  # else nobody asks for links before these are over
             waits.append(state.nodes.links.until or None)
-            waits += [due.at] if (due := launching.unchecked_due(state)) else []
+            due = state.nodes.choose_unchecked(state.waits_since) if state.wait_until else None
+            waits.append(due.at if due else None)
     return min((at for at in waits if at is not None), default=None)

@@ -14,7 +14,6 @@ from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
-from holdfast.core.membership.unchecked_nodes import UncheckedNodes
 from holdfast.core.rank_ranges import format_nodes, format_ranks
 from holdfast.model.action import Action, Finish, HandOver, Say, Stop
 from holdfast.model.code_release import Fate
@@ -219,8 +218,7 @@ def _launch_or_wait(state: JobState, now: float) -> str:
     if state.requests.held:
         waiting_for_people.stand_still(state, now)
         return f"held by {state.requests.held}"
-    if now >= state.not_before:
-        state.not_before = 0.0
+    state.not_before = 0.0 if now >= state.not_before else state.not_before
     if state.fence.blocks_launch(now):
         state.enter(Phase.WAITING)
         return state.fence.describe_wait(now)
@@ -239,8 +237,7 @@ def _launch_or_wait(state: JobState, now: float) -> str:
         # Nothing is known to be wrong with them, so nobody looks. A person who evicts one has a reason.
         drained, told = state.requests.drained_nodes(leaving), state.requests.tell_orders(leaving)
         evict_nodes(state, now, leaving, (), examine=False, drained=drained, ordered=told)
-    if (due := unchecked_due(state)) and due.at <= now:
-        state.emit(*state.nodes.standbys.take_unchecked(due.nodes, now - state.waits_since))
+    state.emit(*state.nodes.take_unchecked(now, state.waits_since if state.wait_until else now))
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (state.last_call_at, state.wait_until))
     if seats := state.nodes.propose_seats(may_shrink=state.generation > 0 or called):
@@ -248,11 +245,6 @@ def _launch_or_wait(state: JobState, now: float) -> str:
     if state.last_call_at is not None and state.last_call_at <= now:
         state.last_call_at = 0.0  # it is over, and nodes are too few for a replica: only another one changes that
     return wait_for_nodes(state, now)
-
-
-def unchecked_due(state: JobState) -> UncheckedNodes | None:
-    """Return the nodes that a job that waits for nodes takes before their checks have ended, and when."""
-    return None if state.wait_until is None else state.nodes.choose_unchecked(state.waits_since)
 
 
 def _part_with_late(state: JobState, now: float) -> None:

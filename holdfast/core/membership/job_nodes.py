@@ -9,7 +9,7 @@ from holdfast.core.membership.seating import growth_unit, next_seats
 from holdfast.core.membership.standbys import Standbys
 from holdfast.core.membership.unchecked_nodes import UncheckedNodes, choose_unchecked
 from holdfast.core.snapshots.node_eviction_bonds import Bonds, copy_bonds
-from holdfast.model.action import Action
+from holdfast.model.action import Action, Say
 from holdfast.model.decider_events import Ready
 from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Kind
@@ -93,6 +93,11 @@ class JobNodes:
         begun, down = self.standbys.awaiting_checks, self.links.nodes
         lacking = self.fewest_nodes - self.node_count if begun else 0
         return choose_unchecked({node: at for node, at in begun.items() if node not in down}, lacking, stood_since)
+
+    def take_unchecked(self, now: float, stood_since: float) -> tuple[Say, ...]:
+        """Make nodes standbys before their checks have ended, if the job has stood for them for too long."""
+        due = self.choose_unchecked(stood_since)
+        return self.standbys.take_unchecked(due.nodes, now - stood_since) if due and due.at <= now else ()
 
     @property
     def wait_clause(self) -> str:

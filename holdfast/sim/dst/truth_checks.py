@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
-
-import msgspec
+from typing import Any
 
 from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_view import JobView
+from holdfast.core.decoding import from_json
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.decider_events import Ended, Progress, Ready, Tick
@@ -145,7 +145,7 @@ class TruthChecks:
 
     def _planned_generation(self) -> int:
         note = self.disk.notes.get("plan.json")
-        return int(msgspec.json.decode(note)["generation"]) if note else 0
+        return int(from_json(note, dict[str, Any])["generation"]) if note else 0
 
     def _step_of_all(self, generation: int) -> int:
         """Return the newest sound step of the job's lineage that each node of a launch holds in memory for its own

@@ -329,7 +329,7 @@ PLANTED = (
     Mutant(acts_before_disk, 0),
     Mutant(ids_reused, 0),
     Mutant(plan_made_anew, 598),
-    Mutant(seats_are_unheard, None),
+    Mutant(seats_are_unheard, 78, draw_setup),
     Mutant(restore_without_all, 6),
     Mutant(strangers_copies, 330),
     Mutant(astray_believed, 138),
