@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.fleet import pod_table
+from holdfast.fleet import kubernetes_fleet, pod_table
 from holdfast.fleet.kubernetes_client import GONE as TOO_OLD
 from holdfast.fleet.kubernetes_client import KubernetesClient, KubernetesError
 from holdfast.fleet.kubernetes_fleet import KubernetesFleet
@@ -84,8 +84,9 @@ async def test_pods_are_made_watched_and_deleted(fleet: KubernetesFleet, cluster
 
 
 async def test_a_crash_of_the_api_server_and_a_compaction_are_ridden_out(
-    fleet: KubernetesFleet, cluster: RealCluster, plane: ControlPlane
+    fleet: KubernetesFleet, cluster: RealCluster, plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kubernetes_fleet, "_BEYOND_S", 10 * PATIENCE_S)  # for an API server to start on a busy machine
     first, second = await fleet.acquire(2)
     await until_seen(fleet, are(UP, first, second))
     await asyncio.to_thread(plane.crash_api)
