@@ -2,8 +2,13 @@
 
 msgspec alone raises other errors for text that is not UTF-8, for nesting that is too deep, and for numbers that are too
 large. tomllib does the same; `from_toml` raises `tomllib.TOMLDecodeError` for all of these.
+
+The first decoding of a type makes tables that other threads see half made: msgspec 0.22 then ends the process by a
+segmentation fault. So one thread at a time makes them here.
 """
 
+import os
+import threading
 import tomllib
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,9 +18,27 @@ import msgspec
 T = TypeVar("T")
 Content = bytes | bytearray | memoryview | str
 _STRAY = (UnicodeError, RecursionError, OverflowError)
+_prepared: set[Any] = set()  # types whose tables are made
+_preparing = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _preparing
+    _preparing = threading.RLock()  # another thread may have held it when this process was forked
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _prepare(kind: Any) -> None:
+    if kind not in _prepared:
+        with _preparing:
+            msgspec.json.Decoder(kind)
+            _prepared.add(kind)
 
 
 def from_json(content: Content, kind: type[T]) -> T:
+    _prepare(kind)
     try:
         return msgspec.json.decode(content, type=kind)
     except _STRAY as e:
@@ -24,6 +47,7 @@ def from_json(content: Content, kind: type[T]) -> T:
 
 def from_msgpack(content: Content, kind: type[T]) -> T:
     assert not isinstance(content, str)
+    _prepare(kind)
     try:
         return msgspec.msgpack.decode(content, type=kind)
     except _STRAY as e:
