@@ -151,7 +151,7 @@ def _cut_line(line: str) -> str:
     as nobody could tell that it is a secret."""
     if len(line) <= _LINE_CHARS:
         return line
-    return f"{re.sub(r'(?<!\S)\S+$', '', line[:_LINE_CHARS])}{CUT}"
+    return re.sub(r"(?<!\S)\S+$", "", line[:_LINE_CHARS]) + CUT
 
 
 class ControllerSource:
