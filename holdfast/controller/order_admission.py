@@ -168,7 +168,9 @@ def describe_effect(view: JobView, order: Order) -> str:
         case "evict" if view.phase is Phase.HELD:
             return f"{order.node} leaves when the job goes on"
         case "evict":
-            return f"{order.node} leaves {when}: all ranks stop and are launched again without it"
+            text = f"{order.node} leaves {when}: all ranks stop and are launched again without it"
+            stands = not view.usable_pool and len(view.active) - 1 < view.fewest_nodes
+            return f"{text}; it stands until a node is ready (holdfast drain trains until then)" if stands else text
         case "drain":
             return f"{order.node} leaves when a standby can take its seat; {_describe_standbys(view)}"
     return ""

@@ -55,15 +55,16 @@ def read_config() -> KubeConfig:
         config = KubeConfig.from_env()
         if chosen := config.get():
             _check_credentials(chosen)
+        return config
     except (ConfigError, OSError) as e:
-        raise KubernetesError(f"there are no credentials for a Kubernetes cluster: {e}") from None
+        refusal = KubernetesError(f"there are no credentials for a Kubernetes cluster: {e}")
     except KeyError as e:
-        raise KubernetesError(f"there are no credentials for a Kubernetes cluster: the kubeconfig lacks {e}") from None
+        refusal = KubernetesError(f"there are no credentials for a Kubernetes cluster: the kubeconfig lacks {e}")
     except (yaml.YAMLError, ValueError) as e:
-        raise KubernetesError(f"the kubeconfig cannot be read: {' '.join(str(e).split())}") from None
+        refusal = KubernetesError(f"the kubeconfig cannot be read: {' '.join(str(e).split())}")
     except (AttributeError, TypeError):  # of lightkube, for parts of another kind, or none
-        raise KubernetesError("the kubeconfig is empty, or no mapping with clusters, users and contexts") from None
-    return config
+        refusal = KubernetesError("the kubeconfig is empty, or no mapping with clusters, users and contexts")
+    raise refusal  # without the error that led to it, whose frames would keep lightkube's temporary files open
 
 
 def _check_credentials(chosen: SingleConfig) -> None:

@@ -50,6 +50,7 @@ def test_the_database_lists_what_the_storage_holds(
     before = newest(job, capsys, *table, after=5)
     job.kill(job.controller())
     job.says("the controller died")
+    job.says("the controller is back")
     newest(job, capsys, *table, after=newest(job, capsys, str(store), after=before))
     job.finish()
     job.ends(0)

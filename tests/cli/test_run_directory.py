@@ -1,6 +1,7 @@
 """Run directories: made, found, and who is alive in one."""
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -175,6 +176,19 @@ def test_what_is_alive_of_a_run_without_a_controller(monkeypatch: pytest.MonkeyP
     assert (said, listed) == (alone + told, f", but it has no controller now{told}")
     (run_dir / run_directory.STDIN).write_text(f"{os.getpid()} 1")  # an earlier process had this pid
     assert f"holdfast run --resume {run_dir}" in run_liveness.ending_text(run_dir)
+
+
+def test_a_controller_on_another_host_is_not_called_gone() -> None:
+    """As that of a batch job is, seen from the login node."""
+    run_dir = published(run_dir_creation.make_run_dir(None, "r"))
+    address = ControllerAddress(url="https://c17:29400", pid=os.getpid(), started_at=1.0)
+    run_and_node_specs.write_json(run_dir / "controller.json", address)
+    (run_dir / "controller-c17.lock").touch()
+    (run_dir / "journal.db").touch()
+    assert run_liveness.ending_text(run_dir) == run_liveness.elsewhere_text(run_dir, address)
+    assert ls_command._run_state(run_dir)[0] == "elsewhere"
+    (run_dir / f"controller-{socket.gethostname()}.lock").touch()
+    assert run_liveness.controller_elsewhere(run_dir) is None, "it has been here, and is no more"
 
 
 def test_a_rank_without_output_is_told_of_other_hosts_only_if_there_may_be_some() -> None:

@@ -190,6 +190,11 @@ def test_flags_for_sbatch_come_with_and_without_dashes(script: str) -> None:
     assert args.slurm == ("-p", "gpu", "--exclusive", "--time=5", "--requeue")
     mixed = parse_run_args(["--fleet", "slurm", "--slurm", "partition=gpu --exclusive -t5", script], {})
     assert mixed.slurm == ("--partition=gpu", "--exclusive", "-t5")
+    with pytest.raises(UsageError) as told:
+        parse_run_args(["--slurm", "time=5", script], {})
+    assert str(told.value) == "--slurm time=5 is for nodes from Slurm; give --fleet slurm too", (
+        "or it trains right here"
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from holdfast.cli.launch import controller_console, supervisor
+from holdfast.cli.launch import controller_console, stoppable_wait, supervisor
 from holdfast.cli.launch.supervisor import StopSignals, Supervisor, _describe_room_wait, _farewell_text
 from holdfast.cli.run_dirs import run_directory
 from holdfast.config import Settings
@@ -119,6 +119,20 @@ def test_a_full_disk_is_told_once_however_often_the_controller_starts_in_vain(
     assert said[0] == (
         f"holdfast: the disk that holds {tmp_path} is full, so the controller ended; {_describe_room_wait(600, 60)}"
     )
+
+
+def test_what_an_earlier_controller_noted_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process number may come again, as in a container: its note would end a run that goes on."""
+    front = object.__new__(Supervisor)
+    front._run_dir, front._lease, front._server = tmp_path, None, None
+    stoppable_wait.note_stop(tmp_path, 143)
+    seen: list[object] = []
+    monkeypatch.setattr(
+        front, "_start_controller", lambda server: seen.append(stoppable_wait.read_note(tmp_path, os.getpid()))
+    )
+    monkeypatch.setattr(front, "_watch_controller", lambda process: 0)
+    monkeypatch.setattr(front, "_waits_for_nodes", lambda: False)
+    assert front._keep_controller() == 0 and seen == [None]
 
 
 def test_the_front_alone_says_that_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint.dcp import Reader, Writer
 from holdfast.checkpoint.dcp.torch_metadata import NOT_METADATA
@@ -139,10 +140,16 @@ class Evil:
         return os.mkdir, ("evil",)
 
 
-@pytest.mark.parametrize("content", [pickle.dumps(Evil()), pickle.dumps([]), b"", b"\x80\x04\x95", b"nonsense"])
+CHANGES_PATH = b"\x80\x02cpathlib\nPath\n(N(dX\x09\x00\x00\x00read_textcpathlib\nPurePosixPath\nstb0"
+HOSTILE = [pickle.dumps(Evil()), pickle.dumps([]), b"", b"\x80\x04\x95", b"nonsense"]
+HOSTILE += [CHANGES_PATH + pickle.dumps(Metadata({}, {}, {}), protocol=2)[2:]]
+
+
+@pytest.mark.parametrize("content", HOSTILE)
 def test_nothing_is_made_of_hostile_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises(CheckpointException, match=NOT_METADATA):
         torch_dcp.load({"x": torch.ones(1)}, storage_reader=Reader(tmp_path))
     assert not (tmp_path / "evil").exists()
+    assert (tmp_path / ".metadata").read_bytes() == content and Path(__file__).read_text(), "classes are as they were"

@@ -397,7 +397,7 @@ def test_a_job_is_not_given_up_while_the_node_that_it_waits_for_is_checked() -> 
     play.ready(13.0, "b")
     probe = play.only(Probe)
     assert isinstance(probe, Probe) and probe.nodes == ("b",)
-    play.tick_until(100.0)
+    play.tick_until(70.0)
     assert play.phase() is Phase.WAITING
-    play.hear(101.0, Outcome(action=probe.id, ok=True))
+    play.hear(71.0, Outcome(action=probe.id, ok=True))
     assert play.phase() is Phase.LAUNCHING

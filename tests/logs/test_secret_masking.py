@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -311,6 +312,7 @@ def _worst_lines(kind: SecretKind) -> Iterator[str]:
     glue = ("", " ", "/", ":", '= "')
     yield from (f"{word}{end}" for word in words for end in glue)
     yield from (f"-{word}aaaaaaaa" for word in words)
+    yield from (f"{word}{then}/" for word, then in pairwise(words))
     yield from starts
 
 

@@ -45,6 +45,7 @@ _SAFE = {(kind.__module__, kind.__qualname__): kind for kind in _KINDS}
 _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
 _SAFE |= {(_MEGATRON, "MCoreMetadata"): Metadata, (_MEGATRON, "MCoreSavePlan"): SavePlan}  # which it had before 0.16
 _PATHS = ("Path", "PosixPath", "PurePosixPath")  # a checkpoint id
+_CHANGEABLE: tuple[Any, ...] = (*_KINDS, *(getattr(pathlib, name) for name in _PATHS))
 
 
 def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
@@ -73,14 +74,37 @@ def _list_entries(layouts: Sequence[ImageLayout]) -> Iterator[tuple[str, Path, I
 
 
 def decode_metadata(content: bytes) -> Metadata:
-    """Decode metadata written by us or by torch; no other class in the pickle is ever created."""
+    """Decode metadata written by us or by torch; no other class in the pickle is ever created, and none is changed."""
+    before = _attributes()
     try:
         found = _Unpickler(io.BytesIO(content)).load()
     except PICKLE_DAMAGE as e:
         raise StateError(f"{NOT_METADATA}: {e}") from None
+    finally:
+        changed = _restore_attributes(before)
+    if changed:
+        raise StateError(f"{NOT_METADATA}: it changes attributes of {changed}")
     if not isinstance(found, Metadata):
         raise StateError(f"{NOT_METADATA} but a {type(found).__name__}")
     return found
+
+
+def _attributes() -> list[dict[str, Any]]:
+    return [dict(vars(kind)) for kind in _CHANGEABLE]
+
+
+def _restore_attributes(before: Sequence[dict[str, Any]]) -> str:
+    """Undo what a pickle has done to classes that it may name: it can set attributes of whatever it names. Return the
+    name of such a class, or ""."""
+    changed = ""
+    for kind, attributes in zip(_CHANGEABLE, before, strict=True):
+        if dict(vars(kind)) != attributes:
+            changed = kind.__name__
+            for name in vars(kind).keys() - attributes.keys():
+                delattr(kind, name)
+            for name in [name for name, value in attributes.items() if vars(kind).get(name) is not value]:
+                setattr(kind, name, attributes[name])
+    return changed
 
 
 class _Unpickler(pickle.Unpickler):

@@ -147,6 +147,8 @@ def _run_state(run_dir: Path) -> tuple[str, str]:
             if starting
             else ("alive", f", but it has no controller now{run_liveness.full_disk_text(run_dir)}")
         )
+    if address := run_liveness.controller_elsewhere(run_dir):
+        return "elsewhere", f": it {run_liveness.elsewhere_text(run_dir, address)}"
     nodes = run_liveness.find_live_nodes(run_dir)
     if run_liveness.is_joined_node(run_dir):
         return "alive" if nodes else "left", ": a node of a job whose controller is on another host"

@@ -35,7 +35,7 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if alive := run_directory.find_controller(run_dir):
         raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")
     if (run_dir / "exit.json").exists() and not run_directory.goes_on(run_dir):
-        raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
+        raise UsageError(f"this run has ended (see holdfast report {run_dir}); its command starts a new one")
     _check_replay(run_dir)
     if run.fleet in ("local", "join") and not run.journal:
         run_dir_creation.require_local_disk(run_dir)

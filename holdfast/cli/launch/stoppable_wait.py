@@ -67,12 +67,16 @@ class StoppableWait:
             raise WaitStoppedError(self.signals[0]) from None
         finally:
             self._task = None
-            (self._run_dir / _NAME).unlink(missing_ok=True)
+            forget_note(self._run_dir)
 
 
 def note_stop(run_dir: Path, code: int) -> None:
     """Tell the supervisor that this controller has ended because its wait was stopped."""
     _write_note(run_dir, WaitNote(pid=os.getpid(), stopped=code))
+
+
+def forget_note(run_dir: Path) -> None:
+    (run_dir / _NAME).unlink(missing_ok=True)
 
 
 def _write_note(run_dir: Path, note: WaitNote) -> None:

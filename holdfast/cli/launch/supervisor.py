@@ -112,6 +112,7 @@ class Supervisor:
         self._asked = StopSignals(once=(signal.SIGTERM,) if allocation else ())
         self._passed = 0  # to the present controller
         self._stopped_waiting = False  # the controller has ended before it had the run, so nothing of it is ours
+        self._died_at = 0.0  # the controller before this one, which has not taken over yet
         self._server = server
         self._lease = lease
 
@@ -172,6 +173,7 @@ class Supervisor:
                 say(f"{e}; ending this host's part in the job")
                 return self._asked.code if self._asked.numbers else 1
             started_at = time.monotonic()
+            stoppable_wait.forget_note(self._run_dir)  # of an earlier controller, which may have had the same pid
             code = self._watch_controller(self._start_controller(server))
             server = program_fork_server.socket_path(self._run_dir)  # which has imported all by now
             if code is not None and self._waits_for_nodes():
@@ -190,6 +192,7 @@ class Supervisor:
                 say(f"the controller keeps dying; see {log}")
                 return 1
             say(f"the controller died; {self._meanwhile_text()} while it restarts (see {log})")
+            self._died_at = self._died_at or time.monotonic()
 
     def _waits_for_nodes(self) -> bool:
         """Return whether the run goes on here after Slurm took all its nodes away; if so, prepare the next start."""
@@ -270,6 +273,9 @@ class Supervisor:
         while process is not None and not process.is_over():
             self._pass_signals_on(process)
             self._look_at_fork_server()
+            if self._died_at and self._is_listening(process):
+                say(f"the controller is back, {time.monotonic() - self._died_at:.1f} s after the last one died")
+                self._died_at = 0.0
             time.sleep(_LOOK_S)
         if process is not None:
             process.close()

@@ -1,6 +1,8 @@
 """Tells which processes of a run without a controller are alive on this host, and what a person can do with the run."""
 
+import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -8,7 +10,7 @@ from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.linux import own_process_settings
 from holdfast.wire import run_and_node_specs
-from holdfast.wire.run_and_node_specs import RunEnd
+from holdfast.wire.run_and_node_specs import ControllerAddress, RunEnd
 
 
 def is_front_alive(run_dir: Path) -> bool:
@@ -41,7 +43,8 @@ def is_joined_node(run_dir: Path) -> bool:
 
 
 def _has_controlled(run_dir: Path) -> bool:
-    """Return whether this host ever ran the run's controller: it left a lock or, in old versions, only a journal."""
+    """Return whether a host that sees this directory ever ran the run's controller: it left a lock or, in old versions,
+    only a journal."""
     return (run_dir / "journal.db").exists() or any(run_dir.glob("controller*.lock"))
 
 
@@ -66,6 +69,24 @@ def full_disk_text(run_dir: Path) -> str:
     return f"; the disk that holds {run_dir} is full: free space, and the controller starts again; {lost}"
 
 
+def controller_elsewhere(run_dir: Path) -> ControllerAddress | None:
+    """Return the last address of a controller on another host that shares the run directory. Whether it is alive, only
+    that host can tell."""
+    if any(run_dir.glob(f"controller-{socket.gethostname()}.lock")) or not any(run_dir.glob("controller-*.lock")):
+        return None  # it may have been here
+    try:
+        return run_and_node_specs.read_json(run_dir / "controller.json", ControllerAddress)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def elsewhere_text(run_dir: Path, address: ControllerAddress) -> str:
+    """Describe a run whose controller is on another host, and how it is asked."""
+    asked = f"holdfast status {address.url} --token-file {run_dir}/token --cacert {run_dir}/door/authority.pem"
+    gone = f"if that host is gone, holdfast run --resume {run_dir} takes the run up again"
+    return f"has its controller on {urlsplit(address.url).hostname}: give your command there, or as in {asked}; {gone}"
+
+
 def _absence_text(run_dir: Path) -> str:
     if is_joined_node(run_dir):
         return "is a node of a job whose controller is on another host"
@@ -73,6 +94,8 @@ def _absence_text(run_dir: Path) -> str:
         return "is starting, and its controller is not there yet"
     if is_front_alive(run_dir):
         return f"has no controller now, but its front, holdfast run, is alive{full_disk_text(run_dir)}"
+    if address := controller_elsewhere(run_dir):
+        return elsewhere_text(run_dir, address)
     if not _has_controlled(run_dir):
         return "has no controller yet"
     nodes = " but its nodes still run" if find_live_nodes(run_dir) else ""

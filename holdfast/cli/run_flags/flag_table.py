@@ -84,7 +84,7 @@ OURS = (
         "controller, and needs --rdzv-id; with --fleet slurm, so that any host can --resume the run",
     ),
     Flag("detach", "", "give the terminal back at once; holdfast attach comes back to the run"),
-    Flag("resume", "RUN", "continue this run (directory, id or part of it); no SCRIPT needed"),
+    Flag("resume", "RUN", "continue this run, whose holdfast run was killed or ended with 95; no SCRIPT needed"),
     Flag("preload", "MODULE,...", "modules to import once per node, before ranks are forked; repeatable", many=True),
     Flag("no-zygote", "", "start each rank as a fresh interpreter instead of forking a preloaded one"),
     Flag("no-release", "", "always run the script in place, never from a copy of its tree"),

@@ -190,6 +190,8 @@ def _choose_fleet(given: GivenFlags) -> str:
         return "local"
     if fleet == "join" and not places:
         raise UsageError("--fleet join: name the host that runs the controller, with --rdzv-endpoint HOST:PORT")
+    if given.lists["slurm"] and fleet != "slurm" and "resume" not in given.words:
+        raise UsageError(f"--slurm {given.lists['slurm'][0]} is for nodes from Slurm; give --fleet slurm too")
     if fleet == "kubernetes" and not given.flag_text("rdzv-endpoint"):
         raise UsageError("--fleet kubernetes: say where pods reach this controller, with --rdzv-endpoint HOST:PORT")
     return fleet or ("join" if places else "local")

@@ -122,7 +122,7 @@ def acquit_within_step(named: BlockingRanks, usual_s: float, since_s: float) -> 
     """Return the ranks that block the job, or none if the job may be in the middle of a step. Steps usually take
     `usual_s` seconds (0: unknown), and the newest was made `since_s` seconds ago. Within a step some rank is always
     last."""
-    if not named.ranks or named.how in STANDING or since_s > _USUAL * usual_s:
+    if not (named.ranks and usual_s) or named.how in STANDING or since_s > _USUAL * usual_s:
         return named
     reason = f"the job is within a step: steps take {usual_s:.1f} s, and the newest was made {since_s:.1f} s ago"
     return BlockingRanks(reason=reason, clusters=named.clusters)
