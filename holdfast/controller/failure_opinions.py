@@ -19,6 +19,7 @@ from holdfast.core.record.opinion_requests import FailureOutcome, FailureQuestio
 from holdfast.logs import opinion_process
 from holdfast.logs.opinion_action_limit import TEST, limit_action
 from holdfast.logs.opinion_process import OpinionReply, OpinionRequest, OutcomeRequest
+from holdfast.logs.secret_masking import Masker
 from holdfast.logs.user_rows import past_cases_path
 from holdfast.model.detector_alarm import OPINION, Alarm, Kind, Stance
 from holdfast.model.journal_entry import Entry
@@ -26,6 +27,7 @@ from holdfast.model.last_words_diagnosis import Diagnosis
 
 _READ_S = 30.0  # for reading logs, beside the time that the model has
 _WORDS = 300  # characters of what the process said that are logged when it failed
+_TAIL = 1 << 16  # bytes of it that are masked before they are cut
 _log = logging.getLogger("holdfast.controller")
 
 
@@ -33,10 +35,11 @@ class FailureOpinions:
     """Asks for an opinion on one failure at a time, in a separate process with a deadline. Without a `model.url` and
     without past failures to compare with, it asks for none."""
 
-    def __init__(self, settings: Settings, log_dir: str, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, log_dir: str, say: Callable[[str], None], mask: Masker) -> None:
         self._settings = settings
         self._log_dir = log_dir
         self._say = say
+        self._mask = mask
         self._questions = FailureQuestions(below=settings.model.below, has_model=bool(settings.model.url))
         self._waiting: asyncio.Queue[JudgedIncident | FailureOutcome] = asyncio.Queue()
         self._unanswered = 0  # questions
@@ -113,7 +116,8 @@ class FailureOpinions:
         try:
             return opinion_process.to_reply(answer)
         except msgspec.DecodeError:
-            _log.warning("the opinion process failed: %s", words.decode("utf-8", "replace").strip()[-_WORDS:])
+            said = self._mask.mask_end(words[-_TAIL:].decode("utf-8", "replace"), _WORDS)
+            _log.warning("the opinion process failed: %s", said)
             return OpinionReply(said=("there is no opinion: its process failed, and the controller's log says why",))
 
 

@@ -34,6 +34,7 @@ from holdfast.model.journal_entry import Entry
 _PROGRESS = "hooked.json"
 _PAUSES_S = (0.0, 1.0, 2.0)  # before each try to post
 _WORDS = 300  # characters of what a command said that are told when it failed
+_TAIL = 1 << 16  # bytes of it that are masked before they are cut
 _VARIABLE = 4096  # characters; the notice has the whole
 _LOG_BYTES = 1 << 20
 _AGAIN = (429, 500, 502, 503, 504)
@@ -121,7 +122,7 @@ class UserHooks:
         if not why:
             return
         self.failures += 1
-        why = self._mask(why)  # it quotes what a command has said
+        why = "\n".join(self._mask.mask_lines(why.split("\n")))  # it quotes what a command has said
         _log.warning("hook.%s %s", which, why)
         if which not in self._said:
             self._said.add(which)
@@ -138,8 +139,8 @@ class UserHooks:
             with _notice_file(notice) as told, _log_file(self._run_dir) as log:
                 began = log.tell()
                 code = await self._execute_command(notice, told, log)
-                log.seek(max(began, log.seek(0, os.SEEK_END) - _WORDS))
-                said = log.read(_WORDS).decode("utf-8", "replace").strip()
+                log.seek(max(began, log.seek(0, os.SEEK_END) - _TAIL))
+                said = self._mask.mask_end(log.read(_TAIL).decode("utf-8", "replace"), _WORDS)
         except OSError as e:
             return f"cannot be started: {e}"
         if code is None:

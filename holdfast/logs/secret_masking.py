@@ -23,13 +23,14 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.terminal_sanitizer import CUT
 from holdfast.model.detector_alarm import Alarm
 
 _FIXED = frozenset({"who", "owner", "node", "nodes", "suspects", "run_id", "digest", "signature"})
 HIDDEN = "..."  # in the place of a value that may be a secret
 _SHORTEST = 8  # a known secret that is shorter would mask ordinary words
 _NAMED = re.compile(r"PASS|SECRET|TOKEN|CREDENTIAL|API_?KEY|ACCESS_?KEY|_KEY$|AUTH", re.IGNORECASE)
-_PLACE = re.compile(r"^[~/.]|^\w+://[^@]*$")  # paths of sockets and files, and addresses: no secrets
+_PLACE = re.compile(r"^(?:~|\.\.?)/|^\w+://[^@]*$")  # paths of sockets and files, and addresses: no secrets
 _IP = re.compile(
     r"(?<![\w.=-])(?<!\w=)(?:10(?:\.\d{1,3}){3}|(?:192\.168|169\.254|172\.(?:1[6-9]|2\d|3[01])|100\.(?:6[4-9]|[7-9]\d"
     r"|1[01]\d|12[0-7]))(?:\.\d{1,3}){2})(?![\w.]*\d)"
@@ -44,6 +45,7 @@ _HOST = re.compile(
 _KEY_BEGINS, _KEY_ENDS = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile("-----END [A-Z ]*PRIVATE KEY")
 # Of a key whose first line is not quoted. Hashes, in letters of one case, are none.
 _KEY_BODY = re.compile(r"(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+/]{40,76}={0,2}")
+_KEY_LAST = re.compile(r"[A-Za-z0-9+/]{2,76}={0,2}")  # before its END; its last line may be short
 _HOME = re.compile(r"(?<=/home/)[\w.-]+|(?<=/Users/)[\w.-]+")
 
 
@@ -83,7 +85,7 @@ class Masker:
 
     def __call__(self, text: str) -> str:
         if self._known:
-            text = self._known.sub("<secret>", text)
+            text = self._without_heads(self._known.sub("<secret>", text))
         for pattern, put in self.kinds:
             text = pattern.sub(rf"\g<keep><{put}>" if "keep" in pattern.groupindex else f"<{put}>", text)
         return self._without_hosts(text) if self._hosts else text
@@ -94,9 +96,15 @@ class Masker:
         for line in lines:
             begins, ends = _KEY_BEGINS.search(line), _KEY_ENDS.search(line)
             hidden = in_key or begins or ends or _KEY_BODY.fullmatch(line.strip())
+            if ends and not in_key and masked and _KEY_LAST.fullmatch(masked[-1].strip()):
+                masked[-1] = "<private key>"
             in_key = (in_key or bool(begins)) and not ends
             masked.append("<private key>" if hidden else self(line))
         return tuple(masked)
+
+    def mask_end(self, text: str, most: int) -> str:
+        """Return the last `most` characters of a text, which is masked before it is cut."""
+        return "\n".join(self.mask_lines(text.splitlines())).strip()[-most:]
 
     def mask_alarm(self, alarm: Alarm) -> Alarm:
         """Mask the texts of an alarm; the names of its nodes stay."""
@@ -119,6 +127,19 @@ class Masker:
         if name == "env" and isinstance(value, dict):
             return dict.fromkeys(value, HIDDEN)
         return value if name in _FIXED else self.mask_tree(value)
+
+    def _without_heads(self, text: str) -> str:
+        """Mask the beginnings of known secrets where a text was cut: at its end, and before the mark for cut text."""
+        for secret in self.learned:
+            at = text.find(head := secret[:_SHORTEST])
+            while at >= 0:
+                said = text[at : at + len(secret)]
+                same = next((n for n, (a, b) in enumerate(zip(secret, said, strict=False)) if a != b), len(said))
+                end = at + same
+                if not text[end:] or text.startswith(CUT, end):
+                    text, end = f"{text[:at]}<secret>{text[end:]}", at
+                at = text.find(head, max(end, at + 1))
+        return text
 
     def _without_hosts(self, text: str) -> str:
         text = _IP.sub(lambda m: self._alias_for("ip", m[0]), text)
@@ -179,8 +200,14 @@ def make_masker(*, hosts: bool, known: Iterable[str] = ()) -> Masker:
 
 
 def env_secrets(env: Mapping[str, str]) -> list[str]:
-    """Return the values of environment variables with names like PASSWORD; leave out paths and addresses."""
-    return [value for name, value in env.items() if _NAMED.search(name) and not _PLACE.search(value)]
+    """Return the values of environment variables with names like PASSWORD, and each line of those that have several.
+    Leave out addresses and paths. A key in base64 may begin with a slash, so a path is absolute only in a folder that
+    this host has."""
+    values = [value for name, value in env.items() if _NAMED.search(name) and not _PLACE.search(value)]
+    # Its entries are not looked at: one may be a mount that hangs.
+    tops = os.listdir("/") if any(value.startswith("/") for value in values) else []
+    found = [value for value in values if not (value.startswith("/") and value[1:].partition("/")[0] in tops)]
+    return [*found, *(line.strip() for value in found if "\n" in value for line in value.splitlines())]
 
 
 @cache

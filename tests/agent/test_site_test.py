@@ -36,6 +36,15 @@ async def test_a_test_that_fails_everywhere_accuses_nobody() -> None:
     assert not judged.bad and judged.notes
 
 
+async def test_its_last_words_are_masked_before_they_are_cut() -> None:
+    line = "x" * 290 + " password=" + "correct-horse" * 9
+    found = await site_test(f"echo '{line}'; exit 3")
+    assert "corr" not in found.detail and len(found.detail) < 350
+    body = "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY" * 2
+    found = await site_test(f"echo '{body}'; exit 3")
+    assert found.detail.endswith(": <private key>")
+
+
 @pytest.mark.parametrize("command", ["no-such-test-anywhere", "/dev/null"])
 async def test_a_command_that_cannot_run_says_nothing_of_the_machine(command: str) -> None:
     found = await site_test(command)

@@ -14,6 +14,7 @@ from holdfast.cli.run_flags.run_arguments import parse_run_args
 from holdfast.config import Settings
 from holdfast.controller.failure_opinions import FailureOpinions
 from holdfast.core.record.opinion_requests import JudgedIncident
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.incident_record import Remedy, Verdict
 from tests.cli.driver import ROOT
 from tests.cli.test_attacks import as_another
@@ -83,7 +84,7 @@ def test_a_batch_script(hostile: Path, tmp_path: Path) -> None:
 def test_the_opinion_of_a_controller(hostile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
     said: list[str] = []
-    opinions = FailureOpinions(Settings(), str(tmp_path), said.append)
+    opinions = FailureOpinions(Settings(), str(tmp_path), said.append, Masker(hosts=False))
     judged = JudgedIncident(number=1, cause=CAUSE, verdict=Verdict(remedy=Remedy.RESTART, reason=""))
     asyncio.run(opinions._ask_about(judged, lambda alarm: None))
     assert (executed(hostile), said) == ([], [])

@@ -221,3 +221,19 @@ def test_a_note_is_on_disk_with_its_name(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     NotesFolder(tmp_path).put_note("plan.json", b"{}")
     assert len(synced) == 2 and synced[-1] == str(tmp_path) and NotesFolder(tmp_path).get_note("plan.json") == b"{}"
+
+
+def test_long_lines_of_a_rank_are_cut_and_masked_in_time(tmp_path: Path) -> None:
+    run_dir = published(run_dir_creation.make_run_dir(None, "r"))
+    spec = msgspec.structs.replace(run_directory.read_spec(run_dir), log_dir=str(tmp_path / "logs"))
+    run_and_node_specs.write_json(run_dir / "run.json", spec)
+    folder = tmp_path / "logs" / "gen-1" / "rank-0"
+    folder.mkdir(parents=True)
+    secret = "hf_" + "aB3dE5fG7hJ9kL1m" * 4
+    lines = ["discord.com/" * 2500 + "hook" * 7500, "x " * 4080 + secret, "y " * 8180 + secret, "z" * 20000, "short"]
+    (folder / "stdout.log").write_text("\n".join(lines))
+    begun = time.process_time()
+    _, *shown = RunSource(run_dir).read_log(0)
+    assert time.process_time() - begun < 5
+    assert len(shown) == 5 and shown[-1].endswith("short") and max(map(len, shown)) <= 8192
+    assert not any(secret[:12] in line for line in shown)

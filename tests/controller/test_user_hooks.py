@@ -270,3 +270,13 @@ async def test_without_a_hook_nothing_is_kept(tmp_path: Path) -> None:
     async with telling(tmp_path) as teller:
         teller.hear()
     assert files(tmp_path) == []
+
+
+async def test_a_private_key_in_the_last_words_of_a_command_is_masked(tmp_path: Path) -> None:
+    body = "".join(f"{n:02}aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3zA5bC7dE9fG1hJ3kL5mN7pQ9rS1tU\\n" for n in range(30))
+    key = f"-----BEGIN PRIVATE KEY-----\\n{body}sH0rt==\\n-----END PRIVATE KEY-----\\n"
+    async with telling(tmp_path, command=f"printf -- '{key}failed'; exit 3") as teller:
+        teller.hear()
+    (said,) = teller.said
+    assert "<private key>\nfailed" in said
+    assert "9kL1" not in said and "sH0rt" not in said and "END PRIVATE" not in said

@@ -2,13 +2,17 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 import pytest
 
+from holdfast.core.terminal_sanitizer import CUT
 from holdfast.logs.secret_masking import Masker, MaskingFormatter, SecretKind, env_secrets, secret_kinds
 from holdfast.model.detector_alarm import Alarm, Kind
 
@@ -247,3 +251,88 @@ def test_no_line_takes_long(word: str) -> None:
     begun = time.process_time()
     Masker(hosts=True)(line)
     assert time.process_time() - begun < 2
+
+
+def test_each_line_of_a_secret_is_known() -> None:
+    lines = ["first-half-of-it", "tiny", "  second-half-of-it"]
+    mask = Masker(hosts=False, known=env_secrets({"MY_CREDENTIALS": "\n".join(lines)}))
+    assert mask.mask_lines(["got first-half-of-it", "tiny", "second-half-of-it"]) == (
+        "got <secret>",
+        "tiny",
+        "<secret>",
+    )
+    assert mask("all: " + "\n".join(lines)) == "all: <secret>"
+
+
+def test_a_key_may_begin_like_a_path() -> None:
+    keys = {
+        name: f"{start}9wJalrXUtnFEMI/K7MDENG+bPx" for name, start in (("A_KEY", "/"), ("B_KEY", "~"), ("C_KEY", "."))
+    }
+    paths = {"D_KEY": "/tmp/not-there/key.pem", "E_KEY": "~/key.pem", "F_KEY": "./key.pem", "G_KEY": "../key.pem"}
+    assert env_secrets(keys | paths) == list(keys.values())
+
+
+@pytest.mark.parametrize("kept", [8, 11, 20])
+def test_the_head_of_a_known_secret_is_masked_where_a_text_was_cut(kept: int) -> None:
+    mask, secret = Masker(hosts=False, known=["correct-horse-battery"]), "correct-horse-battery"
+    assert mask(f"no login with {secret[:kept]}") == "no login with <secret>"
+    assert mask(f"exited with code 1 (no login with {secret[:kept]}{CUT}; and more)") == (
+        f"exited with code 1 (no login with <secret>{CUT}; and more)"
+    )
+    assert mask(f"a {secret[:kept]}, whole") == f"a {secret[:kept]}, whole"
+    line = f"{'x' * (300 - kept)}{secret}"[:300]
+    alarm = Alarm(kind=Kind.LINES, at=1.0, reason="", suspects=(), evidence=(line,))
+    assert mask.mask_alarm(alarm).evidence == (f"{'x' * (300 - kept)}<secret>",)
+
+
+def test_the_end_of_a_text_is_masked_before_it_is_cut() -> None:
+    body = [LONG + LONG[:24]] * 20
+    key = ["-----BEGIN PRIVATE KEY-----", *body, LONG[:12] + "==", "-----END PRIVATE KEY-----"]
+    mask = Masker(hosts=False)
+    for first in range(len(key)):
+        end = mask.mask_end("\n".join([*key[first:], "failed", ""]), 60)
+        assert end.endswith("<private key>\nfailed") and len(end) <= 60 and LONG[:8] not in end
+    assert mask.mask_end("token=" + "a" * 100, 20) == "token=<secret>"
+
+
+@pytest.mark.parametrize("kind", secret_kinds(), ids=lambda kind: f"{kind.put} {kind.sample[:20]}")
+def test_no_row_takes_more_than_linear_time(kind: SecretKind) -> None:
+    pattern = re.compile(kind.pattern)
+    slow = [line[:60] for line in _worst_lines(kind) if _is_superlinear(pattern, line)]
+    assert not slow
+
+
+def _worst_lines(kind: SecretKind) -> Iterator[str]:
+    """Yield pieces of what the row's own pattern and sample have; repeated, they make long lines."""
+    bare = re.sub(r"\(\?(?:P<\w+>|[a-z]+\)|<?[=!:>])|\[[^]]*\]|\\[a-zA-Z]|\{[^}]*\}", " ", kind.pattern)
+    words = list(dict.fromkeys(re.findall(r"[\w:/@.-]+", bare.replace("\\", ""))))
+    starts = [kind.sample[:n] for n in range(4, len(kind.sample), 7)]
+    if len(words) > 24:
+        words = words[::3]
+    glue = ("", " ", "/", ":", '= "')
+    yield from (f"{word}{end}" for word in words for end in glue)
+    yield from (f"-{word}aaaaaaaa" for word in words)
+    yield from (f"{word}{then}/" for word, then in pairwise(words))
+    yield from starts
+
+
+def _is_superlinear(pattern: re.Pattern[str], piece: str) -> bool:
+    """Look at lines of up to 64 KiB: pieces alone, before a word that is masked already, and between many others."""
+    for end in ("", " <token>", "hook" * 8192, " " * 32768):
+        for chars, suspicious_s in (
+            (1 << 13, 0.005),
+            (1 << 16, 0.3),
+        ):  # the shorter first: a bad row would take minutes
+            if (took_s := _seconds_for(pattern, piece, end, chars)) < suspicious_s:
+                break
+            if took_s > 0.3 and took_s > 3.2 * _seconds_for(pattern, piece, end, chars // 2):
+                return True
+    return False
+
+
+def _seconds_for(pattern: re.Pattern[str], piece: str, end: str, chars: int) -> float:
+    end = end[: chars // 2]
+    line = (piece * (chars // len(piece) + 1))[: chars - len(end)] + end
+    begun = time.process_time()
+    pattern.sub("", line)
+    return time.process_time() - begun

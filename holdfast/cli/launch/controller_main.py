@@ -265,7 +265,7 @@ class EntryListeners:
 
     def __init__(self, run: RunSpec, run_dir: Path, record: RunRecord, say: SaidLog, mask: Masker) -> None:
         self.teller = ConsoleTeller(run_dir, say)
-        self.opinions = FailureOpinions(run.settings, run.log_dir, say)
+        self.opinions = FailureOpinions(run.settings, run.log_dir, say, mask)
         own = run.settings.hook
         self.hooks = UserHooks(own, run.job.run_id, run_dir, run.entry.cwd, notes=record.notes, say=say, mask=mask)
         self._traces = IncidentTraces(run.job.run_id, os.environ)

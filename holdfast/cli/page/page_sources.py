@@ -1,5 +1,6 @@
 """Where the page's facts come from: a run directory and its controller, a journal alone, or a distant controller."""
 
+import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import list_generations
 from holdfast.controller_interfaces import Journal
 from holdfast.core.decoding import from_json
+from holdfast.core.terminal_sanitizer import CUT, cut_words
 from holdfast.dash.page_source import JobPresence, SourceError, may_order
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
@@ -25,6 +27,7 @@ from holdfast.wire.controller_request import ControllerNotRunning, RequestRefuse
 
 _WAIT_S, _TRACE_S = 3.0, 15.0
 _LINES = 80  # of a rank's output
+_LINE_CHARS, _SHOWN_CHARS = 1 << 14, 1 << 13  # of a line: masked, and shown of it
 _RANKS = "/api/v1/ranks/"
 _NO_CONTROLLER = "there is no controller: this is a journal alone"
 
@@ -109,7 +112,10 @@ class RunSource(JournalSource):
         log_dir = Path(run.log_dir)
         for number in [generation] if generation else reversed(list_generations(log_dir)):
             if lines := tuple(_last_lines(log_dir / f"gen-{number}" / f"rank-{rank}")):
-                return (f"generation {number}", *self._mask.mask_lines(lines))
+                return (
+                    f"generation {number}",
+                    *(cut_words(line, _SHOWN_CHARS) for line in self._mask.mask_lines(lines)),
+                )
         elsewhere = "" if run.fleet == "local" else " on this host; its node may keep it on another one"
         raise SourceError(f"rank {rank} has printed nothing{elsewhere}")
 
@@ -137,7 +143,15 @@ def _last_lines(folder: Path) -> Iterable[str]:
                 lines.extend(file)
         except OSError:
             continue
-        yield from (f"{name[3:6]}  {line.decode('utf-8', 'replace').rstrip()}" for line in lines)
+        yield from (f"{name[3:6]}  {_cut_line(line.decode('utf-8', 'replace').rstrip())}" for line in lines)
+
+
+def _cut_line(line: str) -> str:
+    """Cut a long line before it is masked. Less of it is shown than is masked, and no word that the cut made shorter,
+    as nobody could tell that it is a secret."""
+    if len(line) <= _LINE_CHARS:
+        return line
+    return re.sub(r"(?<!\S)\S+$", "", line[:_LINE_CHARS]) + CUT
 
 
 class ControllerSource:
