@@ -7,7 +7,6 @@ The first decoding of a type makes tables that other threads see half made: msgs
 segmentation fault. So one thread at a time makes them here.
 """
 
-import os
 import threading
 import tomllib
 from collections.abc import Callable
@@ -19,26 +18,18 @@ T = TypeVar("T")
 Content = bytes | bytearray | memoryview | str
 _STRAY = (UnicodeError, RecursionError, OverflowError)
 _prepared: set[Any] = set()  # types whose tables are made
-_preparing = threading.RLock()
+_preparing = threading.Lock()
 
 
-def _renew_lock() -> None:
-    global _preparing
-    _preparing = threading.RLock()  # another thread may have held it when this process was forked
-
-
-os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _prepare(kind: Any) -> None:
+def _prepare(kind: Any, make_tables: Callable[[Any], object]) -> None:
     if kind not in _prepared:
         with _preparing:
-            msgspec.json.Decoder(kind)
+            make_tables(kind)
             _prepared.add(kind)
 
 
 def from_json(content: Content, kind: type[T]) -> T:
-    _prepare(kind)
+    _prepare(kind, msgspec.json.Decoder)
     try:
         return msgspec.json.decode(content, type=kind)
     except _STRAY as e:
@@ -47,7 +38,7 @@ def from_json(content: Content, kind: type[T]) -> T:
 
 def from_msgpack(content: Content, kind: type[T]) -> T:
     assert not isinstance(content, str)
-    _prepare(kind)
+    _prepare(kind, msgspec.msgpack.Decoder)
     try:
         return msgspec.msgpack.decode(content, type=kind)
     except _STRAY as e:
