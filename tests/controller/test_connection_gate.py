@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiohttp.http_exceptions import BadStatusLine
 
-from holdfast.cli.launch.controller_log import open_log
+from holdfast.cli.launch.controller_log import ControllerLog, ServerLogFilter
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import PortAccess
 from holdfast.controller.access.connection_gate import ConnectionGate
@@ -83,7 +83,8 @@ _BAD = (
 
 async def test_bad_requests_do_not_fill_the_log(desk_of: Open, tmp_path: Path) -> None:
     """Anybody can send these, and as many as they like."""
-    (log, _), root = open_log(tmp_path), logging.getLogger()
+    log, root = ControllerLog(tmp_path), logging.getLogger()  # open_log is for processes of its own
+    log.addFilter(ServerLogFilter())
     root.addHandler(log)
     try:
         async with _port(desk_of, tmp_path, locked=False) as listener:
