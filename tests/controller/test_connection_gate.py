@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiohttp.http_exceptions import BadStatusLine
 
-from holdfast.cli.launch.controller_log import ControllerLog, ServerLogFilter
+from holdfast.cli.launch.controller_log import ControllerLog
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import PortAccess
 from holdfast.controller.access.connection_gate import ConnectionGate
