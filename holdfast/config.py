@@ -11,7 +11,6 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 from holdfast.core.agent_state_machine import NodeLimits
-from holdfast.core.decoding import from_toml
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.job_progress import PaceLimits
@@ -30,6 +29,7 @@ from holdfast.core.snapshots.copy_keepers import MOST_COPIES
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.memory_grant import SnapshotLimits, parse_cap
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
+from holdfast.decoding import from_toml
 from holdfast.model.decider_limits import Limits
 
 

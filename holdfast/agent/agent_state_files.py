@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.model.node_errands import Done, Leave
 from holdfast.model.observation import Beat, Departure
 from holdfast.wire import run_and_node_specs

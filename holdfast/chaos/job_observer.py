@@ -14,7 +14,7 @@ import msgspec
 from holdfast.chaos import linux_namespaces, process_handles
 from holdfast.chaos.injection_records import CannotInject
 from holdfast.core.decide.node_roles import NodeRole
-from holdfast.core.decoding import from_json, make_decoder
+from holdfast.decoding import from_json, make_decoder
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.journal_entry import Entry

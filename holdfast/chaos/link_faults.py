@@ -9,7 +9,7 @@ import msgspec
 from holdfast.chaos.injection_records import CannotInject, ForgetEntry, InjectedFault
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.network_switch import LinkFaults, PortFault
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 HOST = "host"  # and the number of its port
 _DELAY_S, _LOSS = 0.2, 0.3

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos import linux_namespaces
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 NET = "10.79.0"
 PORTS = 64  # at most

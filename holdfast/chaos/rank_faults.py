@@ -10,7 +10,7 @@ from holdfast.chaos.injection_records import CannotInject, InjectedFault, Remove
 from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
 from holdfast.chaos.rank_orders import RankDone, RankOrder
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
 _OBEY_S = 60.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 FOLDER = "chaos"  # in the folder of a node
 PRELOAD = "holdfast.chaos.inrank"

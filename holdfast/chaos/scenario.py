@@ -11,7 +11,7 @@ import msgspec
 from holdfast.chaos.fault_catalog import KINDS
 from holdfast.chaos.injection_records import MOMENTS, NEUTRAL, InjectedFault, given_fields
 from holdfast.chaos.network_switch import PORTS
-from holdfast.core.decoding import from_toml
+from holdfast.decoding import from_toml
 
 WEEK = 7 * 24 * 60.0  # minutes, more than any walk lasts
 _MIB = 1 << 20  # at most, of a small disk

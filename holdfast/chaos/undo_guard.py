@@ -30,7 +30,7 @@ from holdfast.chaos.injection_records import (
     Undo,
 )
 from holdfast.chaos.process_handles import ProcessHandle
-from holdfast.core.decoding import from_json, make_decoder
+from holdfast.decoding import from_json, make_decoder
 
 _PERIOD_S = 0.1  # of a process that is stopped for a part of the time
 _EMPTY_S = 5.0  # a cgroup may take so long to lose its last process

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.checkpoint.manifest import content_digest
 from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.storage_opener import Storage
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.model.state_doubt import Doubt
 
 DOUBTS = ".holdfast-doubts.json"

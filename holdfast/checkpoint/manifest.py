@@ -8,7 +8,7 @@ import msgspec
 import xxhash
 
 from holdfast.checkpoint.storage_errors import CorruptError, StorageError
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.model.message_bounds import Number
 
 BLOCK_BYTES = 8 << 20  # what is read, written and checked at once

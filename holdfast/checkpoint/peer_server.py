@@ -26,7 +26,7 @@ from holdfast.checkpoint.peer_transport import (
 )
 from holdfast.checkpoint.relayed_push_tickets import RelayTickets
 from holdfast.checkpoint.tls_relay_client import most_relays, relayed_link
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.request_rates import RequestRates

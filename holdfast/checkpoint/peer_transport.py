@@ -28,7 +28,7 @@ import xxhash
 from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.relayed_push_tickets import Ticket, show_ticket
 from holdfast.checkpoint.tls_relay_client import REVOKED, relayed_link, spares_a_core
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.model.message_bounds import Number
 from holdfast.model.state_copy import Address

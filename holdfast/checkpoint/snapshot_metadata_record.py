@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.decoding import make_decoder
+from holdfast.decoding import make_decoder
 
 MAGIC = b"HFTOLD01"
 _LENGTH_BYTES = 8

@@ -10,7 +10,7 @@ import msgspec
 from holdfast.checkpoint.manifest import Author, WriterProcess, content_digest, step_of
 from holdfast.checkpoint.storage_errors import TakenOverError
 from holdfast.checkpoint.storage_opener import Storage, open_storage
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 _FENCE = ".holdfast-author.json"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.model.state_copy import Address
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 

@@ -27,8 +27,8 @@ from holdfast.checkpoint.foreign_file_faults import (
 )
 from holdfast.checkpoint.manifest import MANIFEST
 from holdfast.checkpoint.pickle_outline import Blank, OutlineError, outline_pickle
-from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import plain_line
+from holdfast.decoding import from_json
 from holdfast.linux.limited_child import ChildEndedError, call_in_child
 
 _STATES = "mp_rank_*model_states.pt"

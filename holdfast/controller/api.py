@@ -30,13 +30,13 @@ from holdfast.controller.node_views import view_nodes
 from holdfast.controller.order_admission import NO_SUCH_ORDER, OrderBody, OrderReceipt, describe_effect, order_refusal
 from holdfast.controller.rank_view import find_seat, view_rank
 from holdfast.controller.stack_tracing import StackTracing
-from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.release_pace import describe_paces
+from holdfast.decoding import from_json
 from holdfast.logs.secret_masking import HIDDEN
 from holdfast.model.decider_events import Order
 from holdfast.model.job_and_seats import world_size

@@ -17,7 +17,6 @@ import msgspec
 
 from holdfast.controller_interfaces import Notes
 from holdfast.core.decide.job_view import JobView
-from holdfast.core.decoding import from_json
 from holdfast.core.record.hook_notices import (
     HookLimits,
     HookNotice,
@@ -27,6 +26,7 @@ from holdfast.core.record.hook_notices import (
     format_slack,
 )
 from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.decoding import from_json
 from holdfast.linux import own_process_settings
 from holdfast.logs.secret_masking import Masker, env_secrets
 from holdfast.model.journal_entry import Entry

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.dash.page_assets import TYPES, served_assets
 from holdfast.dash.page_feed import PageFeed
 from holdfast.dash.page_session import ENTER, HEADERS, USED_UP, PageSession
 from holdfast.dash.page_source import PageSource, SourceError
 from holdfast.dash.stack_picture import RankStack, StackPicture, draw_rank, draw_stacks
+from holdfast.decoding import from_json
 
 _LISTENERS = 16  # pages that are told of changes at once
 _REFRESH_S, _IDLE_S = 2.0, 10.0  # while the job runs, and when it is over

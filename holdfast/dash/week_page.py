@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from holdfast.dash.page_assets import digest_of, read_assets
-from holdfast.dash.plain_sheets import PlainTable, write_sheets
+from holdfast.dash.scriptless_html import PlainTable, write_sheets
 
 
 def write_week_page(headline: str, said: Iterable[str], tables: Iterable[PlainTable]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.controller_interfaces import FleetRefusal, Notes
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.fleet.kubernetes_client import (
     FORBIDDEN,
     NOT_FOUND,

@@ -11,7 +11,7 @@ from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.resources.coordination_v1 import Lease
 
 from holdfast.controller_interfaces import FleetRefusal
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.fleet.kubernetes_client import CONFLICT, KubernetesClient, KubernetesError, ask_until_refused
 from holdfast.fleet.pod_manifest import MANAGED_BY, run_labels
 from holdfast.journal.journal_errors import LeaseLostError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.fleet.slurm_node_presence import NodeRecord
 from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.wire.run_and_node_specs import publish_file

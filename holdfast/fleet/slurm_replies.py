@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 # The fields of one job, in this order, as `squeue -O` prints them with SLURM_TIME_FORMAT=%s.
 JOB_FIELDS = ("JobID", "State", "Reason", "EndTime", "PreemptTime", "NodeList", "Name", "Reservation")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.decoding import make_decoder
+from holdfast.decoding import make_decoder
 from holdfast.model.decider_events import Event
 from holdfast.model.journal_entry import Decision, Entry
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.journal.lease_term import LeaseTerm, boot_time, read_boot_id
 

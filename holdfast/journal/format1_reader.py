@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.core.decoding import make_decoder
+from holdfast.decoding import make_decoder
 from holdfast.journal.entry_chain import make_row
 from holdfast.model.decider_events import Event
 from holdfast.model.journal_entry import Decision, Entry

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 from holdfast.journal.journal_errors import JournalError, JournalFullError
 from holdfast.model.job_phase import Phase
 

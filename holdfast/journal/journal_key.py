@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 
 TAG_BYTES = 16  # the beginning of what is encrypted; it follows from the key, the name and all of the content
 _PROOF_BYTES = 32

@@ -11,10 +11,10 @@ import msgspec
 
 from holdfast import core
 from holdfast.config import ConfigError, Settings, WordLimits
-from holdfast.core.decoding import from_toml
 from holdfast.core.detect import health, lines
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, FailureClass
 from holdfast.core.record.gpu_peak import GpuPeak
+from holdfast.decoding import from_toml
 from holdfast.logs import prepared_catalog, user_rows
 from holdfast.logs.regex_safety import find_explosive_part
 

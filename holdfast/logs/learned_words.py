@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from holdfast import core
-from holdfast.core.decoding import from_json
 from holdfast.core.log_analysis.line_prefixes import LogLine
 from holdfast.core.log_analysis.tracebacks import parse_tracebacks
+from holdfast.decoding import from_json
 
 PATH = Path(core.__path__[0]) / "catalog" / "words" / "learned.json"
 NOTHING = ""  # in place of a class: nothing has failed

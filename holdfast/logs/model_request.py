@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 
 from holdfast.config import ModelLimits
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 _ANSWER_BYTES = 1 << 20
 _ANSWER_TOKENS = 1500

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.config import ConfigError, Settings
-from holdfast.core.decoding import Content, make_decoder
+from holdfast.decoding import Content, make_decoder
 from holdfast.linux import own_process_settings
 from holdfast.logs.log_diagnosis import RankLog, open_log, read_ends
 from holdfast.logs.opinion_choice import FailureOpinion, find_opinion

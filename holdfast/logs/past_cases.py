@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.config import ConfigError
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.logs.failure_likeness import measure_likeness, read_words
 
 _SAME = 0.9  # so like that one entry serves for both

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.decoding import from_json
 from holdfast.core.log_analysis.failure_catalog import Alternative, CatalogRow, find_alternatives
+from holdfast.decoding import from_json
 
 NAME = "prepared.json"
 

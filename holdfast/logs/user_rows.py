@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.config import ConfigError, WordLimits
-from holdfast.core.decoding import from_toml
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
+from holdfast.decoding import from_toml
 from holdfast.logs.regex_safety import find_pattern_fault
 
 _PROPOSED = 200  # kept; who does not look at them needs no more

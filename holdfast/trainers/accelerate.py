@@ -17,7 +17,7 @@ from holdfast.checkpoint.snapshot_metadata_record import GeneratorStates
 from holdfast.checkpoint.state_image import StateError, bytes_of
 from holdfast.client.checkpointing.checkpointer import Checkpointer
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 from holdfast.trainers.newest_trainer_checkpoint import OwnCheckpoint, find_own_checkpoint, list_newest_first
 
 _NAME = r"checkpoint_(\d+)"  # as `automatic_checkpoint_naming` gives it

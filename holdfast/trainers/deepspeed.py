@@ -21,7 +21,7 @@ from holdfast.checkpoint.snapshot_metadata_record import GeneratorStates
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.training.stderr_sentence import say
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 from holdfast.trainers.newest_trainer_checkpoint import find_own_checkpoint
 from holdfast.trainers.optimizer_shards import PlainFields, ShardCheckpointer
 

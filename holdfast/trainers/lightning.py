@@ -22,7 +22,7 @@ from holdfast.client.checkpointing.checkpointer_args import storage_of
 from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.state_preview import peek_state
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 from holdfast.trainers.lightning_plugin import HoldfastPlugin as HoldfastPlugin
 from holdfast.trainers.lightning_plugin import find_lightning_fault, list_lightning_checkpoints
 from holdfast.trainers.newest_trainer_checkpoint import say_left_out

@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 
 from holdfast.core.agent_state_machine import Post
-from holdfast.core.decoding import make_decoder
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.decoding import make_decoder
 from holdfast.model.code_release import Release
 from holdfast.model.copy_aim import Aim
 from holdfast.model.detector_alarm import Alarm

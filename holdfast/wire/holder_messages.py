@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.core.decoding import make_decoder
+from holdfast.decoding import make_decoder
 from holdfast.wire.holder_zygote_messages import ForkRank
 
 PACKET_BYTES = 1 << 18

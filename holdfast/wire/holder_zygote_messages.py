@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.decoding import make_decoder
+from holdfast.decoding import make_decoder
 
 PACKET_BYTES = 1 << 18  # a rank's whole environment fits
 

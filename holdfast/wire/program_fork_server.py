@@ -28,7 +28,7 @@ from typing import NoReturn
 
 import msgspec
 
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 from holdfast.linux import own_process_settings, preimported_fork
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.linux.preimported_fork import OpenFiles, Program

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.decoding import make_decoder
+from holdfast.decoding import make_decoder
 from holdfast.model.state_copy import KEPT_DIGITS
 from holdfast.model.state_doubt import Doubt
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.config import Settings
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import HostIdentity, Job
 

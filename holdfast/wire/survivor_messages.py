@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.decoding import make_decoder
+from holdfast.decoding import make_decoder
 from holdfast.model.action import HandOver
 
 SOCKET = "survivors.sock"  # in the node's folder

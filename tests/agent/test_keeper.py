@@ -23,8 +23,8 @@ from holdfast.checkpoint import checkpoint_publication, checkpoint_reader, store
 from holdfast.checkpoint.arena import DUE, STORED, Arena
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.storage_errors import PartFailedError
-from holdfast.core.decoding import from_json
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.decoding import from_json
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import LaunchHere
 from holdfast.model.restore_sources import LaunchOrigin, Restore, Source

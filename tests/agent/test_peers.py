@@ -16,7 +16,7 @@ from holdfast.checkpoint.keeper_client import StateFetchError, _parse_answer
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode, TransportError
 from holdfast.checkpoint.relayed_push_tickets import RelayTickets
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.model.copy_aim import Aim
 from holdfast.model.job_and_seats import Seat
 from holdfast.wire import rank_keeper_messages

@@ -40,9 +40,9 @@ from holdfast.controller.actions import launch_plan
 from holdfast.controller.api_description import TraceBody
 from holdfast.controller.order_admission import OrderBody
 from holdfast.controller.user_hooks import HookProgress
-from holdfast.core.decoding import from_json, from_msgpack
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
 from holdfast.dash.page_server import PageCode, PageOrder, StackQuestion
+from holdfast.decoding import from_json, from_msgpack
 from holdfast.fleet import kubernetes_lease
 from holdfast.fleet.kubernetes_fleet import FleetRecords
 from holdfast.fleet.pod_manifest import PodShape

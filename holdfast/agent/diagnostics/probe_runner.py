@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.probes import PROBES, SKIPPED, START, START_S, ProbeEntry, ProbeLine, choose_probes
-from holdfast.core.decoding import make_decoder
 from holdfast.core.diagnose.probe_assessment import is_starved
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.decoding import make_decoder
 from holdfast.model.probe_findings import Finding, PairMeeting
 
 _LOOK_S = 0.1  # how often its memory is looked at

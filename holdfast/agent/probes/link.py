@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from holdfast.agent.probes import ProbeLine
 from holdfast.agent.probes.probe_tools import integer_tensor, sync_device, tensor_digest
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.linux import own_process_settings
 from holdfast.model.probe_findings import Finding, PairMeeting
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from holdfast.agent.probes.probe_tools import accelerators
-from holdfast.core.decoding import from_json
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.decoding import from_json
 from holdfast.model.probe_findings import Finding
 
 NEEDS_S = 20.0  # mostly to import torch in every process, and for NCCL to connect them

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from holdfast.agent.probes.probe_team import TeamTask, join_team
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.linux import own_process_settings
 
 

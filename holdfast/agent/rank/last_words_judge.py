@@ -21,9 +21,9 @@ import msgspec
 from holdfast.agent.rank import last_words
 from holdfast.agent.system import child_process
 from holdfast.config import ConfigError, WordLimits
-from holdfast.core.decoding import Content, make_decoder
 from holdfast.core.detect.crash import alarm_of, alarm_without_words
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.decoding import Content, make_decoder
 from holdfast.linux import own_process_settings, preimported_fork
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files

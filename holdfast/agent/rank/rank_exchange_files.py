@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.model.job_and_seats import Dims
 from holdfast.wire import progress_environment, replay_environment, run_and_node_specs
 from holdfast.wire.agent_messages import JobFigures

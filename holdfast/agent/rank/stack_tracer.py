@@ -25,10 +25,10 @@ from holdfast.agent.rank.nccl_ras import ask_ras
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.system import procfs
 from holdfast.agent.system.procfs import ProcessStat
-from holdfast.core.decoding import make_decoder
 from holdfast.core.diagnose.ras_status import telling_lines
 from holdfast.core.diagnose.stack_folding import shorten_path
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.decoding import make_decoder
 from holdfast.model.rank_traces import Flight, Frame, Process, Thread, Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import TraceRequest

@@ -40,9 +40,9 @@ from holdfast.checkpoint.keeper_client import make_want
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_transport import LinkError, TransportError
 from holdfast.checkpoint.storage_errors import StorageError
-from holdfast.core.decoding import from_json
 from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch, read_launch
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
+from holdfast.decoding import from_json
 from holdfast.model.copy_aim import Aim
 from holdfast.model.node_errands import LaunchHere, Leave
 from holdfast.model.observation import Beat

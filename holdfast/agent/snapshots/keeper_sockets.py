@@ -16,7 +16,7 @@ from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_server import PeerServer, PeerShelf
 from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.model.state_copy import Address
 from holdfast.wire import rank_keeper_messages, unix_sockets
 from holdfast.wire.credentials.admitted_peers import AdmittedPeers, certificate_id, split_ids

@@ -20,9 +20,9 @@ from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.parity_image import ParityLayout, make_parity_layout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
-from holdfast.core.decoding import from_json
 from holdfast.core.snapshots.copy_intake import Intake, judge_half, refuse_generation
 from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
+from holdfast.decoding import from_json
 from holdfast.model.state_copy import Copy
 
 _MEET_S = 10.0  # for the other rank of a pair, without which nobody knows how much memory it takes

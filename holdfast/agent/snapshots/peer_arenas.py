@@ -13,8 +13,8 @@ from holdfast.checkpoint.arena_header import arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.peer_server import PushTarget
 from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode, TransportError
-from holdfast.core.decoding import from_msgpack
 from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
+from holdfast.decoding import from_msgpack
 from holdfast.model.state_copy import KEPT_DIGITS
 from holdfast.wire.rank_keeper_messages import layout_file_name
 

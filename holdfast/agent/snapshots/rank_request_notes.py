@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.agent.snapshots.keeper_interfaces import KeeperNotes, KeeperPorts
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.wire.rank_keeper_messages import ArenaRequest
 
 _WANT = "want-"

@@ -16,8 +16,8 @@ from holdfast.agent.snapshots.arena_table import ArenaTable, pin_snapshot
 from holdfast.agent.snapshots.keeper_interfaces import KeeperNotes
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout
-from holdfast.core.decoding import make_decoder
 from holdfast.core.detect.replica import ReplicaLimits, hash_stride
+from holdfast.decoding import make_decoder
 from holdfast.model.observation import Mark
 from holdfast.wire.rank_keeper_messages import ArenaRequest, layout_file_name
 

@@ -27,9 +27,9 @@ from holdfast.checkpoint.manifest import Author, step_of
 from holdfast.checkpoint.storage_errors import CorruptError, StorageError
 from holdfast.checkpoint.writable_check import look_in_time, try_write
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
-from holdfast.core.decoding import from_msgpack
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits, list_stored_ranks
 from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
+from holdfast.decoding import from_msgpack
 from holdfast.linux import own_process_settings
 from holdfast.model.copy_aim import Aim
 from holdfast.model.state_copy import Copy

@@ -9,7 +9,7 @@ from holdfast.agent.snapshots.keeper_interfaces import KeeperLinks
 from holdfast.agent.snapshots.parity_decoder import KeeperSource, ParityDecoder, Run
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout
 from holdfast.checkpoint.peer_transport import LinkError, PeerRequest, TransportError
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 from holdfast.model.restore_sources import Restore
 from holdfast.model.state_copy import CopySummary
 

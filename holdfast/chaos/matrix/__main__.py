@@ -30,7 +30,7 @@ from holdfast.chaos.matrix.expectations import (
     judging_row,
     load_rows,
 )
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 ROOT = Path(__file__).parents[3]
 _CELLS = 12  # in one job: what is found at its end is told of all of them

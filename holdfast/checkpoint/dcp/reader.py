@@ -24,7 +24,7 @@ from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.manifest import MANIFEST, METADATA
 from holdfast.checkpoint.state_image import KNOWN_RECORDS, StateError, StateImage, decode_value, record_frame
 from holdfast.checkpoint.verified_block_reads import PartPiece
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 from holdfast.wire.rank_keeper_messages import StateGrant, StateRequest
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from holdfast.checkpoint.trainer_checkpoint_export.universal_reader import is_un
 from holdfast.checkpoint.trainer_checkpoint_export.whole_tensors import WholeState, make_whole
 from holdfast.checkpoint.trainer_checkpoint_export.zero_reader import ZeroCheckpoint, read_zero
 from holdfast.checkpoint.trainer_checkpoint_export.zero_writer import write_zero
-from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import plain_line
+from holdfast.decoding import from_json
 from holdfast.linux.limited_child import ChildEndedError, call_in_child
 
 _MEMORY_BYTES, _COPIES = 8 << 30, 3  # a reader may take: files are mapped, and what is written is made from them

@@ -14,7 +14,7 @@ from holdfast.checkpoint.storage_opener import open_storage
 from holdfast.checkpoint.stored_checkpoints import StoredCheckpoint, find_checkpoints
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantity_text import counted_noun
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 
 _RANK_FOLDER = re.compile(r"rank-(\d+)")
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from holdfast.cli.terminal.quantity_text import duration_text
 from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import Report
-from holdfast.dash.plain_sheets import PlainTable, write_sheets
+from holdfast.dash.scriptless_html import PlainTable, write_sheets
 
 _ROWS = 100  # of a table, the newest
 _TITLES = {"#": "Incidents", "planned": "Planned restarts"}  # by a table's first column

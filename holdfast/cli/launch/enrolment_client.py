@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import strip_controls
+from holdfast.decoding import from_json
 from holdfast.model.job_and_seats import HostIdentity
 from holdfast.wire.credentials import certificate_authority, enrolment, enrolment_token, job_secret_proof, mutual_tls
 from holdfast.wire.credentials.enrolment import CertifiedNode, Challenge, EnrolmentGrant, EnrolmentRequest

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.cli.launch.controller_lease import ControllerLease
 from holdfast.cli.run_dirs import run_dir_secrets
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 from holdfast.journal.journal_errors import JournalDamagedError
 from holdfast.journal.journal_key import JournalKey
 from holdfast.journal.postgres_journal import PostgresJournal

@@ -15,9 +15,9 @@ from holdfast.cli.run_dirs.distant_controller import DistantController
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import list_generations
 from holdfast.controller_interfaces import Journal
-from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import CUT, cut_words
 from holdfast.dash.page_source import JobPresence, SourceError, may_order
+from holdfast.decoding import from_json
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.logs.secret_masking import env_secrets, make_secret_masker

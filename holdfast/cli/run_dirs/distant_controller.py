@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import plain_line
+from holdfast.decoding import from_json
 from holdfast.wire.agent_messages import TOKEN_HEADER
 from holdfast.wire.controller_request import ControllerNotRunning, NotAController, RequestRefused
 from holdfast.wire.credentials import mutual_tls

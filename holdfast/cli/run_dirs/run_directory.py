@@ -12,7 +12,7 @@ from holdfast.cli.run_dirs.local_run_list import holdfast_home as holdfast_home
 from holdfast.cli.run_dirs.run_dir_trust import foreign_reason, make_private_folder
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.wire import controller_request, folder_use_lock, run_and_node_specs
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from holdfast.wire.run_and_node_specs import ControllerAddress, NodeSpec, RunEnd, RunSpec

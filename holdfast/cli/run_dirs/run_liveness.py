@@ -81,10 +81,11 @@ def controller_elsewhere(run_dir: Path) -> ControllerAddress | None:
 
 
 def elsewhere_text(run_dir: Path, address: ControllerAddress) -> str:
-    """Describe a run whose controller is on another host, and how it is asked."""
+    """Describe a run whose controller was last on another host, and how it is asked."""
     asked = f"holdfast status {address.url} --token-file {run_dir}/token --cacert {run_dir}/door/authority.pem"
     gone = f"if that host is gone, holdfast run --resume {run_dir} takes the run up again"
-    return f"has its controller on {urlsplit(address.url).hostname}: give your command there, or as in {asked}; {gone}"
+    host = urlsplit(address.url).hostname
+    return f"had its controller last on {host}: give your command there, or as in {asked}; {gone}"
 
 
 def _absence_text(run_dir: Path) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from holdfast.cli.terminal.quantity_text import ettr_said, incidents_text, phase_said, step_said
-from holdfast.core.decoding import from_json
 from holdfast.core.terminal_sanitizer import strip_controls
+from holdfast.decoding import from_json
 from holdfast.wire import controller_request
 from holdfast.wire.controller_request import ControllerNotRunning
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from torch.distributed import TCPStore
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.linux.tcp_connection_count import count_connections
 from holdfast.wire import unix_sockets
 

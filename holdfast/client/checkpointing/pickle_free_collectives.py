@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from holdfast.checkpoint.state_image import bytes_of
-from holdfast.core.decoding import from_msgpack
 from holdfast.core.terminal_sanitizer import plain_line, with_text
+from holdfast.decoding import from_msgpack
 
 T = TypeVar("T")
 MOST_BYTES = 64 << 20  # of one value

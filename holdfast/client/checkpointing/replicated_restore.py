@@ -17,7 +17,7 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.checkpoint.state_image import StateError, StateImage
 from holdfast.client.checkpointing.pickle_free_collectives import broadcast_bytes
 from holdfast.client.training.progress import here
-from holdfast.core.decoding import from_msgpack
+from holdfast.decoding import from_msgpack
 from holdfast.wire.rank_keeper_messages import layout_file_name
 
 _CHUNK_BYTES = 64 << 20

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 MakeLayer = Callable[[], torch.nn.Module]
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from holdfast.controller.access.block_list_file import BlockListError, Entries, with_entry, without_expired
-from holdfast.core.decoding import from_json
 from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.decoding import from_json
 from holdfast.journal import postgres_schema
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.postgres_link import PostgresLink

@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from holdfast.core.decoding import from_json
 from holdfast.core.membership.host_blocking import BlockedHost
+from holdfast.decoding import from_json
 from holdfast.wire import folder_use_lock
 from holdfast.wire.credentials import mutual_tls
 

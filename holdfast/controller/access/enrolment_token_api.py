@@ -6,7 +6,7 @@ from aiohttp import web
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import CALLER, Right
 from holdfast.controller.access.enrolment_tokens import MOST_S, NodeTokens
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.wire.credentials import enrolment
 
 ON_ONE_HOST = "all nodes of this job run on its own host and need no token"

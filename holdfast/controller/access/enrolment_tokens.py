@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.wire.credentials import enrolment_token, mutual_tls
 from holdfast.wire.credentials.enrolment_token import NodeToken
 

@@ -15,7 +15,7 @@ from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.blocked_hosts import HostAdmission
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.journal.journal_errors import JournalError
 from holdfast.model.decider_events import Ready
 from holdfast.wire.credentials import enrolment, job_secret_proof, mutual_tls

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.controller.access.caller_admission import Right, UserToken, make_user_token
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.wire import folder_use_lock
 from holdfast.wire.credentials import mutual_tls
 

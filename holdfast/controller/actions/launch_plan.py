@@ -5,8 +5,8 @@ import contextlib
 
 import msgspec
 
-from holdfast.core.decoding import make_decoder
 from holdfast.core.snapshots.lineage import Line
+from holdfast.decoding import make_decoder
 from holdfast.model.action import Launch
 from holdfast.model.restore_sources import LaunchOrigin, Restore
 from holdfast.model.state_doubt import Doubt

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from holdfast.controller_interfaces import Notes, Store
-from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import pair_test, probe_assessment, rail_assessment
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
 from holdfast.core.diagnose.pair_test import PairResult, PairTestResult, World
 from holdfast.core.diagnose.probe_assessment import Key, ProbeAssessment, ProbeLimits
 from holdfast.core.diagnose.rail_assessment import Rails
+from holdfast.decoding import from_json
 from holdfast.logs import golden_probe_digests
 from holdfast.model.action import Probe
 from holdfast.model.decider_events import Outcome

@@ -7,8 +7,8 @@ from typing import Any
 from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.job_view import JobView
-from holdfast.core.decoding import from_json
 from holdfast.core.record.ledger import fold_entries
+from holdfast.decoding import from_json
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.decider_events import Ended, Progress, Ready, Tick
 from holdfast.model.detector_alarm import SWITCH, Alarm, Kind, Stance

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 _NAME = "nodes.json"
 

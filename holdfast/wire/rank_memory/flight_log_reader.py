@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.model.message_bounds import Number
 from holdfast.model.rank_traces import Arrival, Channel, Collective, Flight, Frame, Thread
 from holdfast.wire.rank_memory.flight_log_writer import (

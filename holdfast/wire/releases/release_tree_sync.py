@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.releases import tree_archive
 from holdfast.wire.releases.release_file_selection import ReleaseFilesError, is_stale, list_release_files, readable_path

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from holdfast.config import Settings
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 _MOST_BYTES = 1 << 20  # of a file that is searched: keys, tokens, settings and scripts are smaller
 _LEAST_CHARS = 16  # of a secret; less may stand in any file

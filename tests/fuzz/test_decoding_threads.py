@@ -7,7 +7,7 @@ import pytest
 
 THREADS = """
 import sys, threading, msgspec
-from holdfast.core.decoding import from_json
+from holdfast.decoding import from_json
 
 def field(name):
     return name, "dict[str, list[int]]", msgspec.field(default_factory=dict)
