@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.terminal_sanitizer import CUT
+from holdfast.core.terminal_sanitizer import CUT, cut_words
 from holdfast.model.detector_alarm import Alarm
 
 _FIXED = frozenset({"who", "owner", "node", "nodes", "suspects", "run_id", "digest", "signature"})
@@ -47,6 +47,9 @@ _KEY_BEGINS, _KEY_ENDS = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile
 _KEY_BODY = re.compile(r"(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+/]{40,76}={0,2}")
 _KEY_LAST = re.compile(r"[A-Za-z0-9+/]{2,76}={0,2}")  # before its END; its last line may be short
 _HOME = re.compile(r"(?<=/home/)[\w.-]+|(?<=/Users/)[\w.-]+")
+_FIRST_WORD, _LAST_WORD = re.compile(rb"\A\S+"), re.compile(r"(?<!\S)\S+$")
+_LONG = 1 << 14  # characters of a line that are masked at most, where less than that is shown
+_KEY_LINES = 256  # before a line: no private key has more
 
 
 class SecretKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +108,11 @@ class Masker:
     def mask_end(self, text: str, most: int) -> str:
         """Return the last `most` characters of a text, which is masked before it is cut."""
         return "\n".join(self.mask_lines(text.splitlines())).strip()[-most:]
+
+    def mask_last_line(self, text: str, most: int) -> str:
+        """Return the last line of a text that is not blank, masked, then cut to at most `most` characters."""
+        lines = [line.strip() for line in text.splitlines() if line.strip()][-_KEY_LINES:]
+        return cut_words(self.mask_lines(map(trim_line, lines))[-1], most) if lines else ""
 
     def mask_alarm(self, alarm: Alarm) -> Alarm:
         """Mask the texts of an alarm; the names of its nodes stay."""
@@ -208,6 +216,18 @@ def env_secrets(env: Mapping[str, str]) -> list[str]:
     tops = os.listdir("/") if any(value.startswith("/") for value in values) else []
     found = [value for value in values if not (value.startswith("/") and value[1:].partition("/")[0] in tops)]
     return [*found, *(line.strip() for value in found if "\n" in value for line in value.splitlines())]
+
+
+def last_bytes(text: bytes, most: int) -> bytes:
+    """Return the last bytes of a text, without the word that the cut made shorter: nobody could tell that it is a
+    secret."""
+    return text if len(text) <= most else _FIRST_WORD.sub(b"", text[-most:])
+
+
+def trim_line(line: str) -> str:
+    """Cut a line before it is masked, as masking a very long one would take too long. It loses the word that the cut
+    made shorter, as nobody could tell that it is a secret. Less of the line is to be shown than is left."""
+    return line if len(line) <= _LONG else _LAST_WORD.sub("", line[:_LONG]) + CUT
 
 
 @cache
