@@ -29,7 +29,10 @@ from holdfast.model.detector_alarm import Alarm
 _FIXED = frozenset({"who", "owner", "node", "nodes", "suspects", "run_id", "digest", "signature"})
 HIDDEN = "..."  # in the place of a value that may be a secret
 _SHORTEST = 8  # a known secret that is shorter would mask ordinary words
-_NAMED = re.compile(r"PASS|SECRET|TOKEN|CREDENTIAL|API_?KEY|ACCESS_?KEY|_KEY$|AUTH", re.IGNORECASE)
+_NAMED = re.compile(
+    r"PASS|SECRET|TOKEN(?!IZ)|CREDENTIAL|API_?KEY|ACCESS_?KEY|_KEY$|_PWD$|AUTH(?!OR(?!IZ))", re.IGNORECASE
+)
+_COUNTED = re.compile(r"TOKENS", re.IGNORECASE)  # MAX_TOKENS, where the value is a number
 _PLACE = re.compile(r"^(?:~|\.\.?)/|^\w+://[^@]*$")  # paths of sockets and files, and addresses: no secrets
 _IP = re.compile(
     r"(?<![\w.=-])(?<!\w=)(?:10(?:\.\d{1,3}){3}|(?:192\.168|169\.254|172\.(?:1[6-9]|2\d|3[01])|100\.(?:6[4-9]|[7-9]\d"
@@ -42,9 +45,14 @@ _HOST = re.compile(
     r"|(?:[\w-]+\.)+(?:internal|local|localdomain|lan|corp|intra|intranet|private|home\.arpa|svc))(?![\w-])",
     re.IGNORECASE,
 )
-_KEY_BEGINS, _KEY_ENDS = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile("-----END [A-Z ]*PRIVATE KEY")
-# Of a key whose first line is not quoted. Hashes, in letters of one case, are none.
-_KEY_BODY = re.compile(r"(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+/]{40,76}={0,2}")
+_KEY_BEGINS = re.compile(r"-{4,5} ?BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY|^Private-Lines: ")
+_KEY_ENDS = re.compile(r"-{4,5} ?END[ A-Z0-9_-]{0,100}PRIVATE KEY|^Private-MAC: ")
+# Of a key whose first line is not quoted. Hashes, in letters of one case, are none. Behind the prefix of a log's line
+# only lines of the usual length are known.
+_KEY_BODY = re.compile(
+    r"(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+/]{40,76}={0,2}"
+    r"|.{0,200}\s(?=\S{64}\Z)(?=\S*[a-z])(?=\S*[A-Z])(?=\S*[0-9])[A-Za-z0-9+/]{64}"
+)
 _KEY_LAST = re.compile(r"[A-Za-z0-9+/]{2,76}={0,2}")  # before its END; its last line may be short
 _HOME = re.compile(r"(?<=/home/)[\w.-]+|(?<=/Users/)[\w.-]+")
 _FIRST_WORD, _LAST_WORD = re.compile(rb"\A\S+"), re.compile(r"(?<!\S)\S+$")
@@ -211,7 +219,11 @@ def env_secrets(env: Mapping[str, str]) -> list[str]:
     """Return the values of environment variables with names like PASSWORD, and each line of those that have several.
     Leave out addresses and paths. A key in base64 may begin with a slash, so a path is absolute only in a folder that
     this host has."""
-    values = [value for name, value in env.items() if _NAMED.search(name) and not _PLACE.search(value)]
+    values = [
+        value
+        for name, value in env.items()
+        if _NAMED.search(name) and not _PLACE.search(value) and not (value.isdigit() and _COUNTED.search(name))
+    ]
     # Its entries are not looked at: one may be a mount that hangs.
     tops = os.listdir("/") if any(value.startswith("/") for value in values) else []
     found = [value for value in values if not (value.startswith("/") and value[1:].partition("/")[0] in tops)]
