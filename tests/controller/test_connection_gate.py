@@ -115,6 +115,9 @@ def test_complaints_are_one_a_second_and_bugs_keep_their_traceback() -> None:
     assert said.startswith("Error handling request from h: BadStatusLine: 400") and "\n" not in said
     assert said.endswith("(2 more were not written)") and len(said) < 250
     clock[0] += 1.0
+    assert brief.filter(cut := _complaint(BadStatusLine(f"{'x ' * 55}ghp_aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY")))
+    assert "ghp_" not in cut.getMessage(), "where it was cut, the log could not tell that it is a token"
+    clock[0] += 1.0
     bug = _complaint(KeyError("ours"))
     assert brief.filter(bug) and bug.exc_info
     assert brief.filter(logging.LogRecord("holdfast.porch", logging.INFO, "", 0, "as ever", (), None))
