@@ -168,7 +168,7 @@ def test_why_a_part_failed_is_masked_before_it_stands_in_the_folder(
         broken.setattr(local_storage, "write_file", write_file)
         with pytest.raises(StorageError):
             put(tmp_path, 5, 1)
-    with pytest.raises(PartFailedError, match="<credentials>@storage.example.org"):
+    with pytest.raises(PartFailedError, match=r"<credentials>@storage\.example\.org"):
         collect_parts(str(folder), 2, wait_s=0.5)
     assert not [path for path in folder.iterdir() if b"correct-horse" in path.read_bytes()]
 
