@@ -184,7 +184,7 @@ class MaskingFormatter(logging.Formatter):
 def keep_masked_log(log: logging.Handler, mask: Masker) -> None:
     """Make `log` the log of this process, masked. Python would print exceptions that nobody catches, and warnings, to
     standard error as they are: they go through the log as well. Call this only where no ranks are forked, which would
-    inherit it."""
+    inherit it; programs forked by linux/preimported_fork.py begin without it."""
     log.setFormatter(MaskingFormatter(mask))
     logging.basicConfig(handlers=[log], level=logging.INFO)
     logging.captureWarnings(True)
