@@ -239,7 +239,7 @@ def last_bytes(text: bytes, most: int) -> bytes:
 def trim_line(line: str) -> str:
     """Cut a line before it is masked, as masking a very long one would take too long. It loses the word that the cut
     made shorter, as nobody could tell that it is a secret. Less of the line is to be shown than is left."""
-    return line if len(line) <= _LONG else _LAST_WORD.sub("", line[:_LONG]) + CUT
+    return line if len(line) <= _LONG else (_LAST_WORD.sub("", line[:_LONG]) or "(one long word)") + CUT
 
 
 @cache

@@ -392,6 +392,7 @@ def test_a_word_that_a_cut_made_shorter_is_dropped() -> None:
     assert last_bytes(text, len(text)) == text
     line = "word " * 3276 + token  # 16,380 characters, and the token across the limit
     assert trim_line(line) == "word " * 3276 + CUT and trim_line(line[:16384]) == line[:16384]
+    assert trim_line("x" * 20_000) == "(one long word)" + CUT
 
 
 @pytest.mark.parametrize("kind", secret_kinds(), ids=lambda kind: f"{kind.put} {kind.sample[:20]}")
