@@ -57,7 +57,7 @@ def test_a_team_quotes_its_process_masked(tmp_path: Path, monkeypatch: pytest.Mo
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{'x' * 285} '\"$A_TOKEN\" >&2\nexit 3\n")
     python.chmod(0o755)
-    monkeypatch.setattr(probe_team.sys, "executable", str(python))
+    monkeypatch.setattr("holdfast.agent.probes.probe_team.sys.executable", str(python))
     task = TeamTask(module="any", rank=0, world=1, port=0, device="cpu", limit_s=60.0)
     with pytest.raises(TeamError) as told:
         probe_team.run_team([TeamSeat(place="seat0", device="cpu")], task, TeamTask)
