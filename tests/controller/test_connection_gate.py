@@ -12,6 +12,7 @@ import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from aiohttp.http_exceptions import BadStatusLine
 
 from holdfast.cli.launch.controller_log import ControllerLog
@@ -145,6 +146,23 @@ async def test_whoever_is_refused_has_to_call_again(desk_of: Open, tmp_path: Pat
         with socket.create_connection(address, timeout=30) as link:
             link.sendall(_STATUS * 50)
             return b"".join(iter(lambda: link.recv(1 << 16), b"")).count(b"HTTP/1.1 401")
+
+    async with _port(desk_of, tmp_path, locked=False) as listener:
+        assert await asyncio.to_thread(answers, listener.getsockname()) == 1
+
+
+@pytest.mark.parametrize("expects", ["foo", "100-continue"])
+async def test_a_header_that_the_server_answers_itself_ends_the_link_too(
+    desk_of: Open, tmp_path: Path, expects: str
+) -> None:
+    """It is answered before anybody asks who calls."""
+    request = f"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\nExpect: {expects}\r\n\r\n".encode()
+
+    def answers(address: tuple[str, int]) -> int:
+        with socket.create_connection(address, timeout=30) as link:
+            link.sendall(request * 50)
+            heard = b"".join(iter(lambda: link.recv(1 << 16), b""))
+            return heard.count(b"HTTP/1.1 4")
 
     async with _port(desk_of, tmp_path, locked=False) as listener:
         assert await asyncio.to_thread(answers, listener.getsockname()) == 1
