@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.fleet import local_process_fleet
-from holdfast.fleet.local_process_fleet import MARK, end_node
+from holdfast.fleet.local_process_fleet import end_node
 from holdfast.linux import own_process_settings
 from holdfast.wire.program_fork_server import ProgramProcess
 from tests.cli.driver import below, gone, until
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.e2e
 
 def marked(node_dir: Path) -> "subprocess.Popen[bytes]":
     """A process that carries the mark of a node."""
-    mark = os.path.realpath(node_dir)
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
+    mark = local_process_fleet._node_mark(node_dir)
+    process = subprocess.Popen(["sleep", "60"], env=os.environ | mark, start_new_session=True)
     until(lambda: local_process_fleet._has_mark(process.pid, mark), "its mark")
     return process
 
@@ -46,6 +46,21 @@ async def test_what_outlives_its_holder_is_found_by_its_mark(tmp_path: Path) -> 
     for process in (hidden, other):
         process.kill()
         process.wait()
+
+
+async def test_whoever_knows_the_folder_cannot_pose_as_a_process_of_the_node(tmp_path: Path) -> None:
+    """Another user of the host can: the path stands in command lines. A node would never be gone, if root runs it."""
+    fleet = places.local(tmp_path)
+    [node] = await fleet.acquire(1)
+    holder = until(lambda: places.holder(tmp_path, node), "the holder")
+    poser = subprocess.Popen(["sleep", "60"], env=os.environ | {MARK: os.path.realpath(tmp_path / "nodes" / node)})
+    until(lambda: Path(f"/proc/{poser.pid}/comm").read_text() == "sleep\n", "its program")
+    assert local_process_fleet.node_processes(tmp_path / "nodes" / node)
+    os.kill(holder, signal.SIGKILL)
+    await fleet.give_back(node, "lost")
+    assert not gone(poser.pid) and not local_process_fleet.node_processes(tmp_path / "nodes" / node)
+    poser.kill()
+    poser.wait()
 
 
 async def test_two_runs_with_the_same_id_do_not_hurt_each_other(tmp_path: Path) -> None:
