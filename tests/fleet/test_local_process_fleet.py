@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.fleet import local_process_fleet
-from holdfast.fleet.local_process_fleet import end_node
+from holdfast.fleet.local_process_fleet import MARK, end_node
 from holdfast.linux import own_process_settings
 from holdfast.wire.program_fork_server import ProgramProcess
 from tests.cli.driver import below, gone, until
