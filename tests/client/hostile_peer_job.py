@@ -72,6 +72,8 @@ def be_hostile(port: int, call: str, content: bytes, size: int) -> None:
     else:  # it comes no further than the sizes
         told = [torch.zeros(1, dtype=torch.int64, device=DEVICE) for _ in range(2)]
         dist.all_gather(told, torch.tensor([size], device=DEVICE))
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()  # NCCL sends after its calls have returned
 
 
 def main() -> None:
