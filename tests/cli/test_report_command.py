@@ -20,6 +20,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.core.record.job_report import Report
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Entry
@@ -281,7 +282,7 @@ def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str
 
 def test_an_end_without_steps(tmp_path: Path) -> None:
     told = account(*START[:4], "30 ended n0", "31 outcome 3 ok")
-    console = controller_console.SaidLog(tmp_path)
+    console = controller_console.SaidLog(tmp_path, Masker(hosts=False))
     controller_console.ConsoleTeller(tmp_path, console).tell_end(told, 0)
     console._file.close()
     [said] = (tmp_path / "said.log").read_text().splitlines()
