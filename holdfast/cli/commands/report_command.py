@@ -31,9 +31,9 @@ from holdfast.cli.terminal.quantity_text import (
     storage_said,
 )
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
+from holdfast.core.incident.failure_sequence import describe_all_failures
 from holdfast.core.incident.incident_text import (
     FAILED_START,
-    describe_again,
     describe_kept,
     describe_new_release,
     describe_step,
@@ -356,7 +356,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
         swapped = describe_swap(record) + describe_kept(record) + (f"; {record.short}" if record.short else "")
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         lost = lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
-        happened = f"{record.cause}{describe_step(record)}{describe_again(record)}"
+        happened = describe_all_failures(record, describe_step(record))
         table.add_row(str(record.number), clock_text(record.alarm_at), happened, why, lost)
     if opened := report.standing.incident:
         row = bill.incidents.get(opened.number, {})

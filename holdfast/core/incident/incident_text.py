@@ -134,7 +134,11 @@ def record_label(record: Record) -> str:
 
 def split_label(record: Record) -> tuple[str, int]:
     """Return the cause to which an incident's cost is charged, and the certainty of that cause in percent."""
-    label = record_label(record)
+    return split_sureness(record_label(record))
+
+
+def split_sureness(label: str) -> tuple[str, int]:
+    """Return the name of a cause without its certainty, and that certainty in percent."""
     unsure = _UNSURE.search(label)
     return (label[: unsure.start()], int(unsure[1])) if unsure else (label, 100)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.core.incident import incident_text
+from holdfast.core.incident.failure_sequence import JudgedFailure, join_labels, list_texts
 from holdfast.core.incident.first_cause import (
     TIMED_OUT,
     first_cause,
@@ -50,6 +51,7 @@ class Incident(msgspec.Struct, kw_only=True):
     rounds: int = 0  # failures judged so far
     forgiven: int = 0  # of these, before a person let it go on
     judged: bool = False  # whether this round is among them
+    told: list[JudgedFailure] = []  # the failure of each judged round; of very many, the first ones and the last
     first: Alarm | None = None  # the cause of the first round
     first_named: Alarm | None = None  # the same with the ranks and nodes of all other causes
     first_text: str = ""  # and in words
@@ -226,6 +228,8 @@ class Incident(msgspec.Struct, kw_only=True):
         self.alarms.insert(0, cause)
         self.rounds += 1
         self.judged = True
+        failure = JudgedFailure(self.cause_text, (cause, *self.other_causes))
+        self.told = [*self.told[: KEPT_ALARMS - 1], failure]
         self.last_kind = cause.kind.value
         if self.first is None:
             self.first, self.first_text = self.shared_cause, self.cause_text
@@ -370,7 +374,8 @@ class Incident(msgspec.Struct, kw_only=True):
             rolled_back=self.rolled_back,
             brought_in=self.brought_in,
             counted=self._is_counted,
-            label=self._label_cost(cause),
+            label=join_labels([self._label_cost(alarm) for one in self.told for alarm in one.causes], self.rounds),
+            causes=list_texts(self.told),
             made_step=self.made_step,
             again_at=self.again_at,
             earlier_s=self.earlier_s,
