@@ -245,9 +245,8 @@ def test_the_headline_is_what_the_run_found(
     run_dir = made_run(tmp_path)
     write(run_dir, *(crash(generation, 1, 9, 4.0 + generation) for generation in range(1, failures + 1)))
     is_silence = "silent" in head
-    cause, kind = (
-        ("n1 has been silent for 3 s", "silence") if is_silence else ("rank 1 on n0 exited with code 9", "crash")
-    )
+    cause = "n1 has been silent for 3 s" if is_silence else "rank 1 on n0 exited with code 9"
+    kind = "silence" if is_silence else "crash"
     sentence = (
         f"{cause} at step 14; evicted n1, admitted n2 and resumed from step 10, lost 4 steps and 4.0 s (stop 4.0)"
     )

@@ -14,15 +14,9 @@ RESTART = Verdict(remedy=Remedy.RESTART, reason="no node is to blame: restarted 
 
 
 def killed(at: float, rank: int, code: int = -9) -> Alarm:
-    reason = f"was killed by signal {-code}"
+    reason, name = f"was killed by signal {-code}", f"exit {code}"
     return Alarm(
-        kind=Kind.CRASH,
-        at=at,
-        suspects=(f"n{rank}",),
-        ranks=(rank,),
-        code=code,
-        reason=reason,
-        signature=f"exit {code}",
+        kind=Kind.CRASH, at=at, suspects=(f"n{rank}",), ranks=(rank,), code=code, reason=reason, signature=name
     )
 
 
@@ -74,7 +68,7 @@ def test_of_very_many_failures_the_first_and_the_last_are_told() -> None:
     record = record_of(*((killed(10.0 * n, n, code=-n),) for n in range(1, 80)))
     told = describe_all_failures(record)
     assert told.startswith("79 failures: rank 1 on n1 was killed by signal 1; then rank 2 on n2")
-    assert told.endswith("more; then rank 79 on n79 was killed by signal 79") and told.count("; then ") == 4
+    assert told.endswith("others; then rank 79 on n79 was killed by signal 79") and told.count("; then ") == 4
     assert len(record.causes) == 64
 
 
@@ -85,15 +79,12 @@ def test_causes_of_one_failure_share_its_name() -> None:
 
 
 def test_a_name_is_as_certain_as_the_least_certain_cause() -> None:
-    assert (
-        join_labels(["CUDA error (70% sure)", "node failure"], 2)
-        == "2 failures: CUDA error and node failure (70% sure)"
-    )
+    joined = join_labels(["CUDA error (70% sure)", "node failure"], 2)
+    assert joined == "2 failures: CUDA error and node failure (70% sure)"
     assert join_labels(["CUDA error (70% sure)", "CUDA error"], 2) == "CUDA error (70% sure)"
 
 
 def test_older_journals_name_the_first_failure_and_the_last() -> None:
-    record = msgspec.structs.replace(
-        record_of((silence(10.0, "n0"),), (killed(20.0, 2),)), causes=(), last_cause="it fell"
-    )
+    record = record_of((silence(10.0, "n0"),), (killed(20.0, 2),))
+    record = msgspec.structs.replace(record, causes=(), last_cause="it fell")
     assert describe_all_failures(record) == "2 failures: n0 has been silent for 3 s; then it fell"

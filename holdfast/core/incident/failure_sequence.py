@@ -1,6 +1,6 @@
 """The failures of one incident in their order: what each was in words, and what their cost is booked as.
 
-An incident lasts until the next step. So the job may fail several times in it, and each failure may have several causes.
+An incident lasts until the next step, so the job may fail several times in it, each time for several causes.
 """
 
 from collections.abc import Sequence
