@@ -9,6 +9,7 @@ from itertools import groupby
 import msgspec
 
 from holdfast.core.incident import incident_text
+from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.incident_record import Record
 
@@ -20,6 +21,17 @@ class JudgedFailure(msgspec.Struct, frozen=True):
 
     text: str
     causes: tuple[Alarm, ...]
+
+
+def add_raisers(cause: Alarm, alike: Sequence[Alarm]) -> Alarm:
+    """Return the alarm with a remark in its reason that other ranks raised the same error, if any did."""
+    ranks = sorted({rank for alarm in (cause, *alike) for rank in alarm.ranks})
+    if not alike:
+        return cause
+    remark = f"{len(ranks)} ranks raised it: {format_ranks(ranks)}"
+    quoted = cause.reason.endswith(")")
+    reason = f"{cause.reason[:-1]}; {remark})" if quoted else f"{cause.reason} ({remark})"
+    return msgspec.structs.replace(cause, reason=reason)
 
 
 def list_texts(failures: Sequence[JudgedFailure]) -> tuple[str, ...]:

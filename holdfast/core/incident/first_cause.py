@@ -98,6 +98,14 @@ def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
     return [a for a in told if a.code != _ABORTED or a.signature == cause.signature]
 
 
+def list_alike(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
+    """Return the alarms about other ranks that raised the same error as the cause, at the same place."""
+    if cause.kind is not Kind.CRASH or not cause.raised or is_echo(cause):
+        return []
+    same = (a for a in alarms if (a.kind, a.raised, a.signature) == (cause.kind, cause.raised, cause.signature))
+    return [alarm for alarm in same if not set(alarm.ranks) <= set(cause.ranks)]
+
+
 def is_told_elsewhere(cause: Alarm, alarms: list[Alarm]) -> bool:
     """Return whether ranks on other nodes crashed with the same error as the cause. Ranks that a signal killed do not
     count, because they leave no error."""

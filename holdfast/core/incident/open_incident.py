@@ -5,12 +5,13 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.failure_sequence import JudgedFailure, join_labels, list_texts
+from holdfast.core.incident.failure_sequence import JudgedFailure, add_raisers, join_labels, list_texts
 from holdfast.core.incident.first_cause import (
     TIMED_OUT,
     first_cause,
     is_echo,
     is_killed,
+    list_alike,
     list_other_causes,
     with_word,
 )
@@ -47,7 +48,7 @@ class Incident(msgspec.Struct, kw_only=True):
     earlier_s: dict[str, float] = {}
     alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
     departures: tuple[Alarm, ...] = ()  # alarms about ranks that ended well while the others went on
-    dropped: int = 0  # alarms no longer kept that were no cause
+    dropped: int = 0  # echoes no longer kept
     rounds: int = 0  # failures judged so far
     forgiven: int = 0  # of these, before a person let it go on
     judged: bool = False  # whether this round is among them
@@ -106,7 +107,7 @@ class Incident(msgspec.Struct, kw_only=True):
                 last = max(alike, key=lambda a: a.at)
                 self.alarms[self.alarms.index(last)] = incident_text.join_alarms([last, least])
             else:
-                self.dropped += 1
+                self.dropped += is_echo(least)
 
     def on_evicted(self, nodes: tuple[str, ...], ordered: Mapping[str, str]) -> None:
         """Record nodes that leave. `ordered` says of some of them who wanted that, and how."""
@@ -164,7 +165,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.asked_s, self.held_s = 0.0, 0.0
         self.silent_at, self.ordered_at, self.launched_at = 0.0, 0.0, 0.0
         self.parked, self.kept, self.renewed = False, 0, 0
-        self.dropped += len(self.alarms) - 1
+        self.dropped = self.echoes
         self.alarms.clear()
         self.found = {}
         self.judged = False
@@ -233,7 +234,10 @@ class Incident(msgspec.Struct, kw_only=True):
         self.last_kind = cause.kind.value
         if self.first is None:
             self.first, self.first_text = self.shared_cause, self.cause_text
-            self.first_named = incident_text.join_alarms([self.first, *self.other_causes])
+            named = [self.first, *self.other_causes]
+            self.first_named = incident_text.join_alarms(
+                [*named, *(alike for one in named for alike in list_alike(one, self.alarms))]
+            )
         return cause
 
     @property
@@ -250,9 +254,11 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def cause_text(self) -> str:
-        """Return the causes of a judged round as text, with all ranks that were killed and all nodes that were lost."""
-        others = sorted(self.other_causes, key=lambda a: a.ranks)
-        return incident_text.describe_causes([self.shared_cause, *others], self.hosts)
+        """Return the causes of a judged round as text, with all ranks that were killed or that raised the same error,
+        and all nodes that were lost."""
+        causes = [self.shared_cause, *sorted(self.other_causes, key=lambda a: a.ranks)]
+        told = [add_raisers(one, list_alike(one, self.alarms)) for one in causes]
+        return incident_text.describe_causes(told, self.hosts)
 
     def describe_so_far(self) -> str:
         """Return the cause of an incident that is not over, as its record would have it if it ended now."""
@@ -296,8 +302,9 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def echoes(self) -> int:
-        others = len(self.other_causes) if self.judged else 0
-        return len(self.alarms) - 1 - others + self.dropped
+        """Return how many alarms only said that another rank had failed. The first of the alarms is no echo of
+        another."""
+        return sum(is_echo(alarm) for alarm in self.alarms[1:]) + self.dropped
 
     @property
     def silent(self) -> tuple[str, ...]:
