@@ -240,7 +240,8 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False, f
         )
     )
     over = report.phase == Phase.DONE or bool(report.absence)
-    parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over)) else []
+    early_end = report.early_end if report.ettr is None else ""
+    parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over, early_end=early_end)) else []
     parts += stall_texts(report)
     for what, told in (("slow", report.slow), ("loss", report.losses[:_LOSSES])):
         parts += [Text(f"{what}, told at {clock_text(one.at)}: {one.text}") for one in told]

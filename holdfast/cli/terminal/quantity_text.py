@@ -25,8 +25,12 @@ NO_STEP = "no step was seen: no torch optimizer made one, and the script never c
 START_S = 60.0  # ranks that have run for less may not have come to their first step
 
 
-def no_step_said(run_s: float, *, over: bool) -> str:
-    """Say that the job has made no step; "" if no rank has run. After START_S, or at the end, also say why."""
+def no_step_said(run_s: float, *, over: bool, early_end: str = "") -> str:
+    """Say that the job has made no step; "" if no rank has run. After START_S, or at the end, also say why. `early_end`
+    says that it was "stopped" or "ended" before its ranks had come to their end."""
+    if over and early_end and run_s < START_S:
+        far = f"made a step: they had run for {duration_text(run_s)}" if run_s else "began"
+        return f"it {'was ' if early_end == 'stopped' else ''}{early_end} before its ranks {far}"
     if over or run_s >= START_S:
         return NO_STEP if run_s else ""
     return f"no step was seen yet: the ranks have run for {duration_text(run_s)}" if run_s else ""
