@@ -10,6 +10,7 @@ from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss
 from holdfast.core.incident.incident_case import IncidentCase, machine_faults
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
+from holdfast.core.incident.node_swap_text import describe_lack
 from holdfast.core.incident.open_incident import Incident, open_incident
 from holdfast.core.membership.seating import make_probe_or_replay
 from holdfast.model.action import Say
@@ -109,7 +110,7 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     case = state.failures.make_case(now, incident, state.releases, nodes=state.nodes, lost=set())
     if find_verdict(case).remedy in (Remedy.EVICT, Remedy.ROLLBACK):
         return ""
-    return "it was as slow on another node" if case.follows_the_rank else "no standby may replace it"
+    return "it was as slow on another node" if case.follows_the_rank else describe_lack(case.checking, may="may")
 
 
 def tolerates_lost_link(state: JobState, alarm: Alarm) -> str:
@@ -122,7 +123,8 @@ def tolerates_lost_link(state: JobState, alarm: Alarm) -> str:
     known = any(p.signature == alarm.signature and nodes == set(p.nodes) for p in state.failures.past)
     trains = state.phase is Phase.TRAINING and known and nodes <= state.nodes.links.nodes
     lone = trains and bool(nodes) and not state.nodes.can_do_without(nodes)
-    return "the job trains without it, and no standby can replace its node" if lone else ""
+    why = describe_lack(state.nodes.standbys.awaiting_checks, "its node")
+    return f"the job trains without it, and {why}" if lone else ""
 
 
 def on_more_alarms(state: JobState, now: float, alarm: Alarm) -> str:
