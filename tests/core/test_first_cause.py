@@ -4,6 +4,7 @@ import itertools
 
 import msgspec
 
+from holdfast.core.detect import nonfinite_loss
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo, is_told_elsewhere
 from holdfast.core.incident.incident_text import UNORDERED, record_label
@@ -11,6 +12,7 @@ from holdfast.core.incident.open_incident import KEPT_ALARMS, Incident
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.observation import Loss
 
 
 def crash(at: float, node: str = "n0", rank: int = 0, klass: str = "process_crash_signal") -> Alarm:
@@ -152,6 +154,18 @@ def test_a_bad_loss_that_ranks_report_alike_is_of_all_of_them() -> None:
     record = case.make_record(Verdict(remedy=Remedy.RESTART, reason=""), 15.0, 29)
     assert record.cause == "ranks 0-1 on n0 and n1 have a loss of nan since step 30"
     assert case.alarms[0].suspects == ("n0",), "the ladder judges one alarm"
+
+
+def test_who_had_a_bad_loss_first_is_said_only_if_others_had_it_later() -> None:
+    def of_rank(rank: int, step: int) -> Alarm:
+        told = Loss(node=f"n{rank}", generation=1, rank=rank, step=step, loss=float("nan"), at=3.0, numbered=True)
+        return nonfinite_loss.alarm_of(told)
+
+    alone = of_rank(1, 30)
+    assert incident_text.describe_round(alone) == "rank 1 on n1 tells of a loss of nan since step 30"
+    assert named({}, alone).cause == "rank 1 on n1 tells of a loss of nan since step 30"
+    assert named({}, of_rank(0, 31), alone).cause == "rank 1 on n1 had a loss of nan first, since step 30"
+    assert named({}, of_rank(0, 30), alone).cause == "ranks 0-1 on n0 and n1 have a loss of nan since step 30"
 
 
 def test_a_fault_that_a_rank_alone_told_of_is_booked_as_what_probes_left_of_it() -> None:

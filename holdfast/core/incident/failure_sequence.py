@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.rank_ranges import format_ranks
-from holdfast.model.detector_alarm import Alarm
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Record
 
 _SHOWN = 3  # of many, the first ones; the last one is shown besides
@@ -32,6 +32,16 @@ def add_raisers(cause: Alarm, alike: Sequence[Alarm]) -> Alarm:
     quoted = cause.reason.endswith(")")
     reason = f"{cause.reason[:-1]}; {remark})" if quoted else f"{cause.reason} ({remark})"
     return msgspec.structs.replace(cause, reason=reason)
+
+
+def add_who_was_first(cause: Alarm, alarms: Sequence[Alarm]) -> Alarm:
+    """Return the alarm of a bad loss with the remark that its ranks had it first, if others tell of it since a later
+    step. Otherwise nobody knows: a sum over all ranks brings it to all of them in the same step."""
+    if cause.kind is not Kind.LOSS or cause.not_after is None:
+        return cause
+    later = any(a.kind is Kind.LOSS and (a.not_after or 0) > cause.not_after for a in alarms)
+    reason = cause.reason.replace("has a loss", "had a loss", 1).replace(" since step", " first, since step", 1)
+    return msgspec.structs.replace(cause, reason=reason) if later else cause
 
 
 def list_texts(failures: Sequence[JudgedFailure]) -> tuple[str, ...]:

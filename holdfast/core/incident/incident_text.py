@@ -33,6 +33,7 @@ UNORDERED = "which first is not known"  # of ranks that were killed
 _NOTICED_S = 0.1  # exits of one host that were noticed within this may have been in another order
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _NAMED = 4  # of nodes that share a cause
+_HEARD_OF = (("has a loss of ", "tells of a loss of "), ("had losses that", "tells of losses that"))
 _UNSURE = re.compile(r" \((\d+)% sure\)$")
 
 
@@ -58,7 +59,10 @@ def describe_cause(alarm: Alarm) -> str:
     if alarm.kind is Kind.HANG and len(alarm.ranks) > 1:
         stand = alarm.reason.replace("has stood", "have stood", 1).replace("keeps ", "keep ", 1)
         return f"{format_ranks(alarm.ranks)} on {where} {stand}"
-    return f"{format_ranks(alarm.ranks)} on {where} {alarm.reason}"
+    reason = alarm.reason
+    for own, told in _HEARD_OF:  # whoever tells of a bad loss may have it from the others
+        reason = f"{told}{reason.removeprefix(own)}" if reason.startswith(own) else reason
+    return f"{format_ranks(alarm.ranks)} on {where} {reason}"
 
 
 def describe_order(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:

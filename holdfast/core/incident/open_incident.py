@@ -5,7 +5,13 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.failure_sequence import JudgedFailure, add_raisers, join_labels, list_texts
+from holdfast.core.incident.failure_sequence import (
+    JudgedFailure,
+    add_raisers,
+    add_who_was_first,
+    join_labels,
+    list_texts,
+)
 from holdfast.core.incident.first_cause import (
     TIMED_OUT,
     first_cause,
@@ -256,7 +262,7 @@ class Incident(msgspec.Struct, kw_only=True):
     def cause_text(self) -> str:
         """Return the causes of a judged round as text, with all ranks that were killed or that raised the same error,
         and all nodes that were lost."""
-        causes = [self.shared_cause, *sorted(self.other_causes, key=lambda a: a.ranks)]
+        causes = [add_who_was_first(self.shared_cause, self.alarms), *sorted(self.other_causes, key=lambda a: a.ranks)]
         told = [add_raisers(one, list_alike(one, self.alarms)) for one in causes]
         return incident_text.describe_causes(told, self.hosts)
 
