@@ -113,7 +113,9 @@ def test_a_node_whose_check_has_not_ended_is_waited_for_until_it_gets_ranks_unch
     job.give(21.0, "c")
     job.ready(30.0, "c")
     assert job.told(50.0) == (
-        "the job has waited 30 s for the check of c, to replace b (ranks 2-3); in 40 s it goes on without"
+        "the job has waited 30 s for the check of c, to replace b (ranks 2-3); it goes on unchecked in 40 s"
     )
+    wait = job.decider.view.node_wait(50.0)
+    assert wait and wait.describe(50.0, lambda at: f"{at:g} o'clock").endswith("it goes on unchecked at 90 o'clock")
     job.hear(90.0, Tick())
     assert job.decider.view.phase is Phase.LAUNCHING and job.told(90.0) == ""

@@ -24,6 +24,7 @@ from holdfast.fleet.local_process_fleet import end_node
 from holdfast.journal import high_water_mark
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
 from holdfast.linux import own_process_settings
+from holdfast.linux.local_time import clock_text
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
@@ -217,9 +218,8 @@ class Supervisor:
                     raise
                 if not until:
                     until = time.monotonic() + lost_s
-                    say(
-                        f"{e}; nodes and ranks go on, and the controller starts again if it answers within {lost_s:g} s"
-                    )
+                    by = clock_text(time.time() + lost_s)
+                    say(f"{e}; nodes and ranks go on, and the controller starts again if it answers by {by}")
             time.sleep(_LOOK_S)
 
     def _meanwhile_text(self) -> str:
@@ -239,7 +239,7 @@ class Supervisor:
         wait_s, lost_s = settings.recovery.wait_s, settings.node.lost_s
         full = f"the disk that holds {self._run_dir} is full"
         if not until:
-            say(f"{full}, so the controller ended; {_describe_room_wait(wait_s, lost_s)}")
+            say(f"{full}, so the controller ended; {_describe_room_wait(time.time(), wait_s, lost_s)}")
             until = time.monotonic() + wait_s
         while run_directory.is_disk_full(self._run_dir):
             if self._asked.numbers:
@@ -384,9 +384,10 @@ def _farewell_text(folder: Path, code: int) -> str:
     return f"done: {reason}" if code == 0 else f"this node left the job with code {code}: {reason}"
 
 
-def _describe_room_wait(wait_s: float, lost_s: float) -> str:
-    """Say after how long nodes end their ranks, and how long the restart waits for free disk space."""
+def _describe_room_wait(now: float, wait_s: float, lost_s: float) -> str:
+    """Say by when nodes end their ranks, and until when the restart waits for free disk space."""
+    until = clock_text(now + wait_s)
     if lost_s >= wait_s:
-        return f"it restarts if you free space within {wait_s:g} s"
-    lost = f"free space within {lost_s:g} s, or nodes end their ranks, and what is in memory alone is lost"
-    return f"{lost}; within {wait_s:g} s it restarts at least"
+        return f"it restarts if you free space by {until}"
+    lost = f"free space by {clock_text(now + lost_s)}, or nodes end their ranks, and what is in memory alone is lost"
+    return f"{lost}; it still restarts if you do so by {until}"

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from holdfast.core.decide.job_view import JobView
+from holdfast.linux.local_time import clock_text
 
 _FIRST_S = 20.0  # nodes take some seconds to come
 _CHANGED_S, _AGAIN_S = 30.0, 600.0  # before the next sentence, if it says something new, or the same
@@ -29,4 +30,4 @@ class WaitTeller:
         pause_s = 0.0 if not self._facts else _AGAIN_S if wait.facts == self._facts else _CHANGED_S
         if now >= self._told_at + pause_s:
             self._told_at, self._facts = now, wait.facts
-            self._say(wait.describe(now))
+            self._say(wait.describe(now, clock_text))

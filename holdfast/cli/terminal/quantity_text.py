@@ -1,10 +1,10 @@
 """Durations, steps, ETTR and counts in words, as all commands write them."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.core.record.job_account import FROM_START
 from holdfast.core.snapshots.checkpoint_reports import NO_CHECKPOINT
+from holdfast.linux.local_time import clock_text as clock_text
 from holdfast.model.stored_checkpoint_report import StorageReport
 
 
@@ -14,10 +14,6 @@ def duration_text(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
-def clock_text(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
 
 
 FIRST_STEP = "training: first step"

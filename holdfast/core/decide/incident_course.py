@@ -182,7 +182,7 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     if (case.is_switch or case.together) and verdict.remedy is not Remedy.GIVE_UP:  # the job may stand for long
         waits = case.is_switch and verdict.remedy is Remedy.RESTART
         bound = f"; waiting for them up to {incident_text.describe_wait(state.limits.wait_s)}" if waits else ""
-        state.emit(Say(text=f"{verdict.reason}{bound}"))
+        state.emit(Say(text=f"{verdict.reason}{bound}", until=now + state.limits.wait_s if waits else 0.0))
     if verdict.remedy in (Remedy.PROBE, Remedy.REPLAY):
         return start_probing(state, case, verdict)
     return apply_verdict(state, now, verdict, silent)

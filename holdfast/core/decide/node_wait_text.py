@@ -1,5 +1,7 @@
 """What a job that lacks nodes waits for: how many, in whose place, why they are not there, and until when."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from holdfast.core.decide.job_state import JobState
@@ -18,23 +20,27 @@ class NodeWait(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     awaited: str  # "1 of 2 nodes, to replace n1 (ranks 2-3)"
     causes: tuple[str, ...]  # why they are not there; the first one matters most
-    ends: str  # what ends the wait, and when at the latest
+    ends: str  # what happens then at the latest
+    until: float = 0.0  # when; 0: the wait has no end of its own
 
     @property
     def facts(self) -> tuple[str, ...]:
         return (self.awaited, *self.causes)
 
-    def describe(self, now: float) -> str:
-        """Return one line: what the job waits for, the cause, and the end. Further causes are told if they fit."""
+    def describe(self, now: float, clock: Callable[[float], str] | None = None) -> str:
+        """Return one line: what the job waits for, the cause, and the end. Further causes are told if they fit. With
+        `clock`, the end is a time of day."""
         stood_s = now - self.since
         waits = f"has waited {_span(stood_s)}" if stood_s >= 1.0 else "waits"
-        line = f"the job {waits} for {self.awaited}"
-        causes, room = self.causes[:1], _LINE_CHARS - len(line) - len(self.ends) - len(": ; ")
+        line, ends = f"the job {waits} for {self.awaited}", self.ends
+        if self.until:
+            ends += f" at {clock(self.until)}" if clock else f" in {_span(self.until - now)}"
+        causes, room = self.causes[:1], _LINE_CHARS - len(line) - len(ends) - len(": ; ")
         for cause in self.causes[1:]:
             if len(", ".join((*causes, cause))) <= room:
                 causes = (*causes, cause)
         told = cut_words(", ".join(causes), max(room, _LINE_CHARS // 4))
-        return f"{line}{f': {told}' if told else ''}; {self.ends}"
+        return f"{line}{f': {told}' if told else ''}; {ends}"
 
 
 def find_node_wait(state: JobState, now: float) -> NodeWait | None:
@@ -46,10 +52,10 @@ def find_node_wait(state: JobState, now: float) -> NodeWait | None:
     place, begins = _describe_place(state), "goes on" if state.generation else "begins"
     if due := nodes.choose_unchecked(state.waits_since):
         check = f"the check of {format_nodes(due.nodes)}" if len(due.nodes) == 1 else f"{len(due.nodes)} checks"
-        ends = f"in {_span(due.at - now)} it {begins} without"
-        return NodeWait(since=state.waits_since, awaited=f"{check}{place}", causes=(), ends=ends)
-    awaited, ends = f"{_count_awaited(state)}{place}", _describe_end(state, now, state.wait_until)
-    return NodeWait(since=state.waits_since, awaited=awaited, causes=_list_causes(state), ends=ends)
+        awaited, ends = f"{check}{place}", f"it {begins} unchecked"
+        return NodeWait(since=state.waits_since, awaited=awaited, causes=(), ends=ends, until=due.at)
+    awaited, (ends, until) = f"{_count_awaited(state)}{place}", _find_end(state, state.wait_until)
+    return NodeWait(since=state.waits_since, awaited=awaited, causes=_list_causes(state), ends=ends, until=until)
 
 
 def _count_awaited(state: JobState) -> str:
@@ -95,15 +101,16 @@ def _count_nodes(count: int) -> str:
     return f"{count} {'is' if count == 1 else 'are'}"
 
 
-def _describe_end(state: JobState, now: float, until: float) -> str:
+def _find_end(state: JobState, until: float) -> tuple[str, float]:
+    """Return what ends the wait, and when; 0 if that has no time."""
     if state.nodes.node_count >= state.job.min_nodes:
         begun = "goes on" if state.generation else "begins"
-        left = f" in {_span(state.last_call_at - now)}" if state.last_call_at else ""
-        return f"it {begun} without them{left}" if left else f"it {begun} with the next one"
+        called = state.last_call_at or 0.0
+        return f"it {begun} {'without them' if called else 'with the next one'}", called
     if state.nodes.waits_in_queue:
-        return "it waits however long the queue is"
+        return "it waits however long the queue is", 0.0
     asks = state.limits.ask_s and not state.requests.asking
-    return f"it {'asks a person' if asks else 'gives up'} in {_span(until - now)}"
+    return f"it {'asks a person' if asks else 'gives up'}", until
 
 
 def _span(seconds: float) -> str:
