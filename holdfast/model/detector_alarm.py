@@ -14,6 +14,7 @@ NO_STEP = "no step"  # the signature of an alarm that only says that the job sta
 GPU_HANG = "hang of a GPU"  # how the signature of a hang begins in which GPUs keep the others waiting
 SWITCH = "links lost together"  # the signature of an alarm about machines that a switch has cut off
 MACHINE_LOST = "machine lost"  # the signature of an alarm about a node whose machine failed, as its fleet says
+AGENT_LOST = "agent lost"  # the signature of an alarm about a node whose agent died, and has a successor
 OPINION = "opinion"  # the signature of an alarm that says what a failure may have been, and no more
 
 

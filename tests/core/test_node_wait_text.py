@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.node_wait_text import NodeWait
+from holdfast.model.action import Say
 from holdfast.model.decider_events import Begin, Event, Outcome, Progress, Ready, Tick
 from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
@@ -74,7 +75,8 @@ def test_a_job_that_asks_before_it_gives_up_says_so() -> None:
     job = Waiting(can_acquire=False, ask_s=300.0)
     job.lose()
     assert job.told(21.0).endswith(": no other host has joined; it asks a person in 10 min")
-    job.hear(620.0, Tick())
+    asks = job.decider.step(620.0, Tick())
+    assert [action.until for action in asks.actions if isinstance(action, Say)] == [920.0]
     assert job.told(630.0).endswith("; it gives up in 5 min")
 
 

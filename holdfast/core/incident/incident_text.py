@@ -12,7 +12,7 @@ from holdfast.core.incident.plural_reasons import plural_reason
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Action, Stop
-from holdfast.model.detector_alarm import Alarm, Kind
+from holdfast.model.detector_alarm import AGENT_LOST, Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.loss_response import Skip
 
@@ -43,11 +43,18 @@ def describe_exit(code: int) -> str:
     return f"exited with code {code}"
 
 
+def describe_own_exit(code: int) -> str:
+    """Return how a process of holdfast's own ended. Nobody knows who sent a SIGKILL: a person, or the OOM killer."""
+    return describe_exit(code) + (" (sender unknown)" if code == -9 else "")
+
+
 def describe_cause(alarm: Alarm) -> str:
     """Return in words which rank or node failed, and how."""
     where = ", ".join(alarm.suspects)
     if not where or is_switch_loss(alarm):  # whose reason names all of them
         return alarm.reason
+    if alarm.signature == AGENT_LOST:
+        return f"the agent of {where} {alarm.reason}"
     if alarm.kind in (Kind.HEALTH, Kind.LINES) and len(alarm.suspects) > 1:
         where = f"the host of {where}"
     if alarm.kind is Kind.SILENCE and len(alarm.suspects) > 1:
