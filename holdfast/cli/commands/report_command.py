@@ -31,6 +31,7 @@ from holdfast.cli.terminal.quantity_text import (
     storage_said,
 )
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
+from holdfast.core.decide.incident_course import ENDED_FOR_ROOM
 from holdfast.core.incident.failure_sequence import describe_all_failures
 from holdfast.core.incident.incident_text import (
     FAILED_START,
@@ -333,11 +334,21 @@ def _unwatched_text(time: UnwatchedTime) -> str:
 def _standbys_text(report: Report) -> Text:
     """Say how many nodes were evicted and admitted, how long the job waited for nodes, and which standbys it lost."""
     mended: tuple[Record | Change, ...] = (*report.incidents, *report.changes)
-    out, new = sum(len(m.evicted) for m in mended), sum(len(m.admitted) for m in mended)
+    out, new = sum(map(_count_evicted, mended)), sum(len(m.admitted) for m in mended)
+    left = sum(len(m.evicted) for m in mended) - out
     waited_s = sum(s.seconds for s in report.spans if s.use is TimeUse.WAIT and (s.incident or s.change))
-    swapped = [f"{out} evicted, {new} admitted, {duration_text(waited_s)} waited for nodes"] if out or new else []
+    gone = ", ".join(
+        filter(None, (f"{out} evicted" if out or not left else "", f"{left} {ENDED_FOR_ROOM}" * bool(left)))
+    )
+    swapped = [f"{gone}, {new} admitted, {duration_text(waited_s)} waited for nodes"] if out or left or new else []
     said = "; ".join([*swapped, *report.lost_standbys])
     return Text(f"nodes: {said}" if said else "", style="dim")
+
+
+def _count_evicted(mended: Record | Change) -> int:
+    """Return how many nodes were evicted, without those that had ended for want of room on a disk."""
+    ended = mended.ordered.values() if isinstance(mended, Record) else ()
+    return len(mended.evicted) - sum(how == ENDED_FOR_ROOM for how in ended)
 
 
 def _releases_text(report: Report) -> Text:

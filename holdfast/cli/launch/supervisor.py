@@ -5,7 +5,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -30,6 +30,7 @@ from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
 from holdfast.wire.releases import release_tree_sync
+from holdfast.wire.run_and_node_specs import FullDiskNote
 
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
@@ -248,6 +249,9 @@ class Supervisor:
                 say(f"{full}; ending the job: free space, then continue with holdfast run --resume {self._run_dir}")
                 return 0.0
             time.sleep(_LOOK_S)
+        note = FullDiskNote(path=str(self._run_dir), until=time.time())
+        with suppress(OSError):  # it may be full again
+            run_and_node_specs.write_json(self._run_dir / run_and_node_specs.FULL_DISK, note)
         return until
 
     def _start_controller(self, server: Path | None) -> ProgramProcess | None:

@@ -20,6 +20,7 @@ from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_phase import Phase
 from holdfast.model.state_doubt import Doubt
 
+ENDED_FOR_ROOM = "ended for want of room"  # of nodes that are gone because a disk was full
 LONG_PROBE_S = 30.0  # a test of nodes that takes longer is told on the console
 
 
@@ -164,7 +165,7 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
         incident.on_timeout(named if named and named.generation == state.generation else None)
     state.standing = None
     incident.hosts = dict(state.nodes.hosts)
-    incident.name_cause()
+    incident.name_cause(state.full_disks, now)
     if incident.not_after is not None:
         incident.doubt_steps(incident.not_after)
         telling = [alarm for alarm in incident.alarms if alarm.not_after is not None]
@@ -215,7 +216,8 @@ def apply_verdict(
     incident.skipped += verdict.skips
     faults = machine_faults(incident.alarms[0], incident.found, verdict.nodes)
     state.nodes.standbys.faults.on_evicted(verdict.nodes, faults, incident.number)
-    launching.evict_nodes(state, now, verdict.nodes, silent, examine=examine)
+    ended = dict.fromkeys(verdict.nodes, ENDED_FOR_ROOM) if verdict.remedy is Remedy.RESTART else {}
+    launching.evict_nodes(state, now, verdict.nodes, silent, examine=examine, ordered=ended)
     state.nodes.back = {}
     return f"incident {incident.number}: {verdict.reason}; {launching.launch_or_wait(state, now)}"
 

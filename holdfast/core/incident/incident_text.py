@@ -123,6 +123,8 @@ def cause_label(alarm: Alarm) -> str:
     """Return the short name of an alarm's cause. The report adds up the cost of incidents with one name. A SIGKILL
     without signs of memory shortage is "of unknown sender", though most come from the OOM killer."""
     guessed = is_guessed_kill(alarm)
+    if alarm.full_disk:
+        return "full disk"
     if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
         return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
     if alarm.code is not None and alarm.code < 0 and not alarm.klass:

@@ -21,6 +21,7 @@ from holdfast.core.incident.first_cause import (
     list_other_causes,
     with_word,
 )
+from holdfast.core.incident.full_disks import FullDisks, blame_disk, name_disk
 from holdfast.core.incident.incident_case import is_unwitnessed_fault
 from holdfast.model.decider_events import Progress
 from holdfast.model.detector_alarm import Alarm, Kind
@@ -228,14 +229,17 @@ class Incident(msgspec.Struct, kw_only=True):
         self.departures = (*self.departures, departure)
         self.add_alarm(departure)
 
-    def name_cause(self) -> Alarm:
-        """Return the first cause of this round and move it to the front of the alarms."""
+    def name_cause(self, disks: FullDisks | None = None, now: float = 0.0) -> Alarm:
+        """Return the first cause of this round and move it to the front of the alarms. If one of `disks` was full, that
+        may be what it comes of."""
         cause = first_cause(self.alarms)
         self.alarms.remove(cause)
+        if path := disks.explain(now, cause) if disks else "":
+            cause = blame_disk(cause, path)
         self.alarms.insert(0, cause)
         self.rounds += 1
         self.judged = True
-        failure = JudgedFailure(self.cause_text, (cause, *self.other_causes))
+        failure = JudgedFailure(self.cause_text, (cause, *(() if cause.full_disk else self.other_causes)))
         self.told = [*self.told[: KEPT_ALARMS - 1], failure]
         self.last_kind = cause.kind.value
         if self.first is None:
@@ -264,7 +268,7 @@ class Incident(msgspec.Struct, kw_only=True):
         and all nodes that were lost."""
         causes = [add_who_was_first(self.shared_cause, self.alarms), *sorted(self.other_causes, key=lambda a: a.ranks)]
         told = [add_raisers(one, list_alike(one, self.alarms)) for one in causes]
-        return incident_text.describe_causes(told, self.hosts)
+        return name_disk(self.alarms[0].full_disk, incident_text.describe_causes(told, self.hosts))
 
     def describe_so_far(self) -> str:
         """Return the cause of an incident that is not over, as its record would have it if it ended now."""
@@ -333,7 +337,7 @@ class Incident(msgspec.Struct, kw_only=True):
             return "rank left early"
         label = incident_text.cause_label(cause)
         told = is_unwitnessed_fault(cause) and not is_echo(cause) and not self.evicted
-        return f"unconfirmed: {label}" if told else label
+        return f"unconfirmed: {label}" if told else label or cause.kind.value
 
     def _date_loss(self, cause: Alarm) -> tuple[float, float]:
         """Return when the lost time began, and when the last step was made if the lost time began well after that step.
