@@ -337,9 +337,7 @@ def _standbys_text(report: Report) -> Text:
     out, new = sum(map(_count_evicted, mended)), sum(len(m.admitted) for m in mended)
     left = sum(len(m.evicted) for m in mended) - out
     waited_s = sum(s.seconds for s in report.spans if s.use is TimeUse.WAIT and (s.incident or s.change))
-    gone = ", ".join(
-        filter(None, (f"{out} evicted" if out or not left else "", f"{left} {ENDED_FOR_ROOM}" * bool(left)))
-    )
+    gone = f"{out} evicted" + (f", {left} {ENDED_FOR_ROOM}" if left else "")
     swapped = [f"{gone}, {new} admitted, {duration_text(waited_s)} waited for nodes"] if out or left or new else []
     said = "; ".join([*swapped, *report.lost_standbys])
     return Text(f"nodes: {said}" if said else "", style="dim")
