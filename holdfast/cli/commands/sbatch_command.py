@@ -34,8 +34,9 @@ _SUBMITTED = re.compile(r"^Submitted batch job (\d+)", re.MULTILINE)
 _SCRIPT = """#!/bin/bash
 {flags}
 
-chmod go= {output} 2>/dev/null # it may show secrets
-note() {{ echo "${{next:-$SLURM_JOB_ID}}" >{note}; }} # which job has the run, or will: for others
+[ -L {output} ] || chmod go= {output} 2>/dev/null # it may show secrets
+# Others learn which job has the run, or will have it. A link that another user may have put there is not followed.
+note() {{ made=$(mktemp {note}.XXXXXX) && echo "${{next:-$SLURM_JOB_ID}}" >"$made" && mv -fT "$made" {note}; }}
 forget() {{ [ -n "$next" ] || rm -f {note}; }}
 # Slurm sends SIGUSR1 ahead of the time limit. The next job then waits for this one, and goes on with the run. It gets
 # this very script, of which Slurm keeps a copy as long as the job lasts.
@@ -61,7 +62,7 @@ queue_after() {{
 is_preempted() {{ squeue -h -j "$SLURM_JOB_ID" -O PreemptTime:30 | grep -q '^[0-9]'; }}
 find_next() {{
     noted=$(cat {note} 2>/dev/null)
-    [ "${{noted:-$SLURM_JOB_ID}}" = "$SLURM_JOB_ID" ] || squeue -h -t PD -j "$noted" -o %A 2>/dev/null
+    [ "${{noted:-$SLURM_JOB_ID}}" = "$SLURM_JOB_ID" ] || squeue -h -t PD -n "$SLURM_JOB_NAME" -j "$noted" -o %A 2>/dev/null
 }}
 trap queue_next USR1
 trap 'kill -TERM "$run"; is_preempted || told=1' TERM # of a time limit, a preemption, or scancel
