@@ -139,7 +139,7 @@ def test_attach_follows_a_run_from_the_queue_to_its_end(home: Path, slurm: Slurm
 def test_attach_follows_a_run_whose_controller_is_on_another_host(home: Path, tmp_path: Path) -> None:
     run_dir, output = run_on_slurm(), tmp_path / "output"
     (run_dir / "controller-elsewhere.lock").touch()
-    address = ControllerAddress(pid=1, url="https://192.0.2.7:4000")
+    address = ControllerAddress(pid=1, url="https://192.0.2.7:4000", started_at=0.0)
     run_and_node_specs.write_json(run_dir / "controller.json", address)
     process = attach(run_dir, output, HOLDFAST_HOME=str(home))
     try:

@@ -62,7 +62,8 @@ queue_after() {{
 is_preempted() {{ squeue -h -j "$SLURM_JOB_ID" -O PreemptTime:30 | grep -q '^[0-9]'; }}
 find_next() {{
     noted=$(cat {note} 2>/dev/null)
-    [ "${{noted:-$SLURM_JOB_ID}}" = "$SLURM_JOB_ID" ] || squeue -h -t PD -n "$SLURM_JOB_NAME" -j "$noted" -o %A 2>/dev/null
+    [ "${{noted:-$SLURM_JOB_ID}}" != "$SLURM_JOB_ID" ] || return
+    squeue -h -t PD -n "$SLURM_JOB_NAME" -j "$noted" -o %A 2>/dev/null
 }}
 trap queue_next USR1
 trap 'kill -TERM "$run"; is_preempted || told=1' TERM # of a time limit, a preemption, or scancel
