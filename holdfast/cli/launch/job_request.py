@@ -8,6 +8,9 @@ from holdfast.config import Settings
 from holdfast.logs import catalog_files
 from holdfast.model.job_and_seats import Job
 
+_LOST_S = 1800.0  # on several hosts: a controller on another one may take its time to come back
+_LONE_LOST_S = 180.0  # of a job of one node: no other node can confirm its stop, so its standby waits for as long
+
 
 def make_job(args: RunArgs, run_id: str, settings: Settings) -> Job:
     return Job(
@@ -39,7 +42,7 @@ def load_settings(args: RunArgs) -> Settings:
         if key in args.rdzv_conf:
             given.append((setting, str(args.rdzv_conf[key])))
     if args.fleet != "local" and not any(key == "node.lost_s" for key, _ in given):
-        given.append(("node.lost_s", "1800"))  # a controller on another host may take its time to come back
+        given.append(("node.lost_s", f"{_LONE_LOST_S if args.max_nodes == 1 else _LOST_S:g}"))
     settings = config.load(args.config, given)
     catalog_files.check_catalogs(settings)
     return settings
