@@ -96,6 +96,19 @@ def test_a_run_whose_next_job_is_over_has_ended(home: Path, slurm: Slurm, state:
     assert followed(run_dir)[0].is_over(), "nor does one go on that no batch job carries"
 
 
+def test_a_job_that_is_just_ending_is_not_said_to_go_on(home: Path, slurm: Slurm) -> None:
+    run_dir = run_on_slurm(allocation=47)
+    run_dir.with_name("r.job").write_text("47\n")
+    end(run_dir, OUT_OF_TIME)
+    slurm.tell("RUNNING")
+    ending, said = followed(run_dir)
+    assert not ending.is_over() and not said
+    slurm.tell("PENDING", "BeginTime")
+    assert not ending.is_over() and len(said) == 1, "Slurm starts it again"
+    slurm.tell("CANCELLED")
+    assert ending.is_over()
+
+
 def test_a_front_outside_of_its_jobs_has_a_moment_to_go_on(home: Path, slurm: Slurm) -> None:
     """It removes the file that says 95, and asks for other nodes; from another host nobody sees whether it lives."""
     run_dir = run_on_slurm(allocation=0)

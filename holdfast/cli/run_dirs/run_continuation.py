@@ -45,7 +45,8 @@ class RunContinuation:
             return "holdfast run asks Slurm for others" if stays else ""  # it is just ending
         job = batch_job_note.read_job(self._run_dir)
         if job and (state := _ask_state(job)) is not None:
-            return f"job {job} of Slurm goes on with the run{state}"
+            ends = job == run_directory.read_spec(self._run_dir).allocation and not state  # and may queue another yet
+            return "" if ends else f"job {job} of Slurm goes on with the run{state}"
         if job and batch_job_note.read_job(self._run_dir) not in (0, job):
             return ""  # the next one was noted meanwhile
         return "" if stays and self._has_just_ended() else None
