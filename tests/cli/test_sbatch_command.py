@@ -246,7 +246,7 @@ def test_a_script_that_is_printed_has_a_place_for_its_output(
     [
         (("--nproc-per-node", "auto"), "--nproc-per-node auto: give a number, since this host is none of the nodes"),
         (("--nnodes", "2", "--mesh", "dp=3"), "--mesh has 3 ranks, but 2 x 1 are 2; change one of them"),
-        (("--set", "node.lost_s=soon"), "setting node.lost_s"),
+        (("--set", "node.lost_s=soon"), "node.lost_s must be a number, not 'soon'"),
     ],
 )
 def test_what_the_job_would_be_refused_is_refused_before_it_is_submitted(
