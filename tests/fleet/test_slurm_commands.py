@@ -32,10 +32,10 @@ def test_what_is_over_need_not_be_cancelled(sentence: str, tmp_path: Path) -> No
 
 
 def test_a_command_that_fails_without_a_word_is_told_with_its_exit_code(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as told:
+    with pytest.raises(OSError, match=r"^scancel 12\.3: ") as told:
         commands(tmp_path, "scancel", "exit 3").cancel("12.3")
     assert str(told.value) == "scancel 12.3: it exited with code 3 and said nothing"
-    with pytest.raises(OSError) as told:
+    with pytest.raises(OSError, match=r"^squeue: ") as told:
         commands(tmp_path, "squeue", "kill -9 $$").find_jobs()
     assert str(told.value) == "squeue: it was killed by SIGKILL and said nothing"
 
