@@ -126,6 +126,26 @@ def test_a_note_of_the_job_follows_no_link(script: str, tmp_path: Path, capsys: 
     assert not (tmp_path / "run.job").exists()
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_successor_avoids_the_hosts_of_evicted_nodes(
+    script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], known: bool
+) -> None:
+    assert main(["sbatch", "--dry-run", "--run-dir", "run", "--slurm", "exclude=c9", script]) == 0
+    text = capsys.readouterr().out
+    begin = next(line.strip() for line in text.splitlines() if "-m holdfast run --fleet slurm" in line)
+    refuses = "" if known else 'case "$*" in *exclude*) exit 1 ;; esac;'
+    write_program(tmp_path / "sbatch", f'echo "$*" >> {tmp_path}/said; {refuses} echo 77')
+    write_program(tmp_path / "squeue", ":")
+    (tmp_path / "run" / "slurm").mkdir(parents=True)
+    (tmp_path / "run" / "slurm" / "excluded").write_text("c1,c9")
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "76"}
+    done = subprocess.run(["bash", "-c", text.replace(begin, "( exit 95 ) &")], env=env, check=False, timeout=60)
+    assert done.returncode == 95 and (tmp_path / "run.job").read_text() == "77\n"
+    asked = [line.split() for line in (tmp_path / "said").read_text().splitlines()]
+    assert ["--exclude=c1,c9" in words for words in asked] == ([True] if known else [True, False])
+    assert all("--dependency=singleton" in words for words in asked)
+
+
 def write_program(path: Path, script: str) -> None:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)

@@ -18,7 +18,7 @@ from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.output_file import make_private_file, replace_file
 from holdfast.config import ConfigError
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
-from holdfast.fleet import slurm_replies
+from holdfast.fleet import slurm_fleet, slurm_replies
 
 _USAGE = """usage: holdfast sbatch [--dry-run] [flags of holdfast run] SCRIPT [arguments of the script]
 
@@ -40,9 +40,11 @@ note() {{ made=$(mktemp {note}.XXXXXX) && echo "${{next:-$SLURM_JOB_ID}}" >"$mad
 forget() {{ [ -n "$next" ] || rm -f {note}; }}
 # Slurm sends SIGUSR1 ahead of the time limit. The next job then waits for this one, and goes on with the run. It gets
 # this very script, of which Slurm keeps a copy as long as the job lasts.
+submit() {{ sbatch --parsable --dependency=singleton "$@" "$0"; }}
 queue_next() {{
     [ -z "$next" ] || return
-    next=$(sbatch --parsable --dependency=singleton "$@" "$0")
+    evicted=$(cat {excluded} 2>/dev/null) # hosts; Slurm may not know them any more
+    next=$([ -n "$evicted" ] && submit "--exclude=$evicted" "$@" || submit "$@")
     next=${{next%%;*}}
     note
 }}
@@ -140,6 +142,7 @@ def write_script(args: RunArgs, words: Sequence[str], run_dir: Path, run_id: str
         flags="\n".join(f"#SBATCH {_quoted(flag)}" for flag in (*flags, *args.slurm)),
         output=shlex.quote(str(_output_path(run_dir))),
         note=shlex.quote(str(batch_job_note.note_path(run_dir))),
+        excluded=shlex.quote(f"{run_dir}/{slurm_fleet.FOLDER}/{slurm_fleet.EXCLUDED}"),
         cwd=shlex.quote(os.getcwd()),
         there=shlex.quote(f"{run_dir}/run.json"),
         resume=shlex.join([*holdfast, "--resume", str(run_dir)]),
