@@ -27,6 +27,7 @@ from tests.cli.test_run_kubernetes import check_silent_machine
 from tests.conftest import job_environment
 from tests.kube import places
 from tests.kube.cluster import BINARIES, ControlPlane, RealCluster, write_kubeconfig
+from tests.kube.test_deployment import needs_helm, render
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -213,6 +214,14 @@ def test_a_cluster_takes_all_that_we_ship(cluster: RealCluster) -> None:
         # Indexed Jobs are newer than this API server: their fields are held against newer schemas elsewhere.
         lax = ("--validate=false",) if example.name == "job_with_kueue.yaml" else ()
         assert "train created" in kubectl(cluster, "apply", *lax, "-f", str(example)).replace("configured", "created")
+
+
+@needs_helm
+def test_a_namespace_has_several_releases_of_the_chart(cluster: RealCluster, tmp_path: Path) -> None:
+    for release in ("gpt", "bert"):
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": [*render(tmp_path, release).values()]})
+        said = kubectl(cluster, "apply", "-f", "-", text=text).splitlines()
+        assert all(line.endswith(" created") for line in said) and f"deployment.apps/{release} created" in said
 
 
 def run_as_controller(cluster: RealCluster, plane: ControlPlane, folder: Path) -> Path:
