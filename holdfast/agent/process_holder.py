@@ -19,6 +19,7 @@ from holdfast.agent.rank import last_words_judge
 from holdfast.agent.system import child_process
 from holdfast.agent.zygote_log import ZygoteLog
 from holdfast.agent.zygotes import ZygotePorts, Zygotes
+from holdfast.core.incident.incident_text import describe_own_exit
 from holdfast.linux import own_process_settings, preimported_fork
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
@@ -66,6 +67,7 @@ class Holder:
         self.arena = f"{memory}/{arena}"
         self._unclaimed: dict[int, tuple[int, float]] = {}  # ended before the zygote had told us whose they were
         self._agent: tuple[int, socket.socket] | None = None
+        self._lost_agent = ""  # how the one before ended
         self._agent_at = 0.0
         self._agent_tries = 0
         self._arenas: dict[str, KeptArena] = {}
@@ -143,7 +145,15 @@ class Holder:
         warm, key, modules = self._zygotes.warm, self._zygotes.key, self._zygotes.modules
         ranks = tuple(self.ranks.values())
         self._send_agent(
-            HolderListing(ranks=ranks, arena=self.arena, arenas=arenas, warm=warm, key=key, modules=modules)
+            HolderListing(
+                ranks=ranks,
+                arena=self.arena,
+                arenas=arenas,
+                warm=warm,
+                key=key,
+                modules=modules,
+                lost=self._lost_agent,
+            )
         )
 
     def _fork_agent(self) -> tuple[int, socket.socket]:
@@ -301,7 +311,7 @@ class Holder:
             self._drop_socket(
                 self._agent[1]
             )  # unheard: what it still asked for, its successor will be told to do again
-            self._agent = None
+            self._agent, self._lost_agent = None, describe_own_exit(code)
             if self.code is None:
                 self._start_agent()
         elif not self._zygotes.on_child_exit(pid, code) and self._zygotes.forking:

@@ -64,6 +64,16 @@ class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
 
 
+FULL_DISK = "full-disk"  # in the run directory: a note that its disk was full
+
+
+class FullDiskNote(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor's note for the next controller: the one before had ended because this disk was full."""
+
+    path: str
+    until: float  # when it had room again, by the machine's clock
+
+
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """RUN_DIR/exit.json: the job is over. If a controller is gone and this file is missing, the controller crashed."""
 

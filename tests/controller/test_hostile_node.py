@@ -381,7 +381,6 @@ async def test_what_a_node_has_compressed_is_not_unpacked(desk_of: Open) -> None
         bomb = struct.pack("!BBH", 0xC2, 0x80 | 126, len(packed)) + bytes(4) + packed  # a frame marked as packed
         began_s = time.thread_time()  # the controller is served in this thread
         transport = evil._writer.transport
-        assert transport
         transport.write(bomb * 200)
         assert (await evil.receive()).type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING)
         assert time.thread_time() - began_s < 0.5

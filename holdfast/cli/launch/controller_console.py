@@ -7,7 +7,14 @@ from pathlib import Path
 
 from holdfast.cli.launch.stoppable_wait import WaitStoppedError, note_stop
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text, storage_said
+from holdfast.cli.terminal.quantity_text import (
+    FIRST_STEP,
+    clock_text,
+    ettr_said,
+    incidents_text,
+    no_step_said,
+    storage_said,
+)
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import count_failures, describe_stop
 from holdfast.core.record.job_account import Account, TimeUse
@@ -101,7 +108,9 @@ class ConsoleTeller:
         what = "so far" if goes_on else "done" if code == 0 else f"ended with code {code}"
         count = incidents_text(len(account.incidents), count_failures(account.incidents))
         ettr = ettr_said(account.ettr, account.at_most)
-        ettr += f", because {NO_STEP}" if account.spent_s(TimeUse.RUN) else ""
+        early_end = "" if account.stepped else account.early_end
+        why = no_step_said(account.spent_s(TimeUse.RUN), over=True, early_end=early_end)
+        ettr += f", because {why}" if why else ""
         written = f"; {said}" if (said := storage_said(account.storage)) else ""
         self._say(f"{what}: {count}, {ettr}{written}; more: holdfast report {self._run_dir}")
 
