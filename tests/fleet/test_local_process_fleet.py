@@ -24,9 +24,9 @@ from tests.fleet import places
 pytestmark = pytest.mark.e2e
 
 
-def marked(node_dir: Path) -> "subprocess.Popen[bytes]":
-    """A process that carries the mark of a node."""
-    mark = local_process_fleet._node_mark(node_dir)
+def marked(node_dir: Path, *, posing: bool = False) -> "subprocess.Popen[bytes]":
+    """A process that carries the mark of a node; one that poses as such knows its folder and nothing else."""
+    mark = {MARK: os.path.realpath(node_dir)} if posing else local_process_fleet._node_mark(node_dir)
     process = subprocess.Popen(["sleep", "60"], env=os.environ | mark, start_new_session=True)
     until(lambda: local_process_fleet._has_mark(process.pid, mark), "its mark")
     return process
@@ -54,8 +54,7 @@ async def test_whoever_knows_the_folder_cannot_pose_as_a_process_of_the_node(tmp
     fleet = places.local(tmp_path)
     [node] = await fleet.acquire(1)
     holder = until(lambda: places.holder(tmp_path, node), "the holder")
-    poser = subprocess.Popen(["sleep", "60"], env=os.environ | {MARK: os.path.realpath(tmp_path / "nodes" / node)})
-    until(lambda: Path(f"/proc/{poser.pid}/comm").read_text() == "sleep\n", "its program")
+    poser = marked(tmp_path / "nodes" / node, posing=True)
     assert local_process_fleet.node_processes(tmp_path / "nodes" / node)
     os.kill(holder, signal.SIGKILL)
     await fleet.give_back(node, "lost")
