@@ -286,6 +286,19 @@ def closing_line(tmp_path: Path, *lines: str) -> str:
     return (tmp_path / "said.log").read_text().splitlines()[-1]
 
 
+def test_what_slowness_cost_is_told_with_when_and_for_whom(run_dir: Path) -> None:
+    slow = ("130 slowed since 100 until 130 cost 10", "140 slowed since 100 until 140 cost 20 for n1")
+    write(run_dir, *LINES[:8], *slow, "150 progress 240 at 149 from 1 since 5")
+    found = report_command.load_report(run_dir)
+    [told] = found.slow_times
+    assert (told.until, told.cost_s, told.node) == (140.0, 20.0, "n1"), "the newest of what is told of one time"
+    shown = " ".join(printed(report_command.render_report(found), width=400).split())
+    assert f"slow from {clock_text(100)} to {clock_text(140)}: steps took 2.0 times as long as before" in shown
+    assert "as others waited for n1; this cost 20.0 s, which the ETTR counts as training" in shown
+    assert report_command.load_report(run_dir, "5s").slow_times == ()
+    assert found.spent_s["train"] == pytest.approx(145.0), "time is booked once"
+
+
 def test_an_end_without_steps(tmp_path: Path) -> None:
     said = closing_line(tmp_path, *START[:4], "30 ended n0", "31 outcome 3 ok")
     assert "0 incidents" in said and "%" not in said and NO_STEP in said and f"holdfast report {tmp_path}" in said

@@ -9,6 +9,7 @@ from holdfast.core.incident import incident_text
 from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice, describe_slow
+from holdfast.model.decider_events import SlowTime
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.job_phase import Phase
 from holdfast.model.stored_checkpoint_report import StorageReport
@@ -117,6 +118,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     opinions: tuple[str, ...] = ()  # of language models and people, on incidents
     slow: tuple[AlarmNotice, ...] = ()  # for which no incident was opened
+    slow_times: tuple[SlowTime, ...] = ()  # in which it trained more slowly than before, and what that cost
     losses: tuple[AlarmNotice, ...] = ()  # that were bad, and for which none was opened either; the first of many
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
