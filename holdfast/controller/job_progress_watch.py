@@ -9,10 +9,10 @@ from holdfast.core.detect.coincidence import CoincidenceDetector
 from holdfast.core.detect.hang import HangDetector
 from holdfast.core.detect.hang_at_exit import ExitHangDetector
 from holdfast.core.detect.slow import SlowDetector
-from holdfast.core.detect.slow_time import SlowTimeMeter
 from holdfast.core.detect.standstill import StandstillDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.diagnose.stack_outline import keep_stacks
+from holdfast.core.record.slow_time_meter import SlowTimeMeter
 from holdfast.model.action import Launch
 from holdfast.model.decider_events import Ended, SlowTime
 from holdfast.model.detector_alarm import Alarm

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from holdfast.cli import main
 from holdfast.cli.commands import releases_command, report_command, status_command
-from holdfast.cli.launch import controller_console
 from holdfast.cli.run_dirs import run_dir_creation, run_directory
-from holdfast.cli.terminal.quantity_text import NO_STEP, clock_text, duration_text
+from holdfast.cli.terminal.quantity_text import clock_text, duration_text
 from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import Span, TimeUse
@@ -29,7 +28,7 @@ from holdfast.wire.run_and_node_specs import ControllerAddress, RunSpec
 from holdfast.wire.run_and_node_specs import EntryPoint as What
 from tests.cli.console_transcript import assert_screens
 from tests.cli.driver import ROOT
-from tests.core.test_ledger import CHANGE, NEW, START, Book, account
+from tests.core.test_ledger import CHANGE, NEW, Book
 from tests.core.transcript import parse
 
 LINES = (
@@ -277,48 +276,6 @@ def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str
     assert (found.spent_s["run"], found.spent_s["start-up"], sum(found.lost_s.values())) == (196.0, 0.0, 5.0)
     assert main(["report", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ettr"] is None
-
-
-def closing_line(tmp_path: Path, *lines: str) -> str:
-    told, console = account(*lines), controller_console.SaidLog(tmp_path)
-    controller_console.ConsoleTeller(tmp_path, console).tell_end(told, 0)
-    console._file.close()
-    return (tmp_path / "said.log").read_text().splitlines()[-1]
-
-
-def test_what_slowness_cost_is_told_with_when_and_for_whom(run_dir: Path) -> None:
-    slow = ("130 slowed since 100 until 130 cost 10", "140 slowed since 100 until 140 cost 20 for n1")
-    write(run_dir, *LINES[:8], *slow, "150 progress 240 at 149 from 1 since 5")
-    found = report_command.load_report(run_dir)
-    [told] = found.slow_times
-    assert (told.until, told.cost_s, told.node) == (140.0, 20.0, "n1"), "the newest of what is told of one time"
-    shown = " ".join(printed(report_command.render_report(found), width=400).split())
-    assert f"slow from {clock_text(100)} to {clock_text(140)}: steps took 2.0 times as long as before" in shown
-    assert "as others waited for n1; this cost 20.0 s, which the ETTR counts as training" in shown
-    assert report_command.load_report(run_dir, "5s").slow_times == ()
-    assert found.spent_s["train"] == pytest.approx(145.0), "time is booked once"
-
-
-def test_an_end_without_steps(tmp_path: Path) -> None:
-    said = closing_line(tmp_path, *START[:4], "30 ended n0", "31 outcome 3 ok")
-    assert "0 incidents" in said and "%" not in said and NO_STEP in said and f"holdfast report {tmp_path}" in said
-
-
-def test_a_job_that_was_stopped_before_its_first_step_is_not_called_one_without_steps(
-    run_dir: Path, tmp_path: Path
-) -> None:
-    said = closing_line(tmp_path, *START[:2], "1.5 order stop by ann", "1.6 outcome 2 ok")
-    assert "ETTR not known, because it was stopped before its ranks began; " in said
-    ran = ("6 order stop by ann", "6.1 outcome 3 ok")
-    why = "it was stopped before its ranks made a step: they had run for 2.0 s"
-    assert f"ETTR not known, because {why}; " in closing_line(tmp_path, *START[:4], *ran)
-    long = ("400 order stop by ann", "401 outcome 3 ok")
-    assert f"because {NO_STEP}; " in closing_line(tmp_path, *START[:4], *long)
-    trained = ("40 order stop by ann", "41 outcome 3 ok")
-    assert "because" not in closing_line(tmp_path, *START, *trained)
-    write(run_dir, *LINES[:6], "5 order stop by ann", "6 outcome 3 ok")
-    shown = printed(report_command.render_report(report_command.load_report(run_dir)), width=400)
-    assert "it was stopped before its ranks made a step: they had run for 1.0 s" in shown
 
 
 HANGS_UP = """

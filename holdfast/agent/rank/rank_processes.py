@@ -77,7 +77,6 @@ class RankProcesses:
         self.warm, self.cold = asyncio.Event(), ""  # the latter: why there is no zygote, for the log
         self.slots = ProgressSlots(node.nproc)
         self.kept = 0  # ranks that went on in their processes at the newest launch, if no stop came since
-        self._lost_agent = ""  # how the one before ended
         self._say = say
         self._staged = staged
         self._clock = clock
@@ -94,6 +93,7 @@ class RankProcesses:
         self.survivors = Survivors(node_dir / survivor_messages.SOCKET, self._changed.set)
         self._swept: asyncio.Future[tuple[int, ...]] | None = None
         self.arenas: tuple[KeptArena, ...] = ()  # of snapshots, from before this agent
+        self.lost_agent = ""  # how the one before ended
         self.keeper_path = node_dir / "keeper.sock"
         self._made: dict[str, asyncio.Future[str]] = {}
         self._imports = node_dir / "imports.json"  # written by a rank at its first step
@@ -151,7 +151,7 @@ class RankProcesses:
         for rank in listing.ranks:
             if rank.rank_key.generation == SPARE:  # of an agent that is gone
                 self._end_spare(rank.rank_key)
-        self.arenas, self._lost_agent = listing.arenas, listing.lost
+        self.arenas, self.lost_agent = listing.arenas, listing.lost
         self.slots.open_memory(listing.arena)
         if listing.warm:
             self._key = listing.key
@@ -162,10 +162,6 @@ class RankProcesses:
         else:
             self.cold = "this job uses no zygote"
             self.warm.set()
-
-    def take_lost_agent(self) -> str:
-        lost, self._lost_agent = self._lost_agent, ""
-        return lost
 
     def _answer_start(self, key: RankKey, error: str) -> None:
         future = self._started.pop(key, None)

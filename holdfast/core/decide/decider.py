@@ -126,6 +126,7 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             state.emit(*actions)
             return reason
         case _, Alarm() if event.stance is not Stance.ACT:
+            state.full_disks.on_alarm(event)
             return launching.tell_alarm(state, event)
         case _, Alarm(signature=signature) if signature == SWITCH:
             return shared_network_outage.on_links_lost(state, now, event)

@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.detect.slow import PresentSlowness
 from holdfast.core.incident import incident_text
+from holdfast.core.incident.cause_name import split_label
 from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice, describe_slow
@@ -184,7 +185,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     def lost_s(self) -> dict[str, float]:
         """Return the seconds lost by cause, redone work included."""
-        causes = {r.number: incident_text.split_label(r)[0] for r in self.incidents}
+        causes = {r.number: split_label(r)[0] for r in self.incidents}
         lost: dict[str, float] = {}
         for span in self.spans:
             if span.use not in NOT_LOST:

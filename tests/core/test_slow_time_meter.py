@@ -1,7 +1,7 @@
 """What slowness costs while a job trains on."""
 
 from holdfast.core.detect.slow import LostPace
-from holdfast.core.detect.slow_time import SlowTimeMeter
+from holdfast.core.record.slow_time_meter import SlowTimeMeter
 from holdfast.model.decider_events import SlowTime
 
 
