@@ -25,6 +25,7 @@ from holdfast.model.observation import Departure
 from holdfast.wire import run_and_node_specs
 
 FOLDER = "slurm"  # of the run directory, and of what nodes keep: their hosts see the same file system
+EXCLUDED = "excluded"  # its file with the hosts that later jobs of the run avoid, as a value of --exclude
 _log = logging.getLogger(__name__)
 _SOON_S, _STEADY_S = 2.0, 10.0  # between surveys while nodes are on their way, and else
 _MOST_QUEUED = 8  # jobs that wait for single nodes; Slurm's queue is for others, too
@@ -308,6 +309,8 @@ class SlurmFleet:
         record = self._records[node]
         if record.host and cause in _AVOIDED:
             self._excluded.add(record.host)
+            avoided = split_exclusions(self._plan.flags)[1] | self._excluded  # --exclude replaces that of the script
+            run_and_node_specs.publish_file(self._dir / EXCLUDED, ",".join(sorted(avoided)).encode())
             if self._plan.drain:
                 try:
                     self._commands.drain_host(record.host, f"holdfast {self._plan.run_id}: {reason}")

@@ -1,6 +1,6 @@
 """The fork server: a process that has imported what nodes, the store and the controller need, and forks them.
 
-    python -u -m holdfast.wire.program_fork_server FD PARENT RANKS_MODULE... -- MODULE...
+    python -u -m holdfast.agent.fork_server_main FD PARENT RANKS_MODULE... -- MODULE...
         [-- RANKS_MODULE... -- MODULE... -- S]
 
 The server listens at FD and answers only its own user; a caller also checks that the server belongs to its user. It
@@ -17,6 +17,7 @@ wants the program, and the server returns the pid. A caller may give up before i
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import select
 import signal
@@ -39,6 +40,7 @@ from holdfast.wire import unix_sockets
 
 NAMED = "HOLDFAST_FORK_SERVER"  # in the environment: the socket of one that is there already
 _NAME = "fork.sock"
+_SERVER = "holdfast.agent.fork_server_main"
 _HOLDER = "holdfast.agent.process_holder"
 _CONTROLLER = "holdfast.cli.launch.controller_main"
 _REQUEST_S = 10.0  # for all of a request to arrive
@@ -54,6 +56,7 @@ _BEGUN = b"."
 _WANTED = b"!"  # from here on the process may be there, whatever becomes of the answer
 _LENGTH = struct.Struct("!I")
 _LOOK_S = 0.01
+_log = logging.getLogger("holdfast.fork_server")
 NOT_YOURS = "the fork server belongs to another user"
 
 
@@ -86,7 +89,7 @@ class ForkServer:
         with unix_sockets.listen(path, backlog=_BACKLOG) as listener:
             args = (str(listener.fileno()), str(os.getpid()), *modules)
             self._process = subprocess.Popen(
-                Program(module=__name__, args=args, env=env).exec_command(),
+                Program(module=_SERVER, args=args, env=env).exec_command(),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -292,7 +295,7 @@ def _import_modules(names: Sequence[str], prepares: bool) -> None:
         try:
             module = importlib.import_module(name)
         except ImportError as e:
-            print(f"holdfast: {name} is not imported ahead: {e}", file=sys.stderr)
+            _log.warning("%s is not imported ahead: %s", name, e)
             continue
         if name == _HOLDER and prepares:
             module.prepare()
@@ -353,7 +356,3 @@ def _receive_program(client: socket.socket, files: list[int]) -> Program:
 def _close_sockets(ours: tuple[socket.socket, ...]) -> None:
     for one in ours:
         one.close()
-
-
-if __name__ == "__main__":
-    preimported_fork.run(main)

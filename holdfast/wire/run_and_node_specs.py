@@ -109,13 +109,15 @@ T = TypeVar("T")
 
 
 def write_json(path: Path, value: msgspec.Struct) -> None:
-    publish_file(path, msgspec.json.format(msgspec.json.encode(value)))
+    """Write a file that only its owner can read: settings hold addresses, and an address may be a secret."""
+    publish_file(path, msgspec.json.format(msgspec.json.encode(value)), mode=0o600)
 
 
-def publish_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+def publish_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file whole or not at all; the umask applies to `mode`."""
     whole = path.with_name(f".{path.name}.{os.getpid()}")
-    whole.write_bytes(content)
+    with os.fdopen(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(content)
     whole.replace(path)
 
 

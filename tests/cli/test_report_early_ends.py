@@ -7,6 +7,7 @@ import pytest
 from holdfast.cli.commands import report_command
 from holdfast.cli.launch import controller_console
 from holdfast.cli.terminal.quantity_text import NO_STEP, clock_text, no_step_said
+from holdfast.logs.secret_masking import Masker
 from tests.cli.test_report_command import LINES, START, printed, run_dir, write
 from tests.core.test_ledger import account
 
@@ -14,7 +15,7 @@ assert run_dir
 
 
 def closing_line(tmp_path: Path, *lines: str) -> str:
-    told, console = account(*lines), controller_console.SaidLog(tmp_path)
+    told, console = account(*lines), controller_console.SaidLog(tmp_path, Masker(hosts=False))
     controller_console.ConsoleTeller(tmp_path, console).tell_end(told, 0)
     console._file.close()
     return (tmp_path / "said.log").read_text().splitlines()[-1]

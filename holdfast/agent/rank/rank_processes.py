@@ -80,7 +80,7 @@ class RankProcesses:
         self._say = say
         self._staged = staged
         self._clock = clock
-        self._key = ""  # of the zygote: the environment of its release, as JSON
+        self._key, self.lost_agent = "", ""  # the zygote's environment, as JSON; how the agent before this one ended
         self._holder = HolderConnection(sock)
         self._on_rank_exit = on_rank_exit
         self._started: dict[RankKey, asyncio.Future[str]] = {}  # asked for, not answered
@@ -93,7 +93,6 @@ class RankProcesses:
         self.survivors = Survivors(node_dir / survivor_messages.SOCKET, self._changed.set)
         self._swept: asyncio.Future[tuple[int, ...]] | None = None
         self.arenas: tuple[KeptArena, ...] = ()  # of snapshots, from before this agent
-        self.lost_agent = ""  # how the one before ended
         self.keeper_path = node_dir / "keeper.sock"
         self._made: dict[str, asyncio.Future[str]] = {}
         self._imports = node_dir / "imports.json"  # written by a rank at its first step

@@ -20,6 +20,7 @@ from holdfast.core.incident.incident_text import count_failures, describe_stop
 from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.journal.journal_errors import JournalFullError
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.action import Finish, Say
 from holdfast.model.decider_events import Begin, Ended, Progress, Successor
 from holdfast.model.detector_alarm import Alarm
@@ -30,14 +31,16 @@ from holdfast.wire.run_and_node_specs import RunEnd, RunSpec
 
 class SaidLog:
     """RUN_DIR/said.log: holdfast's messages for the console, which the supervisor shows. They go through a file,
-    because a console that blocks or is closed must not stop the controller."""
+    because a console that blocks or is closed must not stop the controller. Secrets in them are masked."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, mask: Masker) -> None:
+        self._mask = mask
         self._file = (run_dir / "said.log").open("a", encoding="utf-8", errors="replace")
 
     def __call__(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nor must a full disk
-            self._file.write(f"holdfast: {sentence_of_ours(text)}\n")
+            said = "\n".join(self._mask.mask_lines(text.split("\n")))
+            self._file.write(f"holdfast: {sentence_of_ours(said)}\n")
             self._file.flush()
 
 
