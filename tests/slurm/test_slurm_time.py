@@ -173,7 +173,9 @@ def test_batch_jobs_that_come_to_no_step_have_few_successors(start_slurm: StartS
     words = ["sbatch", "--dry-run", "--run-dir", str(tmp_path / "run"), "--nnodes", "1", "--slurm", "time=2"]
     words += ["--no-zygote", "--set", "recovery.leave_s=90", "--set", "recovery.attempts=2"]
     (tmp_path / "mine.sh").write_text(start_slurm.call_holdfast(*words, "--set", "probe.allow=false", "job.py"))
-    lab.call("sbatch", "mine.sh", cwd=str(tmp_path), **start_slurm.env)
+    lab.call(
+        "env", *(f"{name}={value}" for name, value in start_slurm.env.items()), "sbatch", str(tmp_path / "mine.sh")
+    )
     output = tmp_path / "run.out"
 
     def text() -> str:
