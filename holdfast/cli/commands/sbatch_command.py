@@ -1,5 +1,6 @@
 """`holdfast sbatch`: writes a batch script for a run on Slurm, and submits it."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -189,6 +190,10 @@ def _submit(script: str, run_dir: Path) -> int:
     except OSError as e:
         raise UsageError(f"cannot write {e.filename or path}: {e.strerror}; give another --run-dir") from None
     if done.returncode:
+        with contextlib.suppress(OSError):
+            path.unlink()
+            if not _output_path(run_dir).stat().st_size:
+                _output_path(run_dir).unlink()
         raise UsageError(f"sbatch: {slurm_replies.refusal_sentence(done.returncode, done.stderr)}")
     print(done.stdout, end="")
     print(f"holdfast: {path} runs in {run_dir}; its output goes to {_output_path(run_dir)}")
