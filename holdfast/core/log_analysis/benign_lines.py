@@ -11,13 +11,14 @@ MACHINES = frozenset(
 _WELL = re.compile(
     r"(?<!there are )\bno (?:error|throttl|issue|fault|failure|problem|action required)"
     r"|\bnot (?:throttl|active|detected|lost)"
-    r"|\b(?:healthy|passed|recovered|cleared|corrected)\b|\b0 (?:error|failure)s?\b|(?:errors|failures)[:=] ?0\b",
+    r"|\b(?:healthy|passed|recovered|cleared|corrected)\b|\b0 (?:error|failure)s?\b|(?:errors|failures)[:=] ?0\b"
+    r"|\baccepting this\b|\bsafe(?:ly)? (?:to )?ignore|\bcan be (?:safely )?ignored|\bharmless\b",
     re.IGNORECASE,
 )
 _ZERO = re.compile(
     r"(?:error|err|violation|failure|fault|dbe|retired|remap|slowdown|throttl|xid|down|discard|replay|lost|ecc|bit"
     r"|pending|blacklist|uncorrect|flap)[\w ()./-]{0,60}[:=|,] {0,3}"
-    r"(?:0\b(?![.x\d])|none\b|no\b|n/a\b|false\b|not active\b|ok\b|pass\w*\b|\[\])"
+    r"(?:0\b(?![.x\d])|none\b|no\b(?! \w)|n/a\b|false\b|not active\b|ok\b|pass\w*\b|\[\])"
     r"|\b(?:no|zero|without) (?:\w+ ){0,3}(?:xids?|sxids?|errors?|faults?|violations?|throttling)\b"
     r"|^DCGM_FI_\w+\{.{0,400}\} 0(?:\.0)?$",
     re.IGNORECASE,
