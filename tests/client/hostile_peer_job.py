@@ -1,5 +1,6 @@
-"""Two ranks over gloo: `hostile_peer_job.py FOLDER CALL SIZE`. One makes a call of holdfast's; the other, which is
-another user if there is root to play one, makes the same collectives with the bytes of FOLDER/content as its value.
+"""Two ranks over BACKEND, by default gloo: `hostile_peer_job.py FOLDER CALL SIZE [BACKEND]`. One makes a call of
+holdfast's; the other, which is another user if there is root to play one, makes the same collectives with the bytes of
+FOLDER/content as its value. Over NCCL they share a GPU, each as a host of its own.
 
 It prints how the honest one ended. SIZE is what the hostile one says that its value has; -1 stands for the truth.
 """
@@ -22,6 +23,8 @@ from holdfast.client.elastic.state_moves import check_states, digest_states
 
 NOBODY = 65534
 LIMIT = timedelta(seconds=60)
+BACKEND = sys.argv[4] if len(sys.argv) > 4 else "gloo"
+DEVICE = "cuda" if BACKEND == "nccl" else "cpu"
 LAYOUT = arrange_image((), lambda spec: (0, 0), rank=0, world=2)
 CALLS: dict[str, Callable[[], object]] = {
     "gather_all": lambda: RankWorld().gather_all(5, int),
@@ -34,21 +37,22 @@ CALLS: dict[str, Callable[[], object]] = {
 
 
 def join(store: dist.Store, rank: int) -> None:
-    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=LIMIT)
+    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_HOSTID": f"host{rank}"}
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "NCCL_IB_DISABLE": "1", **loopback}
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=2, timeout=LIMIT)
 
 
 def send_hostile(call: str, content: bytes, size: int) -> None:
     """Make the collectives of this call, as torch's own of objects are made, too."""
-    told = torch.tensor([size if size != -1 else len(content)], dtype=torch.int64)
-    value = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    told = torch.tensor([size if size != -1 else len(content)], dtype=torch.int64, device=DEVICE)
+    value = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(DEVICE)
     if call == "broadcast_first":
         dist.broadcast(told, src=0)
         dist.broadcast(value, src=0)
         return
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+    sizes = [torch.zeros(1, dtype=torch.int64, device=DEVICE) for _ in range(2)]
     dist.all_gather(sizes, told)
-    padded = torch.zeros(max(int(one) for one in sizes), dtype=torch.uint8)
+    padded = torch.zeros(max(int(one) for one in sizes), dtype=torch.uint8, device=DEVICE)
     padded[: len(value)] = value
     if call == "gather_layouts":
         dist.gather(padded, None, dst=0)
@@ -66,7 +70,8 @@ def be_hostile(port: int, call: str, content: bytes, size: int) -> None:
     if -1 <= size <= 1 << 20:
         send_hostile(call, content, size)
     else:  # it comes no further than the sizes
-        dist.all_gather([torch.zeros(1, dtype=torch.int64) for _ in range(2)], torch.tensor([size]))
+        told = [torch.zeros(1, dtype=torch.int64, device=DEVICE) for _ in range(2)]
+        dist.all_gather(told, torch.tensor([size], device=DEVICE))
 
 
 def main() -> None:

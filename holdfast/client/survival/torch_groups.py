@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.client.survival.nccl_proxy_wakeups import woken_proxies
 from holdfast.client.training.fixed_ddp_buckets import fix_buckets
 from holdfast.client.training.process_group_replay import GroupCall
 
@@ -31,7 +32,8 @@ def abort_groups() -> None:
     for group in groups:
         _abort_gloo(group)
     if any(_has_nccl(group) for group in groups):
-        c10d._abort_process_group()
+        with woken_proxies():
+            c10d._abort_process_group()
 
 
 def _abort_gloo(group: Any) -> None:
