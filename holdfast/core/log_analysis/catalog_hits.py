@@ -24,7 +24,7 @@ _CARRIER = re.compile(
 # Services outside are not at fault where collectives, stores, a configuration library or the local disk speak.
 _SERVICES = frozenset({"hub_network_error", "tracker_service_error"})
 _OF_JOBS = re.compile(
-    r"\bNCCL (?:WARN|INFO|ERROR)\b|\bgloo\b|ProcessGroup|TCPStore|\bc10d\b|HYDRA_FULL_ERROR|\bibv_"
+    r"\bNCCL (?:WARN|INFO|ERROR)\b|\b(?:pyxis|enroot): |\bgloo\b|ProcessGroup|TCPStore|\bc10d\b|HYDRA_FULL_ERROR|\bibv_"
     r"|\[Errno (?:5|12|13|24|28|30|122)\]|No space left"
 )
 _LESS = 2.5
@@ -137,7 +137,7 @@ def _hits_of_exception(
         return [*found, _make_hit(_LIVE, raised.said, raised)] if _is_live(raised) else found
     if raised.name == "KeyboardInterrupt":
         return [_make_hit(_STOPPED, raised.said, raised)]
-    if raised.name == "SystemExit" or (raised.is_wrapper and raised.name == "RuntimeError"):
+    if raised.name == "SystemExit" or raised.is_mere_report:
         return found  # what it wraps is cut off, and its type says nothing
     theirs = raised.name == "RuntimeError" and raised.frames and not raised.frames[-1].is_user_code
     return [*found, _make_hit((_FRAMEWORK if theirs else _PYTHON) if raised.frames else _BARE, raised.said, raised)]

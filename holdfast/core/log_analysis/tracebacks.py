@@ -29,6 +29,7 @@ _DIRECT = "The above exception was the direct cause of the following exception"
 _WRAPS = re.compile(
     r"^Caught \w+ in |^-- Process \d+ terminated|_?RemoteTraceback$|ExceptionGroup$|RayTaskError|ProcessRaised"
 )
+_REPORTS = re.compile(r"^Caught RuntimeError in (?:replica|DataLoader worker|pin memory)\b")
 _PROCESS = re.compile(r"-- Process (\d+) terminated with the following error")
 _SUMMARY = "ChildFailedError"  # what follows is torchrun's list, not its message
 _LIBRARY = re.compile(
@@ -96,6 +97,11 @@ class RaisedException(msgspec.Struct, kw_only=True):
             return None
         text = f"{self.type}: {' '.join(said.text.strip() for said in words)}"
         return msgspec.structs.replace(words[0], text=text[:_JOINED_CHARS])
+
+    @property
+    def is_mere_report(self) -> bool:
+        """Return whether this says only that a thread or a loader's process raised something, and not what."""
+        return _REPORTS.search(self.message) is not None
 
     @property
     def stack(self) -> str:
