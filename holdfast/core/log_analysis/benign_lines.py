@@ -11,9 +11,11 @@ MACHINES = frozenset(
 _WELL = re.compile(
     r"(?<!there are )\bno (?:error|throttl|issue|fault|failure|problem|action required)"
     r"|\bnot (?:throttl|active|detected|lost)"
-    r"|\b(?:healthy|passed|recovered|cleared|corrected)\b|\b0 (?:error|failure)s?\b|(?:errors|failures)[:=] ?0\b"
-    r"|\baccepting this\b|\bsafe(?:ly)? (?:to )?ignore|\bcan be (?:safely )?ignored|\bharmless\b",
+    r"|\b(?:healthy|passed|recovered|cleared|corrected)\b|\b0 (?:error|failure)s?\b|(?:errors|failures)[:=] ?0\b",
     re.IGNORECASE,
+)
+_ACCEPTED = re.compile(
+    r"\baccepting this\b|\bsafe(?:ly)? (?:to )?ignore|\bcan be (?:safely )?ignored\b|\bharmless\b", re.IGNORECASE
 )
 _ZERO = re.compile(
     r"(?:error|err|violation|failure|fault|dbe|retired|remap|slowdown|throttl|xid|down|discard|replay|lost|ecc|bit"
@@ -64,6 +66,8 @@ _MUTE = 1.0  # too light to be a cause or a hint
 
 def discount_benign(weight: float, klass: str, text: str) -> float:
     """Return the weight of a line, reduced if the line says that all is well or that the fault is over."""
+    if weight < 9 and _ACCEPTED.search(text):
+        return min(weight, _MUTE)
     well = weight < 9 and _is_well(text)
     if klass in MACHINES and weight > _MUTE and not _EVENT.search(text) and (well or _is_bygone(text)):
         return _MUTE

@@ -22,7 +22,7 @@ _LOSS = re.compile(
     re.I,
 )
 _NORM = re.compile(r"\bgrad(?:ient)?[ _-]?norm['\"]?\s?[:=]?\s?'?(?P<norm>\d{1,12}(?:\.\d+)?(?:e[+-]?\d+)?)", re.I)
-_SKIPPED = 2  # falls in a row, which say something only if nothing else does
+_SKIPPED = 3  # falls in a row, which say something only if nothing else does
 _FALLS = 4  # in a row, with no rise between: the start of training has some and then recovers
 _FELL = 2.0**8  # from the first scale to the last
 _LOW = 4.0  # or where it ends: a sound run settles far above
