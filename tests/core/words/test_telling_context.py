@@ -47,7 +47,9 @@ def test_a_message_over_several_lines_is_read_as_one() -> None:
 
 
 def test_a_report_of_a_thread_whose_traceback_is_cut_off_says_nothing() -> None:
-    report = "RuntimeError: Caught RuntimeError in replica 1 on device 1.\nOriginal Traceback (most recent call last):\n"
+    report = (
+        "RuntimeError: Caught RuntimeError in replica 1 on device 1.\nOriginal Traceback (most recent call last):\n"
+    )
     assert judged(report + '  File "a.py", line 3, in f\n    return module(x)').klass == "unknown_child_failure"
     assert judged("RuntimeError: Caught error in sample 88: cannot decode jpeg").klass == "data_corrupt"
 
