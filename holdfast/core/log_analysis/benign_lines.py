@@ -43,7 +43,8 @@ _RULE = re.compile(
     r"|(?:detection|monitoring|reporting|protection|checks?) (?:is |are )?(?:enabled|on|started|running|configured)\b"
     r"|monitoring for\b|excluded?(?: nodes?| hosts?)?:|avoiding nodes?\b|denylist\b|blocklist\b|blacklisted nodes?\b"
     r"|requested by\b|op=Exists\b|(?:planned|scheduled) (?:reboot|maintenance|shutdown)\b|for maintenance\b"
-    r"|\bnot (?:in|part of) (?:this|the|our) job\b|is running\b|active \(running\)|state: (?:completed|active|up)\b)|: running\b",
+    r"|\bnot (?:in|part of) (?:this|the|our) job\b|is running\b|active \(running\)|state: (?:completed|active|up)\b)"
+    r"|: running\b",
     re.IGNORECASE,
 )
 _LIMIT = re.compile(r"\b(?:threshold|limit|shutdown temp|slowdown temp)\w*\b", re.IGNORECASE)
