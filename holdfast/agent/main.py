@@ -23,6 +23,7 @@ from holdfast.agent.rank import last_words, last_words_judge
 from holdfast.agent.rank.compile_folder_claim import claim_compile_folder
 from holdfast.agent.rank.last_words_judge_client import JudgeClient
 from holdfast.agent.rank.log_rotation import LogRotation
+from holdfast.agent.rank.lost_agent_notice import tell_lost_agent
 from holdfast.agent.rank.nccl_ras import ras_address
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
@@ -103,6 +104,7 @@ def _assemble_parts(
             TorchCompileCache(spec, dialer, lambda: bool(ranks.held), events.say).run,
             partial(LogRotation(spec).run, ranks.running_ranks),
             partial(_heed_signals, events),
+            partial(tell_lost_agent, ranks, clock, controller_clock, events.on_alarm),
         ),
     )
 

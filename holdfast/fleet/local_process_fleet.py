@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.incident.incident_text import describe_own_exit
+from holdfast.core.incident.own_process_end import describe_own_exit
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
@@ -205,8 +205,7 @@ def _reap_children() -> None:
     with _reaping:
         for pid, process in list(_holders.items()):
             if process.is_over():
-                if (code := process.exit_code()) is not None:
-                    _exits[pid] = code
+                _exits.update({pid: code} if (code := process.exit_code()) is not None else {})
                 del _holders[pid]
                 process.close()
 
@@ -214,7 +213,7 @@ def _reap_children() -> None:
 def _describe_end(holder: int, server: Path | None) -> str:
     """Return how a node's holder has ended, in words; "" if nobody knows. All its processes end with it."""
     _reap_children()
-    code = _exits.get(holder, program_fork_server.find_exit_code(server, holder)) if holder else None
+    code = _exits[holder] if holder in _exits else program_fork_server.find_exit_code(server, holder)
     return f"its holder {describe_own_exit(code)}, and with it all its processes" if code is not None else ""
 
 
