@@ -73,7 +73,8 @@ class AgentIngest:
     # --- links -------------------------------------------------------------------------------------------------
 
     async def serve_agent(self, request: web.Request) -> web.WebSocketResponse:
-        ws = web.WebSocketResponse(max_msg_size=agent_messages.MAX_BYTES, heartbeat=PING_S)
+        # A kilobyte may unpack to a message of the largest size, and a read holds hundreds of them.
+        ws = web.WebSocketResponse(max_msg_size=agent_messages.MAX_BYTES, heartbeat=PING_S, compress=False)
         await ws.prepare(request)
         await self.attend_link(ws, CALLER.get())
         return ws

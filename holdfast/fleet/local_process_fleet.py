@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.incident.incident_text import describe_own_exit
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
@@ -49,6 +50,7 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
 
 
 _holders: dict[int, ProgramProcess] = {}  # those we started; polled so that none stays a zombie
+_exits: dict[int, int] = {}  # how those have ended that no fork server started
 _reaping = threading.Lock()  # nodes are ended in threads: one must not close what another looks at
 
 
@@ -61,6 +63,7 @@ class LocalFleet:
         self._server = server
         self._starting = threading.Lock()
         self._unstarted: set[str] = set()  # nodes that are about to be started: they have no process yet
+        self._ends: dict[str, str] = {}  # how the holders of nodes that are gone have ended, in words
         self._dir = run_dir / "nodes"
         self._dir.mkdir(parents=True, exist_ok=True)
         self._env = env
@@ -130,7 +133,15 @@ class LocalFleet:
     def _survey_nodes(self) -> dict[str, FleetNode]:
         starting = FleetNode(state=FleetState.STARTING)
         nodes = self.nodes()  # before the question who is unstarted: those that come between are none of these
-        return {node: starting if node in self._unstarted else survey_node(self._dir / node) for node in nodes}
+        return {node: starting if node in self._unstarted else self._survey_started(node) for node in nodes}
+
+    def _survey_started(self, node: str) -> FleetNode:
+        seen = survey_node(self._dir / node)
+        if seen.state is not FleetState.GONE:
+            return seen
+        if node not in self._ends:  # how its holder ended is asked once
+            self._ends[node] = _describe_end(_read_pid(self._dir / node / "holder.pid"), self._server)
+        return msgspec.structs.replace(seen, reason=self._ends[node] or seen.reason)
 
     def _end_in_thread(self, folder: Path) -> None:
         with self._starting:  # from here on it is there or will never be
@@ -189,8 +200,17 @@ def _reap_children() -> None:
     with _reaping:
         for pid, process in list(_holders.items()):
             if process.is_over():
+                if (code := process.exit_code()) is not None:
+                    _exits[pid] = code
                 del _holders[pid]
                 process.close()
+
+
+def _describe_end(holder: int, server: Path | None) -> str:
+    """Return how a node's holder has ended, in words; "" if nobody knows. All its processes end with it."""
+    _reap_children()
+    code = _exits.get(holder, program_fork_server.find_exit_code(server, holder)) if holder else None
+    return f"its holder {describe_own_exit(code)}, and with it all its processes" if code is not None else ""
 
 
 def _read_pid(path: Path) -> int:

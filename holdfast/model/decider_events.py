@@ -180,6 +180,8 @@ class Successor(msgspec.Struct, frozen=True, kw_only=True, tag="successor"):
     epoch: int  # lives of controllers in this run, with this one
     lost: Lost | None = None
     alone_since: float = 0.0  # the last sign of life of the controller before; 0: not known
+    full_disk: str = ""  # the run directory, if that controller had ended because its disk was full
+    full_until: float = 0.0  # and when it had room again
 
 
 Event = (

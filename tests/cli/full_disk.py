@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(disk)], check=True)
     (folder / "job.py").write_text(TRAIN)
     # It writes to its journal once a second.
-    settings = ("--set", "recovery.wait_s=20", "--set", "node.lost_s=60", "--set", "pace.progress_s=1")
+    settings = ("--set", "recovery.wait_s=30", "--set", "node.lost_s=12", "--set", "pace.progress_s=1")
     flags = ("--run-dir", str(disk), "--no-zygote", *settings)
     job = Job(folder, *flags, "job.py", str(folder), env=dict(os.environ))
     try:
@@ -47,6 +47,7 @@ def told(job: Job, disk: Path) -> None:
     assert job.rank(0) == rank and not gone(rank), "training went on"
     assert job.controller() != controller
     assert sum("is full" in line for line in job.sentences()) == 1, job.sentences()
+    blamed(job, disk)
     filled = fill(disk)
     os.kill(job.controller(), signal.SIGKILL)
     job.says(f"holdfast run --resume {disk}")
@@ -54,9 +55,21 @@ def told(job: Job, disk: Path) -> None:
     assert job.process.returncode == 1 and not (disk / "exit.json").exists()
     filled.unlink()
     job.start("--resume", str(disk))
-    job.trains(generation=2)
+    job.trains(generation=3)
     job.finish()
     job.ends(0)
+
+
+def blamed(job: Job, disk: Path) -> None:
+    """All nodes have ended by the time that there is room: for the disk, and for no fault of theirs."""
+    node = Path(f"/proc/{job.rank(0)}")
+    filled = fill(disk)
+    job.until(lambda: not node.exists(), "the end of the ranks, as nobody leads them")
+    filled.unlink()
+    job.trains(generation=2)
+    [record] = job.report().incidents
+    assert record.cause.startswith(f"the disk that holds {disk} was full: ") and record.label == "full disk", record
+    assert "evicted" not in record.sentence and "ended for want of room" in record.sentence, record.sentence
 
 
 if __name__ == "__main__":

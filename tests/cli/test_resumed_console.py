@@ -6,6 +6,7 @@ from pathlib import Path
 from holdfast.cli.launch import controller_console
 from holdfast.cli.terminal import quantity_text
 from holdfast.core.decide.decider import Decider
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.action import Finish, Launch
 from holdfast.model.decider_events import Ended, Progress, Successor, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
@@ -19,7 +20,7 @@ from tests.core.transcript import parse
 def told_by(folder: Path, *entries: Entry) -> str:
     """Return what a controller that has taken over says on the console about these entries."""
     folder.mkdir()
-    console = controller_console.SaidLog(folder)
+    console = controller_console.SaidLog(folder, Masker(hosts=False))
     teller = controller_console.ConsoleTeller(folder, console)
     taken_over = Successor(epoch=2, alone_since=50.0)
     for entry in (Entry(seq=1, at=100.0, event=taken_over, decision=Decision(phase=Phase.TRAINING)), *entries):
@@ -73,7 +74,7 @@ def told_of_takeover(folder: Path, *lines: str) -> str:
     for line in lines:
         at, text = line.split(" ", 1)
         decider.step(float(at), parse(text, float(at), decider.view.generation))
-    console = controller_console.SaidLog(folder)
+    console = controller_console.SaidLog(folder, Masker(hosts=False))
     event = Successor(epoch=2, alone_since=0.0)
     entry = Entry(seq=99, at=99.0, event=event, decision=decider.step(99.0, event))
     controller_console.ConsoleTeller(folder, console).on_entry(entry, decider.view)

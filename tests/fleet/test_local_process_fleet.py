@@ -16,6 +16,7 @@ import pytest
 from holdfast.fleet import local_process_fleet
 from holdfast.fleet.local_process_fleet import MARK, end_node
 from holdfast.linux import own_process_settings
+from holdfast.model.fleet_node_reports import FleetState
 from holdfast.wire.program_fork_server import ProgramProcess
 from tests.cli.driver import below, gone, until
 from tests.fleet import places
@@ -46,6 +47,19 @@ async def test_what_outlives_its_holder_is_found_by_its_mark(tmp_path: Path) -> 
     for process in (hidden, other):
         process.kill()
         process.wait()
+
+
+async def test_how_the_holder_of_a_lost_node_ended_is_told(tmp_path: Path) -> None:
+    fleet = places.local(tmp_path)
+    [node] = await fleet.acquire(1)
+    holder = until(lambda: places.holder(tmp_path, node), "the holder")
+    assert until(lambda: below(holder, "holdfast.agent.main"), "the agent")
+    os.kill(holder, signal.SIGKILL)
+    until(lambda: fleet._survey_nodes()[node].state is FleetState.GONE, "the loss")
+    seen = (await fleet.survey())[node]
+    assert seen.reason == "its holder was killed by SIGKILL (sender unknown), and with it all its processes"
+    assert (await fleet.survey())[node] == seen, "it says so as long as it is there"
+    await fleet.give_back(node, "lost")
 
 
 async def test_two_runs_with_the_same_id_do_not_hurt_each_other(tmp_path: Path) -> None:
@@ -117,7 +131,8 @@ class WatchedProcess(ProgramProcess):
     """Fails where one thread looks at it while another closes it."""
 
     def __init__(self) -> None:
-        self.pid, self.lookers, self.most, self.closed = 1, 0, 0, 0
+        super().__init__(1 << 30)  # nobody has such a pid
+        self.lookers, self.most, self.closed = 0, 0, 0
 
     def is_over(self) -> bool:
         self.lookers += 1

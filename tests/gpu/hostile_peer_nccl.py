@@ -36,7 +36,7 @@ def play(within: Path, call: str, content: bytes, size: int) -> list[str]:
     (folder / "content").write_bytes(content)
     command = [sys.executable, str(JOB), str(folder), call, str(size), "nccl"]
     said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-    ended: list[str] = json.loads(said.stdout.splitlines()[-1]) if said.stdout else ["", said.stderr[-600:]]
+    ended: list[str] = json.loads(said.stdout.splitlines()[-1]) if said.stdout else ["died", said.stderr[:600]]
     return ended
 
 
@@ -57,7 +57,7 @@ def main() -> int:
             ends = list(pool.map(lambda one: play(folder, one.call, one.content, one.size), plays))
         for one, (error, words) in zip(plays, ends, strict=True):
             is_right = error == one.error and one.returns in ("", words)
-            print(f"{one.call}, {one.content[:9]!r} of {one.size}: {error} {words[-200:]}", flush=True)
+            print(f"{one.call}, {one.content[:9]!r} of {one.size}: {error} {words[:600]}", flush=True)
             if not is_right:
                 wrong.append(f"{one.call}, {one.content[:9]!r}")
         if pwned.exists():

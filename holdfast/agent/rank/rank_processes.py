@@ -77,6 +77,7 @@ class RankProcesses:
         self.warm, self.cold = asyncio.Event(), ""  # the latter: why there is no zygote, for the log
         self.slots = ProgressSlots(node.nproc)
         self.kept = 0  # ranks that went on in their processes at the newest launch, if no stop came since
+        self._lost_agent = ""  # how the one before ended
         self._say = say
         self._staged = staged
         self._clock = clock
@@ -150,7 +151,7 @@ class RankProcesses:
         for rank in listing.ranks:
             if rank.rank_key.generation == SPARE:  # of an agent that is gone
                 self._end_spare(rank.rank_key)
-        self.arenas = listing.arenas
+        self.arenas, self._lost_agent = listing.arenas, listing.lost
         self.slots.open_memory(listing.arena)
         if listing.warm:
             self._key = listing.key
@@ -161,6 +162,10 @@ class RankProcesses:
         else:
             self.cold = "this job uses no zygote"
             self.warm.set()
+
+    def take_lost_agent(self) -> str:
+        lost, self._lost_agent = self._lost_agent, ""
+        return lost
 
     def _answer_start(self, key: RankKey, error: str) -> None:
         future = self._started.pop(key, None)

@@ -276,7 +276,7 @@ class Checkpointer:
 
     def _copy_state(self, snapshots: RankSnapshots, step: int, due: bool) -> SealedSnapshot | None:
         snapshots.check_capture()
-        things = self._source.read(checks_later=snapshots.can_check_later and not due)
+        things = self._source.read()
         packed = self._extras.pack_extras(step, things.absent, here.numbers.made)
         name = SnapshotName(step=step, generation=self._generation, flags=DUE if due else 0)  # the keeper sees by it
         return snapshots.take_snapshot(name, things, packed)

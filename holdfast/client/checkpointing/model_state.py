@@ -145,11 +145,8 @@ class ModelState:
         self._rows = StateLocations(layout, found, self._way_to)
         self._owns, self._is_moved = [], True
 
-    def read(self, *, checks_later: bool = False) -> CurrentItems:
-        """Return the present tensor or value of every item. Raises ChangedError if the state has changed its form. With
-        `checks_later`, whoever uses the items may have to ask whether their tensors are the present ones."""
-        if checks_later and self._is_static and not self._is_moved and self._rows.can_check_later:
-            return self._rows.read_values(self._is_current)
+    def read(self) -> CurrentItems:
+        """Return the present tensor or value of every item. Raises ChangedError if the state has changed its form."""
         if self._count_parameters() != self._count or self._has_grown():
             raise ChangedError("the optimizer has other parameters, or keeps more for them than before")
         if self._is_moved:
@@ -168,7 +165,6 @@ class ModelState:
     def restore_image(self, image: StateImage, absent: Collection[str]) -> None:
         """Restore the state from an image, in place where possible."""
         self._make_room(absent)
-        self._is_moved = True
         load_image(image, absent, self._target_tensor, self.put_value)
         self.finish_load(absent)
 
@@ -280,26 +276,12 @@ class ModelState:
         self._blanks.update(kept or {})
         return shadow_optimizer(optimizer, kept or {})
 
-    def _is_current(self) -> bool:
-        """Return whether all tensors are where the last read found them. Any thread may ask."""
-        try:
-            same_size = self._count_parameters() == self._count and self._is_kept(self._list_kept())
-            return same_size and self._rows.are_current()
-        except RuntimeError:  # a dict changed while it was read
-            return False
-
-    def _list_kept(self) -> list[Any]:
-        return [own for optimizer in self._optimizers for own in optimizer.state.values()]
-
-    def _is_kept(self, owns: list[Any]) -> bool:
-        sizes = [*map(len, owns)]
-        return sizes == self._sizes and len(owns) == len(self._owns) and all(map(is_, owns, self._owns))
-
     def _has_grown(self) -> bool:
-        owns = self._list_kept()
-        if self._is_kept(owns):
+        owns = [own for optimizer in self._optimizers for own in optimizer.state.values()]
+        sizes = [*map(len, owns)]
+        if sizes == self._sizes and len(owns) == len(self._owns) and all(map(is_, owns, self._owns)):
             return False
-        self._owns, self._sizes, self._is_moved = owns, [*map(len, owns)], True
+        self._owns, self._sizes, self._is_moved = owns, sizes, True
         kept = (own for optimizer in self._optimizers for own in optimizer.state.items())
         return any(len(own) > self._room.get(parameter, -1) for parameter, own in kept)
 

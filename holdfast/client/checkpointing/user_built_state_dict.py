@@ -58,8 +58,7 @@ class UserState:
         self._size = len(layout.items)
         self._keys = _flatten_state(self._make()).keys()
 
-    def read(self, *, checks_later: bool = False) -> CurrentItems:
-        """Return the present items, which are always checked at once."""
+    def read(self) -> CurrentItems:
         self._now = _flatten_state(self._make())
         if self._now.keys() != self._keys:
             raise ChangedError("the keys of the state dict have changed")

@@ -57,11 +57,6 @@ class RankSnapshots:
             self.layout, self.arena, guarded, CudaStreams(device), registered.wait_reachable, say=say, followed=followed
         )  # fmt: skip
 
-    @property
-    def can_check_later(self) -> bool:
-        """Return whether a snapshot may be queued before it is known that its tensors are the state's present ones."""
-        return self.side is not None and self.side.checks_later
-
     def check_capture(self) -> None:
         """Raise StateError while the script captures a CUDA graph: a copy queued now would only run at replays."""
         if self.side and self.side.is_capturing():

@@ -54,7 +54,6 @@ class SnapshotRequest(NamedTuple):
     things: Sequence[Any]
     packed: bytes
     ready: Any  # the state is as it was when save was called
-    is_current: Callable[[], bool] | None  # to be asked whether these things are the state's
 
 
 class CopyTurn(NamedTuple):
@@ -64,7 +63,6 @@ class CopyTurn(NamedTuple):
     free: Any  # the state may change again
     sealed: Any
     late: bool  # the slot was not at hand when it should have begun
-    is_current: bool  # else other tensors had taken the place of those that were copied, and it is never sealed
 
 
 class OptimizerWait(NamedTuple):
@@ -109,7 +107,6 @@ class SideStream:
         self._followed = followed
         self._unproven: UnprovenSnapshot | None = None
         self._heard = False  # a step was announced since the last snapshot
-        self.checks_later = True  # the script does not exchange the tensors of its state
         self._streams = streams
         self._reach = reach
         self._slots = GpuSlots(arena, layout)
@@ -149,7 +146,6 @@ class SideStream:
     def queue_snapshot(self, name: SnapshotName, found: CurrentItems, packed: bytes) -> SlotClaim | None:
         """Queue a snapshot; None if no slot is free."""
         self._prove_newest(announced=False)
-        self._drop_exchanged()
         self._adapt_plan(found)
         claim = self._arena.claim(name, spare_newest=SEAL_FENCE.armed)
         while claim is None and SEAL_FENCE.armed and self._turns:
@@ -166,7 +162,7 @@ class SideStream:
             if self._turns:
                 streams.wait(compute, self._turns[-1].result().free)  # until these shadows have been read
             streams.run(compute, lambda: ways.copy_early(things))
-        asked = SnapshotRequest(claim, self._taken, things, packed, streams.record_event(compute), found.is_current)
+        asked = SnapshotRequest(claim, self._taken, things, packed, streams.record_event(compute))
         held, self._heard = self._hold or not self._heard, False
         self._turns.append(self._queue.submit(self._copy_snapshot, asked, held or self._followed))
         self._taken += 1
@@ -219,7 +215,6 @@ class SideStream:
     def drain(self) -> None:
         """Wait until all queued snapshots are sealed."""
         self._prove_newest(announced=True)  # whoever waits for it changes nothing meanwhile
-        self._drop_exchanged()
         _drain_turns(self._turns, self._streams)
 
     def _prove_newest(self, *, announced: bool) -> None:
@@ -235,17 +230,6 @@ class SideStream:
         self._streams.sync(turn.sealed)
         self._arena.drop(turn.asked.claim.slot)
         self._say(f"a snapshot is dropped: {self._distrust(changed)}")
-
-    def _drop_exchanged(self) -> None:
-        """Drop the newest snapshot if its tensors were no longer the state's. From now on each save looks first."""
-        if not self.checks_later or not self._turns or (turn := self._turns[-1].result()).is_current:
-            return
-        self._turns.pop()
-        self.checks_later = False
-        self._streams.sync(turn.sealed)
-        self._arena.drop(turn.asked.claim.slot)
-        dropped = f"the snapshot of step {turn.asked.claim.name.step} is dropped"
-        self._say(f"{dropped}: other tensors had taken the place of the state's; from now on each save looks for that")
 
     def _distrust(self, changed: list[int]) -> str:
         """Copy the changed items at once from now on, and not beside training. If they are a large part of the state,
@@ -265,14 +249,12 @@ class SideStream:
 
     def _copy_snapshot(self, asked: SnapshotRequest, seal: bool) -> CopyTurn:
         """Queue the copies of one snapshot on the GPU. Called in a thread, while the script goes on."""
-        is_current = asked.is_current is None or asked.is_current()
         stage = self.ways.fill_stage(asked.number, asked.claim, asked.things, asked.packed)
         began_at = time.monotonic()
         self._reach(asked.claim.slot, self._layout.image_bytes)
         late = time.monotonic() - began_at > _LATE_S
         with GRAPH_WATCH.between_captures():
-            turn = self._queue_copies(asked, seal and is_current, stage, late)
-        return turn._replace(is_current=is_current)
+            return self._queue_copies(asked, seal, stage, late)
 
     def _queue_copies(self, asked: SnapshotRequest, seal: bool, stage: torch.Tensor, late: bool) -> CopyTurn:
         slot, streams, ways = asked.claim.slot, self._streams, self.ways
@@ -282,15 +264,13 @@ class SideStream:
         streams.run(streams.side, lambda: ways.end_copy(slot))
         if seal:
             streams.run(streams.side, lambda: ways.seal_copy(slot))
-        turn = CopyTurn(asked, free, streams.record_event(streams.side), late, is_current=True)
+        turn = CopyTurn(asked, free, streams.record_event(streams.side), late)
         while self._waits and self._is_over(self._waits[0]):
             self._tail = self._judge_tail(self._waits.popleft())
         return turn
 
     def _seal_copied(self, turn: CopyTurn) -> CopyTurn:
         """Queue the copy of the header, which seals a snapshot, behind the snapshot's other copies."""
-        if not turn.is_current:
-            return turn
         with GRAPH_WATCH.between_captures():
             self._streams.run(self._streams.side, lambda: self.ways.seal_copy(turn.asked.claim.slot))
             return turn._replace(sealed=self._streams.record_event(self._streams.side))

@@ -37,7 +37,6 @@ class CurrentItems(NamedTuple):
     version: int  # another one when tensors were exchanged or came or went, not when their content changed
     all: list[object]
     absent: list[str]
-    is_current: Callable[[], bool] | None = None  # the tensors are those of the last read; this says whether they hold
 
 
 class StateLocations:
@@ -55,7 +54,6 @@ class StateLocations:
         self._spread: list[int] = []  # which of them are DTensors
         self._seen: list[object] = []
         self._gone: list[int] = []
-        self.can_check_later = False  # the script does not seem to exchange tensors
         self.set_spots(lambda path: None)
         self._things = CurrentItems(0, [ABSENT] * len(self._rows), [])
 
@@ -66,32 +64,15 @@ class StateLocations:
         self._ways = [self._rows[index].way for index in self._tensors]
         self._holders = [holder for holder, _ in spots.values()]
         self._keys = [key for _, key in spots.values()]
-        self._seen, self.can_check_later = [], False
+        self._seen = []
 
     def read(self) -> CurrentItems:
         seen = self._read_tensors()
         values = {index: self._rows[index].way() for index in self._values}
         gone = [index for index, value in values.items() if value is ABSENT]
-        is_same = gone == self._gone and _are_identical(seen, self._seen)
-        self.can_check_later = is_same and not self._spread  # FSDP2 exchanges its tensors within each step
-        if not is_same:
+        if gone != self._gone or not _are_identical(seen, self._seen):
             self._check_things(seen, gone)
-        return self._with_values(values)
-
-    def read_values(self, is_current: Callable[[], bool]) -> CurrentItems:
-        """Return the tensors of the last read, and present values. To look at thousands of tensors takes longer than
-        all else that a save does, so `is_current` looks later. Only if `can_check_later`."""
-        values = {index: self._rows[index].way() for index in self._values}
-        if [index for index, value in values.items() if value is ABSENT] != self._gone:
-            return self.read()
-        return self._with_values(values)._replace(is_current=is_current)
-
-    def are_current(self) -> bool:
-        """Return whether the tensors are the same objects as at the last read. Any thread may ask."""
-        return _are_identical(self._read_tensors(), self._seen)
-
-    def _with_values(self, values: dict[int, object]) -> CurrentItems:
-        version, things, absent, _ = self._things
+        version, things, absent = self._things
         things = things.copy()
         for index, value in values.items():
             things[index] = value

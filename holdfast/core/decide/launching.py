@@ -12,6 +12,7 @@ from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss, is_node_proof
 from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.incident.ladder import GAVE_UP
+from holdfast.core.incident.node_swap_text import describe_lack
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.core.rank_ranges import format_nodes, format_ranks
@@ -66,6 +67,7 @@ def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
     """Report an alarm that does not stop the job. Remember a standstill until a step or the next verdict ends it."""
     named = state.standing is not None and state.standing.suspects and state.standing.generation == state.generation
     stands = alarm.signature == NO_STEP and not named
+    state.full_disks.on_alarm(alarm)
     if alarm.kind is Kind.HANG and (alarm.suspects or stands) and alarm.generation == state.generation:
         state.standing = alarm
     if alarm.stance is not Stance.OBSERVE:
@@ -257,8 +259,8 @@ def _part_with_late(state: JobState, now: float) -> None:
         evict_lost(state, now, seated, Kind.HEALTH)
         state.emit(Say(text=f"{', '.join(seated)} {STILL_CUT_OFF}: evicted"))
     elif seated:
-        kept = f"{', '.join(seated)} still without a link, and no standby can replace"
-        state.emit(Say(text=f"{kept} {'them' if len(seated) > 1 else 'it'}: restarted in place"))
+        lack = describe_lack(state.nodes.standbys.awaiting_checks, "them" if len(seated) > 1 else "it")
+        state.emit(Say(text=f"{', '.join(seated)} still without a link, and {lack}: restarted in place"))
 
 
 def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> str:

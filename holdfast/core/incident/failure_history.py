@@ -115,6 +115,7 @@ class FailureHistory:
             seated=tuple(sorted(nodes.active.intersection(cause.suspects))),
             together=together,
             place=nodes.shared_place(together),
+            checking=tuple(sorted(nodes.standbys.awaiting_checks)),
             replaceable=nodes.can_do_without(cause.suspects),
             near=nodes.nodes_of_ranks(cause.ranks),
             lost=tuple(sorted(lost)),

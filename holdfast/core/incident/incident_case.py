@@ -65,6 +65,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int | None
     nodes: int = 1  # that the job runs on
     standbys: int = 0
+    checking: tuple[str, ...] = ()  # nodes that may be standbys once their checks have ended
     replaceable: bool  # whether the job can do without the suspects
     seated: tuple[str, ...] = ()  # suspects with ranks; a switch may cut standbys off too
     together: tuple[str, ...] = ()  # nodes of several hosts that fell silent at the same moment

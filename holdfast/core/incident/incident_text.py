@@ -12,7 +12,7 @@ from holdfast.core.incident.plural_reasons import plural_reason
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Action, Stop
-from holdfast.model.detector_alarm import Alarm, Kind
+from holdfast.model.detector_alarm import AGENT_LOST, Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.loss_response import Skip
 
@@ -33,6 +33,7 @@ UNORDERED = "which first is not known"  # of ranks that were killed
 _NOTICED_S = 0.1  # exits of one host that were noticed within this may have been in another order
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _NAMED = 4  # of nodes that share a cause
+_HEARD_OF = (("has a loss of ", "tells of a loss of "), ("had losses that", "tells of losses that"))
 _UNSURE = re.compile(r" \((\d+)% sure\)$")
 
 
@@ -42,11 +43,18 @@ def describe_exit(code: int) -> str:
     return f"exited with code {code}"
 
 
+def describe_own_exit(code: int) -> str:
+    """Return how a process of holdfast's own ended. Nobody knows who sent a SIGKILL: a person, or the OOM killer."""
+    return describe_exit(code) + (" (sender unknown)" if code == -9 else "")
+
+
 def describe_cause(alarm: Alarm) -> str:
     """Return in words which rank or node failed, and how."""
     where = ", ".join(alarm.suspects)
     if not where or is_switch_loss(alarm):  # whose reason names all of them
         return alarm.reason
+    if alarm.signature == AGENT_LOST:
+        return f"the agent of {where} {alarm.reason}"
     if alarm.kind in (Kind.HEALTH, Kind.LINES) and len(alarm.suspects) > 1:
         where = f"the host of {where}"
     if alarm.kind is Kind.SILENCE and len(alarm.suspects) > 1:
@@ -58,7 +66,10 @@ def describe_cause(alarm: Alarm) -> str:
     if alarm.kind is Kind.HANG and len(alarm.ranks) > 1:
         stand = alarm.reason.replace("has stood", "have stood", 1).replace("keeps ", "keep ", 1)
         return f"{format_ranks(alarm.ranks)} on {where} {stand}"
-    return f"{format_ranks(alarm.ranks)} on {where} {alarm.reason}"
+    reason = alarm.reason
+    for own, told in _HEARD_OF:  # whoever tells of a bad loss may have it from the others
+        reason = f"{told}{reason.removeprefix(own)}" if reason.startswith(own) else reason
+    return f"{format_ranks(alarm.ranks)} on {where} {reason}"
 
 
 def describe_order(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
@@ -112,6 +123,8 @@ def cause_label(alarm: Alarm) -> str:
     """Return the short name of an alarm's cause. The report adds up the cost of incidents with one name. A SIGKILL
     without signs of memory shortage is "of unknown sender", though most come from the OOM killer."""
     guessed = is_guessed_kill(alarm)
+    if alarm.full_disk:
+        return "full disk"
     if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
         return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
     if alarm.code is not None and alarm.code < 0 and not alarm.klass:
@@ -134,7 +147,11 @@ def record_label(record: Record) -> str:
 
 def split_label(record: Record) -> tuple[str, int]:
     """Return the cause to which an incident's cost is charged, and the certainty of that cause in percent."""
-    label = record_label(record)
+    return split_sureness(record_label(record))
+
+
+def split_sureness(label: str) -> tuple[str, int]:
+    """Return the name of a cause without its certainty, and that certainty in percent."""
     unsure = _UNSURE.search(label)
     return (label[: unsure.start()], int(unsure[1])) if unsure else (label, 100)
 

@@ -26,7 +26,9 @@ import msgspec
 
 from holdfast.core.incident import incident_text, loss_remedy
 from holdfast.core.incident.first_cause import NOT_STARTED, is_echo
+from holdfast.core.incident.full_disks import DISK_FULL
 from holdfast.core.incident.incident_case import ALL_IN_DOUBT, EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
+from holdfast.core.incident.node_swap_text import describe_lack
 from holdfast.core.snapshots.node_eviction_bonds import may_leave
 from holdfast.model.detector_alarm import Kind
 from holdfast.model.incident_record import Remedy, Verdict
@@ -44,6 +46,8 @@ def find_verdict(case: IncidentCase) -> Verdict:
     """Return the verdict of the first rule that applies, within the limits on evictions and on code changes."""
     if case.cause.klass == ALL_IN_DOUBT:
         return _give_up("to go on would mean to start from step 0, which a person must want")
+    if case.cause.kind is Kind.SILENCE and case.cause.full_disk and len(case.lost) <= case.may_lose:
+        return _replace_for_room(case)
     verdict = _first_remedy(case)
     if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose and not case.together:
         return _give_up("more nodes were lost within the hour than the job has")
@@ -54,7 +58,7 @@ def find_verdict(case: IncidentCase) -> Verdict:
     if case.back_to and not case.update and _is_code_suspect(case, verdict):
         return _roll_back(case)
     if verdict.remedy is Remedy.GIVE_UP and case.cause.kind is Kind.SLOW:
-        return Verdict(remedy=Remedy.RESTART, reason="no standby is left to replace it: restarted in place")
+        return Verdict(remedy=Remedy.RESTART, reason=f"{describe_lack(case.checking)}: restarted in place")
     if verdict.remedy is Remedy.GIVE_UP and verdict.code == GAVE_UP and case.update:
         return Verdict(remedy=Remedy.RESTART, reason="a newer release waits: restarted with it")
     if verdict.remedy is not Remedy.RESTART or not case.is_blameless:
@@ -135,7 +139,7 @@ def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, 
     if bad and replaceable:
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"probed: {told}: evicted")
     verdict = find_verdict(msgspec.structs.replace(case, may_probe=False, may_replay=False))
-    seen = f"{told}, and no standby can replace them" if bad else found or "nothing found"
+    seen = f"{told}, and {describe_lack(case.checking, 'them')}" if bad else found or "nothing found"
     probed = "" if seen.startswith(NO_REPLAY) else "probed: "
     return msgspec.structs.replace(verdict, reason=f"{probed}{seen}; {verdict.reason}")
 
@@ -224,7 +228,7 @@ def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
 def _reason_to_stay(case: IncidentCase) -> str:
     """Return why the job restarts on the same nodes: no node is to blame, or no standby can replace the bad node."""
     if case.cause.kind in (Kind.HANG, Kind.SLOW) and case.cause.suspects and not case.follows_the_rank:
-        return f"no standby can replace {', '.join(case.cause.suspects)}: restarted in place"
+        return f"{describe_lack(case.checking, ', '.join(case.cause.suspects))}: restarted in place"
     if gone := case.evicted_before:
         return f"the rank failed so again without {', '.join(gone)}, evicted for it: {_NOBODY}"
     others = case.shared_with
@@ -239,6 +243,15 @@ def _evict_proven(case: IncidentCase) -> Verdict:
         where = f", all of {case.place}" if case.place else ""
         reason = f"{', '.join(nodes)} fell silent at once{where}: a switch, a cable or their power; evicted"
     return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=reason)
+
+
+def _replace_for_room(case: IncidentCase) -> Verdict:
+    """Return the verdict on nodes that are gone because a disk was full: others take their places, and none of them is
+    to blame."""
+    nodes = tuple(sorted({*case.cause.suspects, *case.together, *case.lost}))
+    places = f"place{'s' if len(nodes) > 1 else ''} of {', '.join(nodes)}"
+    reason = f"no node is to blame for a full disk: others take the {places}"
+    return Verdict(remedy=Remedy.RESTART, nodes=nodes, reason=reason)
 
 
 def _judge_switch(case: IncidentCase) -> Verdict:
@@ -304,7 +317,7 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
     kept = [past for past in case.recent_failures if not past.evicted]
     if any(set(past.nodes) & set(case.cause.suspects) for past in kept):
         return _give_up("same failure again on a node that cannot be replaced")
-    return Verdict(remedy=Remedy.RESTART, reason="no standby can replace it: restarted in place")
+    return Verdict(remedy=Remedy.RESTART, reason=f"{describe_lack(case.checking)}: restarted in place")
 
 
 def _judge_replicas(case: IncidentCase) -> Verdict:
@@ -359,7 +372,8 @@ def _wait_for_service(case: IncidentCase) -> Verdict:
         waited = f"{sum(_PATIENCE_S) / 60:.0f} minutes"
         return _give_up(f"it did not come back within {waited} of waiting")
     wait_s = _PATIENCE_S[tried]
-    reason = f"waiting for an external service: restarted in place after {wait_s:g} s"
+    what = "room on the disk" if case.cause.klass == DISK_FULL else "an external service"
+    reason = f"waiting for {what}: restarted in place after {wait_s:g} s"
     return Verdict(remedy=Remedy.RESTART, wait_s=wait_s, reason=reason)
 
 

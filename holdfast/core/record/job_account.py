@@ -113,6 +113,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     since: str = ""  # what steps are counted from; "": they have the script's own numbers, or those of its optimizer
     code: int | None = None  # of a finished job
     ending: str = ""
+    early_end: str = ""  # "stopped" or "ended" before its ranks had come to their end; "": it was not
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     opinions: tuple[str, ...] = ()  # of language models and people, on incidents
     slow: tuple[AlarmNotice, ...] = ()  # for which no incident was opened

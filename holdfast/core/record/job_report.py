@@ -28,6 +28,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing = Standing()  # what it waits for, and the open incident
     code: int | None
     ending: str
+    early_end: str = ""  # "stopped" or "ended" before its ranks had come to their end; "": it was not
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     absence: str = ""  # in words: why no controller runs the job, though it has not ended; "": one does, or it has
     generation: int
@@ -64,6 +65,7 @@ def report_of(account: Account) -> Report:
         standing=account.standing,
         code=account.code,
         ending=account.ending,
+        early_end=account.early_end,
         storage=account.storage,
         generation=account.generation,
         step=account.step,

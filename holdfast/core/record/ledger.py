@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
-from holdfast.core.record.job_ending import describe_end, read_storage
+from holdfast.core.record.job_ending import describe_early_end, describe_end, read_storage
 from holdfast.core.record.open_trouble import StandingFold
 from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
@@ -40,6 +40,7 @@ class Ledger:
         self._standing = StandingFold()
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
+        self._early_end = ""  # as in Account
         self.storage: StorageReport | None = None  # None: no node has told of any
         self._stepped_ever = False
         self._is_from_zero = False  # steps that the script does not tell are counted from the start of this run
@@ -106,7 +107,7 @@ class Ledger:
             self._on_progress(before, self.progress)
         for action in decision.actions:
             if isinstance(action, Finish):
-                self.finish = action
+                self.finish, self._early_end = action, describe_early_end(event)
             elif isinstance(action, Say) and (action.standbys or action.text.startswith("standby ")):  # older journals
                 self._lost_standbys.append(action.text)
             elif isinstance(action, Launch):
@@ -184,6 +185,7 @@ class Ledger:
             since=self._counted_since(),
             code=code,
             ending=ending,
+            early_end=self._early_end if self.finish else "",
             storage=self.storage,
             opinions=tuple(self.opinions),
             slow=tuple(self._notices.slow),
