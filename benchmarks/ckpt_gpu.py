@@ -5,6 +5,7 @@ turns in one process, each pair in an order of its own, timed on the GPU; what c
 within pairs. Then a job of the same size under `holdfast run` is killed at random moments, and its weights compared.
 """
 
+import itertools
 import json
 import os
 import random
@@ -80,23 +81,15 @@ class Middle(NamedTuple):
 
 
 class Turns:
-    """Steps with and without a snapshot, in turns."""
+    """Steps with and without a save before them, in turns."""
 
-    def __init__(self, size: tuple[int, int], every: int, *, is_calm: bool) -> None:
-        self.training = Training(*size, is_calm=is_calm)
-        self.every = every
-        for _ in range(3):
-            self.training.step()
-        began = time.perf_counter()
-        self.ckpt = Checkpointer(model=self.training.model, optimizer=self.training.optimizer)
-        self.made_s = time.perf_counter() - began
+    def __init__(self, training: Training, every: int, save: Callable[[], object]) -> None:
+        self.training, self.every, self._save = training, every, save
         self.blocked_ms: list[float] = []
-        self.number = 0
 
     def save(self) -> None:
-        self.number += 1
         began = time.perf_counter()
-        self.ckpt.save(self.number)
+        self._save()
         self.blocked_ms.append(1e3 * (time.perf_counter() - began))
 
     def measure(self, pairs: int, *, is_read: bool) -> tuple[list[float], list[float]]:
@@ -138,31 +131,41 @@ def settled(turns: Turns) -> float:
 
 
 def cost(size: tuple[int, int], every: int, pairs: int, *, is_calm: bool = True) -> dict[str, Any]:
-    turns = Turns(size, every, is_calm=is_calm)
-    first_ms = settled(turns)
-    found: dict[str, Any] = {"state_gb": turns.training.bytes / 1e9, "made_s": turns.made_s, "first_save_ms": first_ms}
+    training = Training(*size, is_calm=is_calm)
+    for _ in range(3):
+        training.step()
+    began = time.perf_counter()
+    ckpt = Checkpointer(model=training.model, optimizer=training.optimizer)
+    made_s, numbers = time.perf_counter() - began, itertools.count(1)
+    turns = Turns(training, every, lambda: ckpt.save(next(numbers)))
+    found: dict[str, Any] = {"state_gb": training.bytes / 1e9, "made_s": made_s, "first_save_ms": settled(turns)}
     for name, is_read, count in (("queued", False, pairs), ("read", True, max(9, pairs // 2))):
         turns.blocked_ms.clear()
-        plain, saving = turns.measure(count, is_read=is_read)
-        stall = Middle.of([b - a for a, b in zip(plain[1:], saving[1:], strict=True)])
-        step_ms = statistics.median(plain) / every
-        found[name] = {
-            "step_ms": step_ms,
-            "stall_ms": stall.value,
-            "stall_error_ms": stall.error,
-            "longer_percent": 100 * stall.value / every / step_ms,
-            "longer_error_percent": 100 * stall.error / every / step_ms,
-            "stall_ms_per_gb": stall.value / found["state_gb"],
+        found[name] = describe_stall(*turns.measure(count, is_read=is_read), every) | {
             "blocked_ms": statistics.median(turns.blocked_ms),
             "blocked_most_ms": max(turns.blocked_ms),
-            "pairs": count - 1,
         }
-    side = turns.ckpt._snapshots.side if turns.ckpt._snapshots else None
+        found[name]["stall_ms_per_gb"] = found[name]["stall_ms"] / found["state_gb"]
+    side = ckpt._snapshots.side if ckpt._snapshots else None
     assert side
-    found["shadow_percent"] = 100 * side.ways.shadow_bytes / turns.training.bytes
-    found["skipped"] = turns.ckpt.skipped
-    turns.ckpt.close()
+    found["shadow_percent"] = 100 * side.ways.shadow_bytes / training.bytes
+    found["skipped"] = ckpt.skipped
+    ckpt.close()
     return found
+
+
+def describe_stall(plain: list[float], saving: list[float], every: int) -> dict[str, float]:
+    """Return how much longer these milliseconds of `every` steps are with a save; the first pair is left out."""
+    stall = Middle.of([b - a for a, b in zip(plain[1:], saving[1:], strict=True)])
+    step_ms = statistics.median(plain) / every
+    return {
+        "step_ms": step_ms,
+        "stall_ms": stall.value,
+        "stall_error_ms": stall.error,
+        "longer_percent": 100 * stall.value / every / step_ms,
+        "longer_error_percent": 100 * stall.error / every / step_ms,
+        "pairs": len(plain) - 1,
+    }
 
 
 def killed(*, spare: bool = False) -> dict[str, Any]:
@@ -244,8 +247,35 @@ def undisturbed(env: dict[str, str]) -> str:
         return (job.folder / "checkpoint.pt").read_text()
 
 
+def bare(pairs: int) -> dict[str, Any]:
+    """What the copies alone cost: a single tensor of the same size goes to registered memory on a stream of its own,
+    and the optimizer's step waits for it. No saver can do with less as long as it copies all of the state."""
+    training = Training(*FITS, is_calm=True)
+    for _ in range(3):
+        training.step()
+    state = torch.zeros(training.bytes, dtype=torch.uint8, device="cuda")
+    host = torch.zeros(training.bytes, dtype=torch.uint8)
+    torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0)
+    side, copied = torch.cuda.Stream(), torch.cuda.Event()
+    training.optimizer.register_step_pre_hook(lambda *_: torch.cuda.current_stream().wait_event(copied))
+
+    def save() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            host.copy_(state, non_blocking=True)
+        copied.record(side)
+
+    turns = Turns(training, 1, save)
+    found: dict[str, Any] = {"state_gb": training.bytes / 1e9}
+    for name, is_read, count in (("queued", False, pairs), ("read", True, max(9, pairs // 2))):
+        plain, saving = turns.measure(count, is_read=is_read)
+        found[name] = describe_stall(plain, saving, 1)
+    return found
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "fits": lambda: cost(FITS, 1, PAIRS),
+    "bare": lambda: bare(PAIRS),
     "long": lambda: cost(LONG, 1, PAIRS),
     "hot": lambda: cost(FITS, 1, PAIRS, is_calm=False),
     "short": lambda: cost(SHORT, EVERY, max(12, PAIRS // 2)),
@@ -276,6 +306,11 @@ def judge(parts: dict[str, dict[str, Any]], table: Table, findings: Findings) ->
             one = parts[part][way]
             text = f"{one['longer_percent']:.3f} +- {one['longer_error_percent']:.3f} of {one['step_ms']:.1f} ms"
             row(f"longer_steps_percent_{part}_{way}", one["longer_percent"], text, LONGER_GOAL)
+    if "bare" in parts and "fits" in parts:
+        for way in ("queued", "read"):
+            ours, theirs = parts["fits"][way]["stall_ms"], parts["bare"][way]["stall_ms"]
+            table.add_row(f"{way}: of what the copies alone cost", f"{ours:.2f} of {theirs:.2f} ms", "")
+            findings.figures[f"of_bare_copies_{way}"] = round(ours / theirs, 2)
     if fits := parts.get("fits"):
         row("blocked_ms", fits["read"]["blocked_ms"], f"{fits['read']['blocked_ms']:.3f}", BLOCKED_GOAL)
     if short := parts.get("short"):

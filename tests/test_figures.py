@@ -56,7 +56,6 @@ NOT_IN_RECORD: dict[str, dict[str, str]] = {
         **dict.fromkeys(("2.4", "194.1"), "no record, as the page says"),
         "1.5": "a goal",
     },
-    "BENCHMARKS.md: Snapshots on one H200": {"0.150": "no record, as the page says"},
     "BENCHMARKS.md: ByteRobust's evaluation": {
         **dict.fromkeys(("39.8", "6.77", "70.1", "99.2"), "published"),
         "96.0": "of ettr-20261116.json, which another section names",

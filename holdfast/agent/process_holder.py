@@ -1,6 +1,7 @@
 """The holder, parent and subreaper of agent, zygote and ranks: it keeps what must outlive an agent, and decides
 nothing."""
 
+import logging
 import os
 import selectors
 import signal
@@ -16,10 +17,13 @@ from holdfast.agent import main as agent
 from holdfast.agent.agent_state_files import AgentStateFiles
 from holdfast.agent.rank import last_words_judge
 from holdfast.agent.system import child_process
+from holdfast.agent.zygote_log import ZygoteLog
 from holdfast.agent.zygotes import ZygotePorts, Zygotes
+from holdfast.core.incident.own_process_end import describe_own_exit
 from holdfast.linux import own_process_settings, preimported_fork
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
+from holdfast.logs.secret_masking import keep_masked_log, make_secret_masker
 from holdfast.wire import holder_messages, holder_zygote_messages, run_and_node_specs
 from holdfast.wire.holder_messages import (
     ArenaMade,
@@ -46,6 +50,7 @@ _AGENT_LIVED_S = 5.0
 _END_S = 10.0
 _SWEEP_S = 5.0
 _SWEEP_STEP_S = 0.01
+_log = logging.getLogger("holdfast.holder")
 
 
 class Holder:
@@ -62,6 +67,7 @@ class Holder:
         self.arena = f"{memory}/{arena}"
         self._unclaimed: dict[int, tuple[int, float]] = {}  # ended before the zygote had told us whose they were
         self._agent: tuple[int, socket.socket] | None = None
+        self._lost_agent = ""  # how the one before ended
         self._agent_at = 0.0
         self._agent_tries = 0
         self._arenas: dict[str, KeptArena] = {}
@@ -72,6 +78,7 @@ class Holder:
             node_dir,
             ZygotePorts(
                 watch=self._watch_socket,
+                watch_log=self._watch_log,
                 drop=self._drop_socket,
                 on_forked=self._on_forked,
                 send_agent=self._send_agent,
@@ -132,13 +139,21 @@ class Holder:
             try:
                 self._agent = self._fork_agent()
             except OSError as e:
-                sys.stderr.write(f"cannot start the agent: {e}\n")
+                _log.warning("cannot start the agent: %s", e)
         self._watch_socket(self._agent[1], self._on_request)
         arenas = tuple(self._arenas.values())
         warm, key, modules = self._zygotes.warm, self._zygotes.key, self._zygotes.modules
         ranks = tuple(self.ranks.values())
         self._send_agent(
-            HolderListing(ranks=ranks, arena=self.arena, arenas=arenas, warm=warm, key=key, modules=modules)
+            HolderListing(
+                ranks=ranks,
+                arena=self.arena,
+                arenas=arenas,
+                warm=warm,
+                key=key,
+                modules=modules,
+                lost=self._lost_agent,
+            )
         )
 
     def _fork_agent(self) -> tuple[int, socket.socket]:
@@ -168,13 +183,21 @@ class Holder:
         signal.set_wakeup_fd(-1)
         end.close()
         for key in list(self._selector.get_map().values()):
-            assert isinstance(key.fileobj, socket.socket)
+            assert isinstance(key.fileobj, socket.socket | ZygoteLog)
             key.fileobj.close()
         self._selector.close()
         self._waker.close()
 
     def _watch_socket(self, sock: socket.socket, heard: Callable[[socket.socket], None]) -> None:
         self._selector.register(sock, selectors.EVENT_READ, heard)
+
+    def _watch_log(self, log: ZygoteLog) -> None:
+        self._selector.register(log, selectors.EVENT_READ, self._copy_log)
+
+    def _copy_log(self, log: ZygoteLog) -> None:
+        if not log.copy_lines():
+            self._selector.unregister(log)
+            log.close()
 
     def _send_agent(self, message: holder_messages.ToAgent) -> None:
         if self._agent:
@@ -288,7 +311,7 @@ class Holder:
             self._drop_socket(
                 self._agent[1]
             )  # unheard: what it still asked for, its successor will be told to do again
-            self._agent = None
+            self._agent, self._lost_agent = None, describe_own_exit(code)
             if self.code is None:
                 self._start_agent()
         elif not self._zygotes.on_child_exit(pid, code) and self._zygotes.forking:
@@ -324,6 +347,9 @@ class Holder:
             child_process.kill_all(left)
             self._reap_quietly()
             time.sleep(0.01)
+        for key in self._selector.get_map().values():
+            if isinstance(key.fileobj, ZygoteLog):
+                key.fileobj.copy_rest()
         (self.node_dir / "holder.pid").unlink(missing_ok=True)
 
     def _reap_quietly(self) -> None:
@@ -340,6 +366,7 @@ def prepare() -> None:
 
 
 def main() -> int:
+    keep_masked_log(logging.StreamHandler(sys.stderr), make_secret_masker())
     own_process_settings.become_subreaper()
     return Holder(Path(sys.argv[1])).run()
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.agent.system import child_process
+from holdfast.agent.zygote_log import ZygoteLog
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.linux import preimported_fork
 from holdfast.linux.preimported_fork import OpenFiles, Program
@@ -36,6 +37,7 @@ class ZygotePorts(NamedTuple):
     """Callbacks that zygotes get from their holder."""
 
     watch: Callable[[socket.socket, Callable[[socket.socket], None]], None]  # call back when there is something to read
+    watch_log: Callable[[ZygoteLog], None]  # copy what it gets until nobody can write to it any more
     drop: Callable[[socket.socket], None]  # watch it no longer
     on_forked: Callable[[str, int], None]  # a rank has this pid
     send_agent: Callable[[holder_messages.ToAgent], None]
@@ -123,14 +125,15 @@ class Zygotes:
 
     def _start_zygote(self, preload: PreloadZygote) -> Zygote:
         ours, theirs = holder_messages.make_socket_pair()
-        log = os.open(self._node_dir / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = ZygoteLog(self._node_dir / "zygote.log", preload.env)
+        self._ports.watch_log(log)  # before the fork, which closes all that is watched
         preloads = [word for module in preload.names() for word in ("--preload", module)]
         end = theirs.detach()
         args = ("--fd", str(end), "--ranks", str(preload.ranks), *preloads)
         program = Program(module="holdfast.client.boot.zygote", args=args, env=preload.env, bare=True)
-        files = OpenFiles(stdout=log, stderr=log, keep=(end,))
+        files = OpenFiles(stdout=log.far_end, stderr=log.far_end, keep=(end,))
         pid = preimported_fork.fork(program, files, lambda: self._ports.close_inherited(ours), tied=True)
-        os.close(log)
+        os.close(log.far_end)
         os.close(end)
         ours.settimeout(10.0)
         self._ports.watch(ours, self._on_packet)

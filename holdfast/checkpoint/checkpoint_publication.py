@@ -38,6 +38,7 @@ from holdfast.checkpoint.storage_opener import Storage, open_storage
 from holdfast.checkpoint.storage_owner import check_ownership, this_process
 from holdfast.checkpoint.writable_check import try_write
 from holdfast.checkpoint.write_lane import WritePulse
+from holdfast.core.terminal_sanitizer import cut_words
 
 SMALL_AT_ONCE = 8  # small files are waited for, not worked on
 UNKNOWN = -1  # the step that rank 0 writes just now, whichever it is
@@ -84,9 +85,16 @@ def _withdraw_part(storage: Storage, draft: CheckpointPart, why: str) -> None:
     """Delete a failed part's file to free space, and record the reason for the rank that waits for this part."""
     with suppress(StorageError):
         storage.remove_file(draft.file)
-        storage.put_mark(draft.name, encode_part(msgspec.structs.replace(draft, why=why[:_WHY_CHARS])))
+        storage.put_mark(draft.name, encode_part(msgspec.structs.replace(draft, why=_masked_reason(why))))
         return
     storage.drop_empty_folder()  # nobody could tell whose it is
+
+
+def _masked_reason(why: str) -> str:
+    """Return why a part was not written, as others may read it: an address of storage can hold a password."""
+    from holdfast.logs.secret_masking import make_secret_masker  # not before: ranks start without it
+
+    return cut_words(make_secret_masker()(why), _WHY_CHARS)
 
 
 def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], *, before: int) -> None:

@@ -73,7 +73,8 @@ class AgentIngest:
     # --- links -------------------------------------------------------------------------------------------------
 
     async def serve_agent(self, request: web.Request) -> web.WebSocketResponse:
-        ws = web.WebSocketResponse(max_msg_size=agent_messages.MAX_BYTES, heartbeat=PING_S)
+        # A kilobyte may unpack to a message of the largest size, and a read holds hundreds of them.
+        ws = web.WebSocketResponse(max_msg_size=agent_messages.MAX_BYTES, heartbeat=PING_S, compress=False)
         await ws.prepare(request)
         await self.attend_link(ws, CALLER.get())
         return ws
@@ -330,6 +331,8 @@ class AgentIngest:
             self.controller.process_event(links)
         if alarm := self.detectors.stalls.on_beat(now, beat):
             self.controller.announce_news(alarm)
+        if slow := self.detectors.stalls.measure_slow_time(now):
+            self.controller.process_event(slow)
         # What was no training ends with the first step, not with the next report.
         if self.detectors.stalls.hang.resumed and (progress := self.detectors.pace.flush_progress(now)):
             self.controller.process_event(progress)

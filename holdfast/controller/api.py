@@ -51,6 +51,7 @@ _MOST_SEQ = 1 << 63
 _SHUTDOWN_S = 1.0
 _AGENT = "/agent"
 _ARCHIVES = "/api/v1/releases/"
+_GUARDED = web.RequestKey("guarded", bool)  # the guard has seen this request
 
 
 def status_of(controller: Controller) -> Status:
@@ -116,6 +117,7 @@ class ApiEntrance(NamedTuple):
 def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     """Build the web application; it gives the same answers at every entrance."""
     app = web.Application(middlewares=[_guard_routes(door)], client_max_size=_MAX_BODY)
+    app.on_response_prepare.append(_close_unguarded)
     controller = built.controller
 
     async def status(request: web.Request) -> web.Response:
@@ -261,6 +263,7 @@ def _guard_routes(door: ApiEntrance) -> Any:
 
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
+        request[_GUARDED] = True
         enrols = request.path == enrolment.PATH and door.enrolling is not None and "Origin" not in request.headers
         caller = refuse_foreign_page(request, mutual_tls.CONTROLLER) if enrols else door.admit(request)
         if caller is None:
@@ -279,6 +282,13 @@ def _guard_routes(door: ApiEntrance) -> Any:
         return await _answer_request(request, handler)
 
     return guard
+
+
+async def _close_unguarded(request: web.Request, answer: web.StreamResponse) -> None:
+    """Close the link after an answer that the server gives by itself, as to a header Expect that it does not know: a
+    caller who is not known could ask for as many as it likes by one link."""
+    if _GUARDED not in request:
+        answer.force_close()
 
 
 async def _answer_request(request: web.Request, handler: Answer) -> web.StreamResponse:

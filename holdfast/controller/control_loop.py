@@ -11,6 +11,7 @@ from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.controller.fleet_watch import FleetWatch
+from holdfast.controller.full_disk_note import read_full_disk
 from holdfast.controller.job_clock import JobClock
 from holdfast.controller.job_progress_watch import StallWatch
 from holdfast.controller.network_watch import NetworkWatch
@@ -34,6 +35,7 @@ from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Decision, Entry
 from holdfast.wire.agent_messages import Hello
+from holdfast.wire.run_and_node_specs import FULL_DISK
 
 TICK_S = 0.25
 LINK_LOST_S = 0.5  # between surveys while a node has no link and is not silent for long enough to count as lost
@@ -170,7 +172,10 @@ class Controller:
     def _announce_takeover(self, lost: Lost | None) -> None:
         if lost and lost.generation > self.view.generation:
             self.registry.record_orphaned(lost.generation)
-        self.process_event(Successor(epoch=self.epoch, lost=lost, alone_since=self.journal.alive_at))
+        alive_at = self.journal.alive_at
+        full = read_full_disk(self.executor.notes.get_note(FULL_DISK), alive_at)
+        taken_over = Successor(epoch=self.epoch, lost=lost, alone_since=alive_at, full_disk=full.path)
+        self.process_event(msgspec.structs.replace(taken_over, full_until=full.until))
 
     def _hear_departures(self) -> None:
         """Process what nodes of this generation last reported when they left while no controller ran."""

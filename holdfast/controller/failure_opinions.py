@@ -19,7 +19,7 @@ from holdfast.core.record.opinion_requests import FailureOutcome, FailureQuestio
 from holdfast.logs import opinion_process
 from holdfast.logs.opinion_action_limit import TEST, limit_action
 from holdfast.logs.opinion_process import OpinionReply, OpinionRequest, OutcomeRequest
-from holdfast.logs.secret_masking import Masker
+from holdfast.logs.secret_masking import Masker, last_bytes
 from holdfast.logs.user_rows import past_cases_path
 from holdfast.model.detector_alarm import OPINION, Alarm, Kind, Stance
 from holdfast.model.journal_entry import Entry
@@ -76,7 +76,7 @@ class FailureOpinions:
             self._say(f"about incident {judged.number}: {sentence}")
         self._kept[judged.number] = reply.id
         if reply.opinion and reply.opinion.said_by != "rules":
-            announce(make_alarm(judged, reply.opinion.diagnosis))
+            announce(self._mask.mask_alarm(make_alarm(judged, reply.opinion.diagnosis)))  # it quotes the log as it is
 
     def _make_request(self, judged: JudgedIncident) -> OpinionRequest:
         cause = judged.cause
@@ -116,7 +116,7 @@ class FailureOpinions:
         try:
             return opinion_process.to_reply(answer)
         except msgspec.DecodeError:
-            said = self._mask.mask_end(words[-_TAIL:].decode("utf-8", "replace"), _WORDS)
+            said = self._mask.mask_end(last_bytes(words, _TAIL).decode("utf-8", "replace"), _WORDS)
             _log.warning("the opinion process failed: %s", said)
             return OpinionReply(said=("there is no opinion: its process failed, and the controller's log says why",))
 

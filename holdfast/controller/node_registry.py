@@ -68,6 +68,8 @@ class NodeRegistry:
             self.stored = max(self.stored, beat.stored)
             self.knows_losses |= beat.loss is not None or bool(beat.loss_source)
             self.made_up = beat.made_up if beat.step >= 0 else self.made_up
+            if self.owns_rank(beat.node, 0):  # whose keeper tells what is missed
+                self.storage.on_restored(beat.generation, beat.restored)
             self.record_stored(now, beat)
 
     def record_stored(self, now: float, told: Beat | Done) -> None:

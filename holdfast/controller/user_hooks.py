@@ -28,7 +28,7 @@ from holdfast.core.record.hook_notices import (
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.decoding import from_json
 from holdfast.linux import own_process_settings
-from holdfast.logs.secret_masking import Masker, env_secrets
+from holdfast.logs.secret_masking import Masker, env_secrets, last_bytes
 from holdfast.model.journal_entry import Entry
 
 _PROGRESS = "hooked.json"
@@ -139,8 +139,8 @@ class UserHooks:
             with _notice_file(notice) as told, _log_file(self._run_dir) as log:
                 began = log.tell()
                 code = await self._execute_command(notice, told, log)
-                log.seek(max(began, log.seek(0, os.SEEK_END) - _TAIL))
-                said = self._mask.mask_end(log.read(_TAIL).decode("utf-8", "replace"), _WORDS)
+                log.seek(max(began, log.seek(0, os.SEEK_END) - _TAIL - 1))
+                said = self._mask.mask_end(last_bytes(log.read(_TAIL + 1), _TAIL).decode("utf-8", "replace"), _WORDS)
         except OSError as e:
             return f"cannot be started: {e}"
         if code is None:

@@ -136,10 +136,10 @@ def _line_of(error: Exception) -> str:
     return f"it lacks {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
 
 
-async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Return the result of `ask`. If Kubernetes says that we lack a right, call `ask` again for up to 30 s. Raise
-    FleetRefusal after that, or at once for another refusal."""
-    until = time.monotonic() + _RIGHTS_S
+async def ask_until_refused(ask: Callable[[], Awaitable[Answer]], tell: Callable[[str], None]) -> Answer:
+    """Return the result of `ask`. If Kubernetes says that we lack a right, `tell` its words, and call `ask` again for
+    up to 30 s. Raise FleetRefusal after that, or at once for another refusal."""
+    until, told = time.monotonic() + _RIGHTS_S, ""
     while True:
         try:
             return await ask()
@@ -148,6 +148,8 @@ async def ask_until_refused(ask: Callable[[], Awaitable[Answer]]) -> Answer:
                 raise
             if _LACKS_RIGHT not in str(e) or time.monotonic() > until:
                 raise FleetRefusal(str(e)) from None
+            if str(e) != told:
+                tell(told := str(e))
         await asyncio.sleep(_AGAIN_S)
 
 

@@ -134,10 +134,10 @@ class KubernetesFleet:
         if self._records.nodes.get(node, PodRecord(released=True)).released:
             return  # it was given back before it was made
         secret = make_secret(self._shape, node, self._wishes.files(node), owner)
-        await ask_until_refused(lambda: self._client.create_secret(secret))
+        await ask_until_refused(lambda: self._client.create_secret(secret), _log.warning)
         pod = make_pod(self._shape, node, self._wishes.command(node), owner, avoided)
         pod["metadata"].setdefault("annotations", {})[EPOCH_NOTE] = str(self._epoch())
-        self._table.note_created(await ask_until_refused(lambda: self._client.create_pod(pod)))
+        self._table.note_created(await ask_until_refused(lambda: self._client.create_pod(pod), _log.warning))
         self._keep_node(node, created=True)
 
     async def _undo(self, names: Sequence[str]) -> None:
@@ -156,7 +156,8 @@ class KubernetesFleet:
     async def _find_owner(self) -> Manifest:
         if self._owner is None:
             run = self._shape.run
-            lease = await ask_until_refused(lambda: self._client.get_or_make_lease(run, run_labels(run)))
+            labels = run_labels(run)
+            lease = await ask_until_refused(lambda: self._client.get_or_make_lease(run, labels), _log.warning)
             self._owner = owner_reference(self._shape.run, (lease.metadata and lease.metadata.uid) or "")
         return self._owner
 

@@ -37,15 +37,15 @@ class KubernetesLease:
         """`note` is a file. It says which controller of the run last had the lease on this machine, and until when."""
         self._client, self._run, self._holder, self._note, self._say = client, run, holder, note, say
         self._term = LeaseTerm(f"the lease of {run}", LASTS_S, _MARGIN_S)
+        self._told = ""  # why the lease was not taken at the last try
         self._seen = ""  # the holder and its last renewal, by its own clock
         self._seen_at = 0.0  # when it changed last, by ours: clocks of other hosts are not compared
 
     async def take(self) -> None:
         """Wait until no other controller of this run has the lease, and take it."""
-        told = ""
         while True:
             try:
-                lease, asked_at = await ask_until_refused(self._find), boot_time()
+                lease, asked_at = await ask_until_refused(self._find, self._say_refused), boot_time()
                 if self._is_free(lease):
                     await self._client.replace_lease(self._renewed(lease))
                     self._term.begin(asked_at)
@@ -66,9 +66,16 @@ class KubernetesLease:
                     raise
                 # The run has had a controller before: it is not ended, as its ranks may train.
                 held = f"the lease of {self._run} cannot be taken yet: {e}"
-            if held != told:
-                self._say(told := held)
+            self._say_once(held)
             await asyncio.sleep(_LOOK_S)
+
+    def _say_refused(self, why: str) -> None:
+        self._say_once(f"the lease of {self._run} cannot be taken yet: {why}")
+
+    def _say_once(self, text: str) -> None:
+        if text != self._told:
+            self._say(text)
+        self._told = text
 
     def check(self) -> None:
         """Raise LeaseLostError if another controller may have the lease by now. This asks nobody."""

@@ -83,10 +83,9 @@ class SlurmCommands:
             if id.isdecimal():
                 return int(id)
             raise OSError(f"sbatch answered {done.stdout.strip()!r}, which names no job")
-        sentence = slurm_replies.last_sentence(done.stderr)
-        raise (
-            OSError(f"sbatch: {sentence}") if slurm_replies.may_pass(sentence) else FleetRefusal(f"sbatch: {sentence}")
-        )
+        passes = slurm_replies.may_pass(slurm_replies.failure_sentence(done.returncode, done.stderr))
+        told = f"sbatch: {slurm_replies.refusal_sentence(done.returncode, done.stderr)}"
+        raise OSError(told) if passes else FleetRefusal(told)
 
     def find_jobs(self) -> dict[int, str]:
         """Return the names of this run's live jobs, by their ids. Another run may have jobs of the same names, but it
@@ -171,8 +170,8 @@ class SlurmCommands:
     def cancel(self, what: str) -> None:
         """Cancel a job (12) or a job step (12.3). It is no error if the job or step is already over."""
         self._before_change()
-        done = self._run(["scancel", "--quiet", what])
-        sentence = slurm_replies.last_sentence(done.stderr)
+        done = self._run(["scancel", what])  # with --quiet it fails without a word if the job is over
+        sentence = slurm_replies.failure_sentence(done.returncode, done.stderr)
         if done.returncode and "invalid job" not in sentence.lower() and "already" not in sentence.lower():
             raise OSError(f"scancel {what}: {sentence}")
 
@@ -204,7 +203,7 @@ class SlurmCommands:
 
     def _ask(self, words: Sequence[str]) -> str:
         done = self._run(words)
-        sentence = slurm_replies.last_sentence(done.stderr)
+        sentence = slurm_replies.failure_sentence(done.returncode, done.stderr)
         if done.returncode and "invalid job id" not in sentence.lower():  # as it says of jobs that ended long ago
             raise OSError(f"{words[0]}: {sentence}")
         return done.stdout

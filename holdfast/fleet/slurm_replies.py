@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.incident.incident_text import describe_exit
 from holdfast.decoding import from_json
 
 # The fields of one job, in this order, as `squeue -O` prints them with SLURM_TIME_FORMAT=%s.
@@ -23,6 +24,9 @@ _DUE_TO = {"": "CANCELLED", "TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", 
 _GRACE_S = 30.0  # taken for the grace of a preemption that is not known
 _FLAGS = frozenset({"COMPLETING", "CONFIGURING", "POWER_UP_NODE", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"})
 _ENDED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE (?:TO|to) ([\w ]+?))? \*\*\*")
+_SPEAKER = re.compile(r"^s[a-z]+: (?:error: |fatal: )?")
+_ADVICE = 'Try "'  # ... --help" for more information
+_REFUSED, _BEFORE = "Batch job submission failed", 3
 _HOSTS = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _PAIR = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
@@ -249,10 +253,23 @@ def parse_version(text: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def last_sentence(stderr: str) -> str:
-    """Return the last error message of a Slurm command, without the command's name."""
-    lines = [re.sub(r"^\w+: (error|fatal): ", "", line.strip()) for line in stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else "it did not say why"
+def failure_sentence(code: int, stderr: str) -> str:
+    """Return why a command of Slurm failed, in its own last sentence; if it printed none, how it ended."""
+    lines = _sentences(stderr)
+    return lines[-1] if lines else f"it {describe_exit(code)} and said nothing"
+
+
+def refusal_sentence(code: int, stderr: str) -> str:
+    """Return why `sbatch` refused a job. What comes before its last sentence may name the cause: which partition it is,
+    or what the site's own plugin asks for."""
+    last, before = failure_sentence(code, stderr), _sentences(stderr)[:-1]
+    return "; ".join([*before[-_BEFORE:], last]) if last.startswith(_REFUSED) else last
+
+
+def _sentences(stderr: str) -> list[str]:
+    """Return the lines that a command of Slurm printed, without its name and without the advice to ask for help."""
+    lines = (_SPEAKER.sub("", line.strip()) for line in stderr.splitlines())
+    return [line for line in lines if line and not line.startswith(_ADVICE)]
 
 
 def may_pass(sentence: str) -> bool:

@@ -5,10 +5,10 @@ that none of the parent's frames remain below the program's, and the program sta
 """
 
 import atexit
+import logging
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -140,7 +140,7 @@ def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: b
         _become_program(program, files, show)
         os.close(show)
     except BaseException:  # whatever it is, the parent's frames above are not to hear of it
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # of our own programs, which mask what it holds
         os._exit(FAILED)
     raise ForkedChild(program)
 
@@ -180,5 +180,16 @@ def _program_main(program: Program) -> Callable[[], int | None]:
     sys.argv = [module.__file__ or program.module, *program.args]
     sys.orig_argv = program.shown_argv()
     sys.path[:] = _born_path if sys.flags.safe_path else [_NOWHERE, *_born_path]
+    _forget_hooks()
     main: Callable[[], int | None] = module.main
     return main
+
+
+def _forget_hooks() -> None:
+    """Undo what this process, as another program, has set for its own log: a zygote would hand it on to ranks."""
+    sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
+    threading.excepthook = threading.__excepthook__
+    logging.captureWarnings(False)
+    logging.raiseExceptions = True
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)

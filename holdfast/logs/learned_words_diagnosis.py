@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog, FailureClass
 from holdfast.core.log_analysis.line_prefixes import LogLine
+from holdfast.core.terminal_sanitizer import cut_words
 from holdfast.logs.learned_words import NOTHING, LearnedWords, read_log_words, weigh_rules
 from holdfast.logs.opinion_action_limit import limit_action
 from holdfast.model.last_words_diagnosis import Diagnosis
@@ -84,7 +85,7 @@ def _retell(rules: Diagnosis, klass: FailureClass, sure: float, said: Sequence[L
         action=limit_action(klass.action),
         confidence=sure,
         explanation=f"{klass.title}, by the words of the whole log, which are like those of such failures. {less}",
-        evidence=tuple(one.raw[:_EVIDENCE_CHARS] for one in said) or rules.evidence,
+        evidence=tuple(cut_words(one.raw, _EVIDENCE_CHARS) for one in said) or rules.evidence,
         root_rank=next((rank for rank in ranks if rank is not None), None),
         title=klass.title,
         hint=klass.hint,

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.log_analysis.failure_catalog import FailureClass
+from holdfast.core.terminal_sanitizer import cut_words
 from holdfast.logs.log_digest import ShownLine, plain_line
 from holdfast.logs.model_request import SAMPLES, NoAnswer
 from holdfast.logs.opinion_action_limit import CAP, TEST, limit_action
@@ -73,7 +74,7 @@ def check_answer(answer: ModelAnswer, shown: Sequence[ShownLine], classes: Mappi
     if answer.klass not in classes:
         raise NoAnswer(f"named an unknown class: {sanitize_words(answer.klass)[:60]}")
     real = [line for quote in answer.evidence if (line := _find_quote(quote, shown))]
-    evidence = tuple(dict.fromkeys(line[:_EVIDENCE_CHARS] for line in real))[:_LINES]
+    evidence = tuple(dict.fromkeys(cut_words(line, _EVIDENCE_CHARS) for line in real))[:_LINES]
     if not evidence:
         raise NoAnswer("cites lines that are not in the log")
     trust = 1.0 if len(real) == len(answer.evidence) else 0.5  # who invents one line may have invented more

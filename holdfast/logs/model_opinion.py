@@ -56,6 +56,22 @@ def _ask_model(
     if limits.key_env and not key:
         raise NoAnswer(f"is not asked: {limits.key_env}, which model.key_env names, is not set")
     mask = make_masker(hosts=limits.hide_hosts, known=[key])
+    try:
+        return _take_opinion(rules, lines, settings, near, key=key, mask=mask)
+    except NoAnswer as e:
+        raise NoAnswer(mask(str(e))) from None  # a server may quote the key
+
+
+def _take_opinion(
+    rules: Diagnosis,
+    lines: Iterable[bytes | str],
+    settings: Settings,
+    near: Sequence[NearCase],
+    *,
+    key: str,
+    mask: Callable[[str], str],
+) -> tuple[Diagnosis, CatalogRow | None]:
+    limits = settings.model
     log = digest_log(lines, budget=limits.chars, mask=mask)
     masked = msgspec.structs.replace(rules, explanation=mask(rules.explanation))
     classes = {klass.klass: klass for klass in catalog_files.load_classes()}

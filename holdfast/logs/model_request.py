@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from holdfast.config import ModelLimits
+from holdfast.core.terminal_sanitizer import cut_words
 from holdfast.decoding import from_json
 
 _ANSWER_BYTES = 1 << 20
@@ -85,7 +86,7 @@ async def _take_sample(
     except TimeoutError:
         return NoAnswer(f"has not answered within {limits.timeout_s:g} s")
     except (aiohttp.ClientError, OSError, UnicodeError) as e:
-        return NoAnswer(f"cannot be reached at {limits.url}: {str(e)[:_DETAIL_CHARS] or type(e).__name__}")
+        return NoAnswer(f"cannot be reached at {limits.url}: {cut_words(str(e), _DETAIL_CHARS) or type(e).__name__}")
 
 
 async def _ask_patiently(
@@ -144,4 +145,5 @@ def _retry_seconds(after: str) -> float | None:
 
 def _error_detail(body: bytes) -> str:
     text = body[: 4 * _DETAIL_CHARS].decode("utf-8", "replace")
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_DETAIL_CHARS] or "no reason given"
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return cut_words(words, _DETAIL_CHARS) or "no reason given"

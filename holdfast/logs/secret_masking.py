@@ -23,13 +23,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.terminal_sanitizer import CUT
+from holdfast.core.terminal_sanitizer import CUT, cut_words
 from holdfast.model.detector_alarm import Alarm
 
 _FIXED = frozenset({"who", "owner", "node", "nodes", "suspects", "run_id", "digest", "signature"})
 HIDDEN = "..."  # in the place of a value that may be a secret
 _SHORTEST = 8  # a known secret that is shorter would mask ordinary words
-_NAMED = re.compile(r"PASS|SECRET|TOKEN|CREDENTIAL|API_?KEY|ACCESS_?KEY|_KEY$|AUTH", re.IGNORECASE)
+_NAMED = re.compile(
+    r"PASS|SECRET|TOKEN(?!IZ)|CREDENTIAL|API_?KEY|ACCESS_?KEY|_KEY$|_PWD$|AUTH(?!OR(?!IZ))", re.IGNORECASE
+)
+_COUNTED = re.compile(r"TOKENS", re.IGNORECASE)  # MAX_TOKENS, where the value is a number
 _PLACE = re.compile(r"^(?:~|\.\.?)/|^\w+://[^@]*$")  # paths of sockets and files, and addresses: no secrets
 _IP = re.compile(
     r"(?<![\w.=-])(?<!\w=)(?:10(?:\.\d{1,3}){3}|(?:192\.168|169\.254|172\.(?:1[6-9]|2\d|3[01])|100\.(?:6[4-9]|[7-9]\d"
@@ -42,11 +45,19 @@ _HOST = re.compile(
     r"|(?:[\w-]+\.)+(?:internal|local|localdomain|lan|corp|intra|intranet|private|home\.arpa|svc))(?![\w-])",
     re.IGNORECASE,
 )
-_KEY_BEGINS, _KEY_ENDS = re.compile("-----BEGIN [A-Z ]*PRIVATE KEY"), re.compile("-----END [A-Z ]*PRIVATE KEY")
-# Of a key whose first line is not quoted. Hashes, in letters of one case, are none.
-_KEY_BODY = re.compile(r"(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+/]{40,76}={0,2}")
+_KEY_BEGINS = re.compile(r"-{4,5} ?BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY|^Private-Lines: ")
+_KEY_ENDS = re.compile(r"-{4,5} ?END[ A-Z0-9_-]{0,100}PRIVATE KEY|^Private-MAC: ")
+# Of a key whose first line is not quoted. Hashes, in letters of one case, are none. Behind the prefix of a log's line
+# only lines of the usual length are known.
+_KEY_BODY = re.compile(
+    r"(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+/]{40,76}={0,2}"
+    r"|.{0,200}\s(?=\S{64}\Z)(?=\S*[a-z])(?=\S*[A-Z])(?=\S*[0-9])[A-Za-z0-9+/]{64}"
+)
 _KEY_LAST = re.compile(r"[A-Za-z0-9+/]{2,76}={0,2}")  # before its END; its last line may be short
 _HOME = re.compile(r"(?<=/home/)[\w.-]+|(?<=/Users/)[\w.-]+")
+_FIRST_WORD, _LAST_WORD = re.compile(rb"\A\S+"), re.compile(r"(?<!\S)\S+$")
+_LONG = 1 << 14  # characters of a line that are masked at most, where less than that is shown
+_KEY_LINES = 256  # before a line: no private key has more
 
 
 class SecretKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +116,11 @@ class Masker:
     def mask_end(self, text: str, most: int) -> str:
         """Return the last `most` characters of a text, which is masked before it is cut."""
         return "\n".join(self.mask_lines(text.splitlines())).strip()[-most:]
+
+    def mask_last_line(self, text: str, most: int) -> str:
+        """Return the last line of a text that is not blank, masked, then cut to at most `most` characters."""
+        lines = [line.strip() for line in text.splitlines() if line.strip()][-_KEY_LINES:]
+        return cut_words(self.mask_lines(map(trim_line, lines))[-1], most) if lines else ""
 
     def mask_alarm(self, alarm: Alarm) -> Alarm:
         """Mask the texts of an alarm; the names of its nodes stay."""
@@ -168,7 +184,7 @@ class MaskingFormatter(logging.Formatter):
 def keep_masked_log(log: logging.Handler, mask: Masker) -> None:
     """Make `log` the log of this process, masked. Python would print exceptions that nobody catches, and warnings, to
     standard error as they are: they go through the log as well. Call this only where no ranks are forked, which would
-    inherit it."""
+    inherit it; programs forked by linux/preimported_fork.py begin without it."""
     log.setFormatter(MaskingFormatter(mask))
     logging.basicConfig(handlers=[log], level=logging.INFO)
     logging.captureWarnings(True)
@@ -203,11 +219,27 @@ def env_secrets(env: Mapping[str, str]) -> list[str]:
     """Return the values of environment variables with names like PASSWORD, and each line of those that have several.
     Leave out addresses and paths. A key in base64 may begin with a slash, so a path is absolute only in a folder that
     this host has."""
-    values = [value for name, value in env.items() if _NAMED.search(name) and not _PLACE.search(value)]
+    values = [
+        value
+        for name, value in env.items()
+        if _NAMED.search(name) and not _PLACE.search(value) and not (value.isdigit() and _COUNTED.search(name))
+    ]
     # Its entries are not looked at: one may be a mount that hangs.
     tops = os.listdir("/") if any(value.startswith("/") for value in values) else []
     found = [value for value in values if not (value.startswith("/") and value[1:].partition("/")[0] in tops)]
     return [*found, *(line.strip() for value in found if "\n" in value for line in value.splitlines())]
+
+
+def last_bytes(text: bytes, most: int) -> bytes:
+    """Return the last bytes of a text, without the word that the cut made shorter: nobody could tell that it is a
+    secret."""
+    return text if len(text) <= most else _FIRST_WORD.sub(b"", text[-most:])
+
+
+def trim_line(line: str) -> str:
+    """Cut a line before it is masked, as masking a very long one would take too long. It loses the word that the cut
+    made shorter, as nobody could tell that it is a secret. Less of the line is to be shown than is left."""
+    return line if len(line) <= _LONG else (_LAST_WORD.sub("", line[:_LONG]) or "(one long word)") + CUT
 
 
 @cache

@@ -146,6 +146,7 @@ class Say(msgspec.Struct, frozen=True, kw_only=True, tag="say"):
 
     text: str
     standbys: tuple[str, ...] = ()  # that it says are lost
+    until: float = 0.0  # by when what it says ends at the latest; 0: it tells of no end
 
 
 Action = Acquire | Dismiss | Block | Launch | Stop | Stage | Probe | Replay | Finish | Say

@@ -97,6 +97,22 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
         return before is not None and before.numbered and not self.numbered and self.step < before.step
 
 
+class SlowTime(msgspec.Struct, frozen=True, kw_only=True, tag="slow_time"):
+    """A time in which the job was slower than before, for the report alone. One with the same `since` replaces it."""
+
+    generation: int
+    since: float
+    until: float  # so far
+    cost_s: float  # seconds sooner by which a job as fast as before would have been here
+    node: str = ""  # for which the others waited; "": nobody was named
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times as long steps took, on average."""
+        took_s = self.until - self.since
+        return took_s / (took_s - self.cost_s) if 0 < self.cost_s < took_s else 1.0
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """All ranks of a node are done: they have exited with code 0, or have finished their scripts and hang at exit."""
 
@@ -180,6 +196,8 @@ class Successor(msgspec.Struct, frozen=True, kw_only=True, tag="successor"):
     epoch: int  # lives of controllers in this run, with this one
     lost: Lost | None = None
     alone_since: float = 0.0  # the last sign of life of the controller before; 0: not known
+    full_disk: str = ""  # the run directory, if that controller had ended because its disk was full
+    full_until: float = 0.0  # and when it had room again
 
 
 Event = (
@@ -188,6 +206,7 @@ Event = (
     | Alarm
     | Progress
     | StorageReport
+    | SlowTime
     | Ended
     | Outcome
     | Order

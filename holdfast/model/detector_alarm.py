@@ -14,6 +14,7 @@ NO_STEP = "no step"  # the signature of an alarm that only says that the job sta
 GPU_HANG = "hang of a GPU"  # how the signature of a hang begins in which GPUs keep the others waiting
 SWITCH = "links lost together"  # the signature of an alarm about machines that a switch has cut off
 MACHINE_LOST = "machine lost"  # the signature of an alarm about a node whose machine failed, as its fleet says
+AGENT_LOST = "agent lost"  # the signature of an alarm about a node whose agent died, and has a successor
 OPINION = "opinion"  # the signature of an alarm that says what a failure may have been, and no more
 
 
@@ -51,6 +52,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     alone: bool = False  # the rank's log shows this exception and no other, and no sign of another failure before it
     own: bool = False  # so it is, the script's own code raised it, and its words tell of nothing outside this rank
     pressed: str = ""  # a killed rank: the sign that memory was scarce, where the kernel does not count its kills
+    full_disk: str = ""  # a path on the full disk that explains it; "": none is known to
     klass: str = ""  # class of the failure taxonomy
     title: str = ""  # the class in words; "": they are those of its name
     group: str = ""  # whose fault, in the taxonomy's words

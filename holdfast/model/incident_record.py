@@ -42,6 +42,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # of the first alarm
     last_kind: str = ""  # of what the verdict is on, where there were several failures; "": journals did not tell
     last_cause: str = ""  # and what that was, if it was another one than the first
+    causes: tuple[str, ...] = ()  # what each failure was, where there were several; (): one, or journals did not tell
     klass: str  # of the failure taxonomy, "" where unknown
     verdict: Verdict
     good_step: int  # last step before the trouble, -1: none was made

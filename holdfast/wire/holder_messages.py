@@ -125,6 +125,7 @@ class HolderListing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
     warm: bool
     key: str = ""  # of the zygote
     modules: tuple[str, ...] = ()  # that the newest zygote was asked to have
+    lost: str = ""  # how the agent before this one ended, in words; "": there was none
 
 
 class ArenaMade(msgspec.Struct, frozen=True, kw_only=True, tag="made"):

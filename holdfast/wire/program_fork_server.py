@@ -1,6 +1,6 @@
 """The fork server: a process that has imported what nodes, the store and the controller need, and forks them.
 
-    python -u -m holdfast.wire.program_fork_server FD PARENT RANKS_MODULE... -- MODULE...
+    python -u -m holdfast.agent.fork_server_main FD PARENT RANKS_MODULE... -- MODULE...
         [-- RANKS_MODULE... -- MODULE... -- S]
 
 The server listens at FD and answers only its own user; a caller also checks that the server belongs to its user. It
@@ -8,12 +8,16 @@ imports each RANKS_MODULE for ranks, and each MODULE for other programs. It impo
 S seconds without a request, so that no early caller waits for them. The server dies with its parent PARENT, but the
 processes that it forked live on. With a server, ten nodes on a laptop import torch once, not twenty-one times.
 
+A caller may also ask how a program that it forked has ended: only the parent of a process learns that.
+
 A caller sends a program and its open files. The server answers that it has begun, the caller confirms that it still
 wants the program, and the server returns the pid. A caller may give up before it confirms: then nothing is forked.
 """
 
+import contextlib
 import gc
 import importlib
+import logging
 import os
 import select
 import signal
@@ -36,6 +40,7 @@ from holdfast.wire import unix_sockets
 
 NAMED = "HOLDFAST_FORK_SERVER"  # in the environment: the socket of one that is there already
 _NAME = "fork.sock"
+_SERVER = "holdfast.agent.fork_server_main"
 _HOLDER = "holdfast.agent.process_holder"
 _CONTROLLER = "holdfast.cli.launch.controller_main"
 _REQUEST_S = 10.0  # for all of a request to arrive
@@ -44,17 +49,21 @@ _ANSWER_S = 60.0
 _ASK_S = 1.0  # how often it is looked whether it can answer at all
 _BACKLOG = 128
 _MOST_FILES = 8
+_MOST_EXITS = 4096  # that the server remembers
+_EXIT_OF = ""  # no module: a question for the exit code of the pid in the arguments
 _PART_BYTES = 1 << 16
 _BEGUN = b"."
 _WANTED = b"!"  # from here on the process may be there, whatever becomes of the answer
 _LENGTH = struct.Struct("!I")
 _LOOK_S = 0.01
+_log = logging.getLogger("holdfast.fork_server")
 NOT_YOURS = "the fork server belongs to another user"
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     error: str = ""
+    code: int | None = None  # the exit code that was asked for; None: not known
 
 
 class Later(msgspec.Struct, frozen=True):
@@ -80,7 +89,7 @@ class ForkServer:
         with unix_sockets.listen(path, backlog=_BACKLOG) as listener:
             args = (str(listener.fileno()), str(os.getpid()), *modules)
             self._process = subprocess.Popen(
-                Program(module=__name__, args=args, env=env).exec_command(),
+                Program(module=_SERVER, args=args, env=env).exec_command(),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -125,6 +134,10 @@ class ProgramProcess:
         poll = select.poll()  # select() takes no file above 1023, and a controller has one for every node
         poll.register(self._fd, select.POLLIN)
         return bool(poll.poll(0))
+
+    def exit_code(self) -> int | None:
+        """Return the exit code of a program that this process executed; None while it runs, or if it was forked."""
+        return self._child.poll() if self._child is not None else None
 
     def send_signal(self, number: int) -> None:
         try:
@@ -186,7 +199,26 @@ def _await_start(server: socket.socket, pid: int, begin_s: float) -> None:
     raise TimeoutError
 
 
+def find_exit_code(server: Path | None, pid: int) -> int | None:
+    """Return how a program that the fork server forked has ended; None if it runs, or if nobody knows."""
+    if server is None or not pid:
+        return None
+    question = Program(module=_EXIT_OF, args=(str(pid),), env={})
+    try:
+        with open(os.devnull, "wb") as nothing:
+            return _request(server, question, (nothing.fileno(), nothing.fileno()), _ASK_S).code
+    except (NoForkServer, OSError):
+        return None
+
+
 def _request_fork(path: Path, program: Program, files: OpenFiles, begin_s: float) -> int:
+    answer = _request(path, program, (files.stdout, files.stderr, *files.keep), begin_s)
+    if answer.error:
+        raise OSError(answer.error)
+    return answer.pid
+
+
+def _request(path: Path, program: Program, files: Sequence[int], begin_s: float) -> ForkAnswer:
     packet = msgspec.msgpack.encode(program)
     try:
         server = unix_sockets.connect(path)
@@ -199,17 +231,14 @@ def _request_fork(path: Path, program: Program, files: OpenFiles, begin_s: float
         try:
             server.settimeout(_ANSWER_S)
             packet = _LENGTH.pack(len(packet)) + packet
-            sent = socket.send_fds(server, [packet], [files.stdout, files.stderr, *files.keep])
+            sent = socket.send_fds(server, [packet], files)
             server.sendall(packet[sent:])
             _await_start(server, pid, begin_s)
         except OSError:
             raise NoForkServer from None
         server.settimeout(_ANSWER_S)
         server.sendall(_WANTED)
-        answer = from_msgpack(b"".join(iter(lambda: server.recv(_PART_BYTES), b"")), ForkAnswer)
-    if answer.error:
-        raise OSError(answer.error)
-    return answer.pid
+        return from_msgpack(b"".join(iter(lambda: server.recv(_PART_BYTES), b"")), ForkAnswer)
 
 
 def main() -> NoReturn:
@@ -223,7 +252,7 @@ def main() -> NoReturn:
     rest = [(name, False) for name in later[0]] + [(name, True) for name in later[1]] if later else []
     quiet_s = float(later[2][0]) if later else 0.0
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none of our children has to be reaped
+    signal.signal(signal.SIGCHLD, lambda *_: _reap_children())
     asked = False  # whoever started us will ask, however long that takes
     while True:
         if rest and asked and not select.select([listener], [], [], quiet_s)[0]:
@@ -266,10 +295,22 @@ def _import_modules(names: Sequence[str], prepares: bool) -> None:
         try:
             module = importlib.import_module(name)
         except ImportError as e:
-            print(f"holdfast: {name} is not imported ahead: {e}", file=sys.stderr)
+            _log.warning("%s is not imported ahead: %s", name, e)
             continue
         if name == _HOLDER and prepares:
             module.prepare()
+
+
+_exits: dict[int, int] = {}  # how children have ended, by pid; the newest
+
+
+def _reap_children() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            _exits.pop(ended[0], None)  # to the end, as the newest
+            _exits[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+            if len(_exits) > _MOST_EXITS:
+                del _exits[next(iter(_exits))]
 
 
 def _serve_client(client: socket.socket, ours: tuple[socket.socket, ...]) -> None:
@@ -279,7 +320,10 @@ def _serve_client(client: socket.socket, ours: tuple[socket.socket, ...]) -> Non
         program = _receive_program(client, files)
         stdout, stderr, *keep = files
         opened = OpenFiles(stdout=stdout, stderr=stderr, keep=tuple(keep))
-        answer = ForkAnswer(pid=preimported_fork.fork(program, opened, lambda: _close_sockets(ours), tied=False))
+        if program.module == _EXIT_OF:
+            answer = ForkAnswer(code=_exits.get(int(program.args[0])))
+        else:
+            answer = ForkAnswer(pid=preimported_fork.fork(program, opened, lambda: _close_sockets(ours), tied=False))
     except (OSError, ValueError) as e:  # the latter for messages that cannot be decoded
         answer = ForkAnswer(error=f"the fork server cannot start it: {e}")
     for fd in files:
@@ -312,7 +356,3 @@ def _receive_program(client: socket.socket, files: list[int]) -> Program:
 def _close_sockets(ours: tuple[socket.socket, ...]) -> None:
     for one in ours:
         one.close()
-
-
-if __name__ == "__main__":
-    preimported_fork.run(main)

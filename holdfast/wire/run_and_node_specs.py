@@ -64,6 +64,16 @@ class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
 
 
+FULL_DISK = "full-disk"  # in the run directory: a note that its disk was full
+
+
+class FullDiskNote(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor's note for the next controller: the one before had ended because this disk was full."""
+
+    path: str
+    until: float  # when it had room again, by the machine's clock
+
+
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
     """RUN_DIR/exit.json: the job is over. If a controller is gone and this file is missing, the controller crashed."""
 
@@ -99,13 +109,15 @@ T = TypeVar("T")
 
 
 def write_json(path: Path, value: msgspec.Struct) -> None:
-    publish_file(path, msgspec.json.format(msgspec.json.encode(value)))
+    """Write a file that only its owner can read: settings hold addresses, and an address may be a secret."""
+    publish_file(path, msgspec.json.format(msgspec.json.encode(value)), mode=0o600)
 
 
-def publish_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
+def publish_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file whole or not at all; the umask applies to `mode`."""
     whole = path.with_name(f".{path.name}.{os.getpid()}")
-    whole.write_bytes(content)
+    with os.fdopen(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(content)
     whole.replace(path)
 
 

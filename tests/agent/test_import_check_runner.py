@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent.releases import import_check_runner
 from holdfast.agent.releases.import_check_runner import check_release
 from holdfast.model.code_release import Release
 from holdfast.wire.releases.staged_release import StagedRelease, staged_environment
@@ -98,6 +99,17 @@ async def test_a_bad_one_is_refused_in_one_sentence(tmp_path: Path, name: str) -
     fault, refused = await checked(tmp_path, files)
     assert fault.startswith(where) and what in fault and "\n" not in fault
     assert refused
+
+
+async def test_what_a_check_says_that_breaks_is_masked_before_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUB_TOKEN", "correct-horse-battery")
+    (tmp_path / "reader.py").write_text(f"import os, sys\nsys.exit(os.environ['HUB_TOKEN'] + ' ' + {'x' * 290!r})\n")
+    monkeypatch.setattr(import_check_runner, "READER", tmp_path / "reader.py")
+    fault, refused = await checked(tmp_path, GOOD)
+    assert fault.startswith("the check failed to run: ") and fault.endswith("xxx") and not refused
+    assert "ery " not in fault
 
 
 async def test_nothing_is_executed(tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ def test_bytes_colours_and_progress_bars(tmp_path: Path) -> None:
     assert last_words.last_words(tmp_path) == ("\ufffd\ufffd\ufffd", "red", "0 %", "1 %", "2 %", "z" * 2000)
 
 
+def test_no_tail_of_a_word_stays_where_a_file_is_cut(tmp_path: Path) -> None:
+    """It may be a token's, which nobody would know."""
+    (tmp_path / "stderr.log").write_text("hf_aB3dE5fG7hJ9kL1m rest" + "\nx" * ((512 << 10) // 2 - 5))
+    assert last_words._read_tail(tmp_path / "stderr.log")[0] in ("x", "rest")
+
+
 def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
     with (tmp_path / "stderr.log").open("wb") as file:
         file.truncate(1 << 34)  # a hole

@@ -6,13 +6,14 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import psutil
 import pytest
 
 from holdfast.agent.rank import last_words_judge, last_words_judge_client
-from holdfast.agent.rank.last_words_judge import JudgeProcess, load_catalog
+from holdfast.agent.rank.last_words_judge import JudgeProcess, find_full_disk, load_catalog
 from holdfast.agent.rank.last_words_judge_client import JudgeClient
 from holdfast.config import WordLimits
 from holdfast.core.detect.crash import alarm_of
@@ -88,6 +89,29 @@ async def test_it_finds_what_we_would_find(bench: tuple[JudgeClient, int], tmp_p
     exit = msgspec.structs.replace(EXIT, words=tuple(BOOM.splitlines()))
     assert found == alarm_of(exit, catalog_files.load_built_in())
     assert found.signature == "python_exception 1 train.py:3"
+
+
+def test_the_full_disk_that_a_rank_wrote_to_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"/logs": 1 << 30, "/work": 0}
+    disk = SimpleNamespace(f_frsize=1, f_blocks=1 << 40, f_files=0, f_favail=0)
+
+    def look(path: str) -> SimpleNamespace:
+        if path not in free:
+            raise FileNotFoundError(path)
+        return SimpleNamespace(**vars(disk) | {"f_bavail": free[path]})
+
+    monkeypatch.setattr(os, "statvfs", look)
+    known, paths = catalog_files.load_built_in(), ("/none", "/logs", "/work")
+    raised = alarm_of(msgspec.structs.replace(EXIT, latched="OSError: [Errno 28] No space left on device"), known)
+    mute = alarm_of(msgspec.structs.replace(EXIT, latched=""), known)
+    for alarm in (raised, mute):
+        found = find_full_disk(alarm, paths)
+        assert (found.full_disk, found.klass, found.action) == ("/work", "disk_full", "fix_config")
+    other = alarm_of(EXIT, known)
+    killed = msgspec.structs.replace(mute, code=-9)
+    assert find_full_disk(other, paths) == other and find_full_disk(killed, paths) == killed
+    free["/work"] = 1 << 20
+    assert find_full_disk(raised, paths) == raised, "there is room by now"
 
 
 SECRET, TOKEN, KEY = (

@@ -89,6 +89,14 @@ async def test_a_probe_that_breaks_is_a_finding_and_the_next_one_runs(tmp_path: 
     assert said in found[1].detail
 
 
+async def test_its_last_words_are_masked_before_they_are_cut(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{'x' * 280} password=correct-horse-battery' >&2\nexit 3\n")
+    python.chmod(0o755)
+    (found,) = [f async for f in run_probes(1, 2.0, str(python), tmp_path, terms=PLAIN)]
+    assert found.ok is False and found.detail.startswith("xxx") and "corr" not in found.detail
+
+
 async def test_an_interpreter_that_cannot_start_is_a_finding(tmp_path: Path) -> None:
     for python in (str(tmp_path / "no-python"), "/bin/false"):
         found = [f async for f in run_probes(1, 2.0, python, tmp_path)]

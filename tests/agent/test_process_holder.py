@@ -173,6 +173,7 @@ def test_what_a_dead_agent_still_wanted_is_not_done(bench: Bench, monkeypatch: p
     dead = bench.holder._agent[1]
     bench.holder._on_child_exit(AGENT, -9, 1.0)
     assert bench.started == 1 and dead.fileno() == -1
+    assert bench.holder._lost_agent == "was killed by SIGKILL (sender unknown)", "which its successor is told"
     bench.holder._on_request(dead)  # as the selector would, had it seen the packet in the same round
 
 

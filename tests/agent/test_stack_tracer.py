@@ -200,6 +200,7 @@ def fake_spy(folder: Path, body: str) -> str:
         ("echo 'Error: Permission denied' >&2; exit 1", NoStacks.FORBIDDEN),
         ("echo 'Operation not permitted (os error 1)' >&2; exit 1", NoStacks.FORBIDDEN),
         ("echo 'Error: the end' >&2; exit 1", f"{NoStacks.FAILED}: Error: the end"),
+        (f"echo 'Error: {'x' * 180} password=correct-horse-battery' >&2; exit 1", f"{NoStacks.FAILED}: Error: xxx"),
         ("exit 1", NoStacks.FAILED),
         ("echo '{'", NoStacks.UNREADABLE),
         ("echo '[{\"frames\": 7}]'", NoStacks.UNREADABLE),
@@ -211,6 +212,7 @@ def test_a_py_spy_that_is_of_no_use(start: Start, tmp_path: Path, body: str, wor
     pid = start(SLEEPER)
     (process,) = take(pid, spy=fake_spy(tmp_path, body), deadline_s=2.0).processes
     assert process.threads == () and process.error.startswith(words) and process.state in "RS"
+    assert "corr" not in process.error
 
 
 def test_a_rank_that_ends_while_it_is_looked_at_is_not_gone(start: Start, tmp_path: Path) -> None:

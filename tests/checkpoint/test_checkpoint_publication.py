@@ -155,6 +155,24 @@ def test_a_part_that_fails_on_a_full_disk_is_not_waited_for(
     assert not Path(folder).exists() and checkpoint_publication.has_failed(folder)
 
 
+def test_why_a_part_failed_is_masked_before_it_stands_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, 5, 0)
+    folder = Path(staging_folder(str(tmp_path), 5, ME))
+
+    def write_file(*args: object) -> str:
+        raise OSError(errno.EIO, f"https://jane:correct-horse@storage.example.org/b {'x ' * 450} {'y' * 60}")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(local_storage, "write_file", write_file)
+        with pytest.raises(StorageError):
+            put(tmp_path, 5, 1)
+    with pytest.raises(PartFailedError, match=r"<credentials>@storage\.example\.org"):
+        collect_parts(str(folder), 2, wait_s=0.5)
+    assert not [path for path in folder.iterdir() if b"correct-horse" in path.read_bytes()]
+
+
 def test_a_rank_says_of_which_steps_nothing_comes_from_it(tmp_path: Path) -> None:
     for step in (1, 3, 5):
         put(tmp_path, step, 0)

@@ -10,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from holdfast.core.decide.incident_course import ENDED_FOR_ROOM
+from holdfast.core.incident.full_disks import name_disk
+from holdfast.core.record.solving_rungs import Rung, rung_of
 from tests.cli.driver import TRAIN, Job, gone
 
 
@@ -27,7 +30,7 @@ def main(folder: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(disk)], check=True)
     (folder / "job.py").write_text(TRAIN)
     # It writes to its journal once a second.
-    settings = ("--set", "recovery.wait_s=20", "--set", "node.lost_s=60", "--set", "pace.progress_s=1")
+    settings = ("--set", "recovery.wait_s=30", "--set", "node.lost_s=12", "--set", "pace.progress_s=1")
     flags = ("--run-dir", str(disk), "--no-zygote", *settings)
     job = Job(folder, *flags, "job.py", str(folder), env=dict(os.environ))
     try:
@@ -47,6 +50,7 @@ def told(job: Job, disk: Path) -> None:
     assert job.rank(0) == rank and not gone(rank), "training went on"
     assert job.controller() != controller
     assert sum("is full" in line for line in job.sentences()) == 1, job.sentences()
+    blamed(job, disk)
     filled = fill(disk)
     os.kill(job.controller(), signal.SIGKILL)
     job.says(f"holdfast run --resume {disk}")
@@ -54,9 +58,23 @@ def told(job: Job, disk: Path) -> None:
     assert job.process.returncode == 1 and not (disk / "exit.json").exists()
     filled.unlink()
     job.start("--resume", str(disk))
-    job.trains(generation=2)
+    job.trains(generation=3)
     job.finish()
     job.ends(0)
+
+
+def blamed(job: Job, disk: Path) -> None:
+    """All nodes have ended by the time that there is room: for the disk, and for no fault of theirs."""
+    node = Path(f"/proc/{job.rank(0)}")
+    filled = fill(disk)
+    job.until(lambda: not node.exists(), "the end of the ranks, as nobody leads them")
+    filled.unlink()
+    job.trains(generation=2)
+    [record] = job.report().incidents
+    failed = record.cause.partition(": ")[2]
+    assert failed and record.cause == name_disk(str(disk), failed) and record.label == "full disk", record
+    assert record.evicted and set(record.ordered.values()) == {ENDED_FOR_ROOM}, record
+    assert rung_of(record) is Rung.RESTART
 
 
 if __name__ == "__main__":

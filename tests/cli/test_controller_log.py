@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.launch.controller_console import SaidLog
 from holdfast.cli.run_dirs import run_dir_secrets
 from holdfast.config import Settings
 from holdfast.linux.preimported_fork import KEPT
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.job_and_seats import Job
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
@@ -93,3 +95,10 @@ def test_an_exception_of_the_controller_shows_no_secret_of_its_run(tmp_path: Pat
     for said in ("beside", "as a whole"):
         assert f"RuntimeError: {said}: ['<secret>', '<secret>']" in told
     assert not [secret for secret in secrets if secret in told]
+
+
+def test_what_the_console_is_told_is_masked(tmp_path: Path) -> None:
+    say = SaidLog(tmp_path, Masker(hosts=False, known=["correct-horse-battery"]))
+    say("n1 is gone: correct-horse-battery\nholdfast: password=hunter2")
+    say._file.close()
+    assert (tmp_path / "said.log").read_text() == "holdfast: n1 is gone: <secret>\n  holdfast: password=<secret>\n"

@@ -231,22 +231,27 @@ def test_a_lost_node_is_not_overruled_by_the_words_of_its_neighbours(
 
 
 @pytest.mark.parametrize(
-    ("cause", "kind", "head"),
+    ("failures", "causes", "head"),
     [
-        ("rank 1 on n0 exited with code 9", "crash", "rank 1 on n0 exited with code 9  (nobody said why)"),
-        ("n1 has been silent for 3 s", "silence", "n1 has been silent for 3 s  (Node lost: node_failure)"),
+        (1, (), "n1 has been silent for 3 s  (Node lost: node_failure)"),
+        (2, (), "rank 1 on n0 exited with code 9, 2 times without a step in between  (nobody said why)"),
+        (2, ("silent", "exited"), "2 failures: silent; then exited  (nobody said why)"),
     ],
 )
 def test_the_headline_is_what_the_run_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], cause: str, kind: str, head: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], failures: int, causes: tuple[str, ...], head: str
 ) -> None:
-    """Of two failures in a row: the incident names the first, and ended both generations."""
+    """Of two failures in a row the newest has its logs read, and the headline names both."""
     run_dir = made_run(tmp_path)
-    write(run_dir, crash(1, 1, 9, 5.0), crash(2, 1, 9, 6.0))
+    write(run_dir, *(crash(generation, 1, 9, 4.0 + generation) for generation in range(1, failures + 1)))
+    is_silence = "silent" in head
+    cause = "n1 has been silent for 3 s" if is_silence else "rank 1 on n0 exited with code 9"
+    kind = "silence" if is_silence else "crash"
     sentence = (
         f"{cause} at step 14; evicted n1, admitted n2 and resumed from step 10, lost 4 steps and 4.0 s (stop 4.0)"
     )
-    record = judged(1, cause, kind=kind, ranks=(1,) if kind == "crash" else (), failures=2, sentence=sentence)
+    ranks = () if is_silence else (1,)
+    record = judged(1, cause, kind=kind, ranks=ranks, failures=failures, causes=causes, sentence=sentence)
     close_incident(run_dir, 3, record)
     assert main(["diagnose"]) == 0
     shown = capsys.readouterr().out

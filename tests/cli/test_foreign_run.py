@@ -278,7 +278,7 @@ def test_a_batch_script_takes_up_no_run_of_his(home: Path, tmp_path: Path) -> No
     shared.mkdir()
     shared.chmod(0o1777)
     words = ["--nnodes", "1", "--run-dir", str(shared / "run1"), "-m", "this"]
-    script = sbatch_command.write_script(parse_run_args(["--fleet", "slurm", *words], {}), words, shared / "run1")
+    script = sbatch_command.write_script(parse_run_args(["--fleet", "slurm", *words], {}), words, shared / "run1", "r")
     run_dir = published(str(shared / "run1"), "job1")
     evil = tmp_path / "evil"
     evil.mkdir()

@@ -72,7 +72,7 @@ def test_probe(hostile: Path, tmp_path: Path) -> None:
 def test_a_batch_script(hostile: Path, tmp_path: Path) -> None:
     """It goes to the folder where `holdfast sbatch` was given. There is no Slurm here, so its run ends at once."""
     words = ["--nnodes", "1", "--run-dir", str(tmp_path / "run"), "-m", "this"]
-    script = sbatch_command.write_script(parse_run_args(["--fleet", "slurm", *words], {}), words, tmp_path / "run")
+    script = sbatch_command.write_script(parse_run_args(["--fleet", "slurm", *words], {}), words, tmp_path / "run", "r")
     assert f"cd {hostile}" in script
     done = subprocess.run(
         ["bash", "-c", script], env=environment(), capture_output=True, text=True, check=False, timeout=250

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from holdfast.cli import main
 from holdfast.cli.commands import releases_command, report_command, status_command
-from holdfast.cli.launch import controller_console
 from holdfast.cli.run_dirs import run_dir_creation, run_directory
-from holdfast.cli.terminal.quantity_text import NO_STEP, clock_text, duration_text
+from holdfast.cli.terminal.quantity_text import clock_text, duration_text
 from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import Span, TimeUse
@@ -29,7 +28,7 @@ from holdfast.wire.run_and_node_specs import ControllerAddress, RunSpec
 from holdfast.wire.run_and_node_specs import EntryPoint as What
 from tests.cli.console_transcript import assert_screens
 from tests.cli.driver import ROOT
-from tests.core.test_ledger import CHANGE, NEW, START, Book, account
+from tests.core.test_ledger import CHANGE, NEW, Book
 from tests.core.transcript import parse
 
 LINES = (
@@ -277,15 +276,6 @@ def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str
     assert (found.spent_s["run"], found.spent_s["start-up"], sum(found.lost_s.values())) == (196.0, 0.0, 5.0)
     assert main(["report", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ettr"] is None
-
-
-def test_an_end_without_steps(tmp_path: Path) -> None:
-    told = account(*START[:4], "30 ended n0", "31 outcome 3 ok")
-    console = controller_console.SaidLog(tmp_path)
-    controller_console.ConsoleTeller(tmp_path, console).tell_end(told, 0)
-    console._file.close()
-    [said] = (tmp_path / "said.log").read_text().splitlines()
-    assert "0 incidents" in said and "%" not in said and NO_STEP in said and f"holdfast report {tmp_path}" in said
 
 
 HANGS_UP = """

@@ -6,8 +6,9 @@ from pathlib import Path
 from holdfast.cli.launch import controller_console
 from holdfast.cli.terminal import quantity_text
 from holdfast.core.decide.decider import Decider
-from holdfast.model.action import Finish
-from holdfast.model.decider_events import Ended, Progress, Successor
+from holdfast.logs.secret_masking import Masker
+from holdfast.model.action import Finish, Launch
+from holdfast.model.decider_events import Ended, Progress, Successor, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Decision, Entry
@@ -19,7 +20,7 @@ from tests.core.transcript import parse
 def told_by(folder: Path, *entries: Entry) -> str:
     """Return what a controller that has taken over says on the console about these entries."""
     folder.mkdir()
-    console = controller_console.SaidLog(folder)
+    console = controller_console.SaidLog(folder, Masker(hosts=False))
     teller = controller_console.ConsoleTeller(folder, console)
     taken_over = Successor(epoch=2, alone_since=50.0)
     for entry in (Entry(seq=1, at=100.0, event=taken_over, decision=Decision(phase=Phase.TRAINING)), *entries):
@@ -57,6 +58,15 @@ def test_a_resumed_console_says_that_the_script_had_ended(tmp_path: Path) -> Non
         assert re.findall(r"\d\d:\d\d:\d\d", screen)[-len(instants) :] == [*map(quantity_text.clock_text, instants)]
 
 
+def test_ranks_that_the_resumed_run_has_launched_itself_are_heard(tmp_path: Path) -> None:
+    """As in the next job of Slurm, whose script may find that it has nothing left to do."""
+    launch = Decision(phase=Phase.LAUNCHING, actions=(Launch(id=4, generation=2, seats=()),))
+    launched = Entry(seq=2, at=101.0, event=Tick(), decision=launch)
+    finish = Decision(phase=Phase.ENDING, actions=(Finish(id=5, code=0, reason="all ranks ended well", grace_s=0.0),))
+    ended = Entry(seq=3, at=103.0, event=Ended(node="n0", generation=2), decision=finish)
+    assert told_by(tmp_path / "a", launched, ended) == ""
+
+
 def told_of_takeover(folder: Path, *lines: str) -> str:
     """Return what a controller says that takes over a job of this journal."""
     folder.mkdir()
@@ -64,7 +74,7 @@ def told_of_takeover(folder: Path, *lines: str) -> str:
     for line in lines:
         at, text = line.split(" ", 1)
         decider.step(float(at), parse(text, float(at), decider.view.generation))
-    console = controller_console.SaidLog(folder)
+    console = controller_console.SaidLog(folder, Masker(hosts=False))
     event = Successor(epoch=2, alone_since=0.0)
     entry = Entry(seq=99, at=99.0, event=event, decision=decider.step(99.0, event))
     controller_console.ConsoleTeller(folder, console).on_entry(entry, decider.view)

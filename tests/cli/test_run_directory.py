@@ -38,6 +38,18 @@ def published(run_dir: Path) -> Path:
     return run_dir
 
 
+def test_what_has_settings_in_it_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """The folder keeps others out already, until somebody opens it."""
+    before = os.umask(0)
+    try:
+        run_dir = published(run_dir_creation.make_run_dir(str(tmp_path / "run"), "r"))
+        run_and_node_specs.publish_file(run_dir / "figures", b"for other tools")
+    finally:
+        os.umask(before)
+    assert (run_dir / "run.json").stat().st_mode & 0o777 == 0o600
+    assert (run_dir / "figures").stat().st_mode & 0o777 == 0o666
+
+
 def test_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_directory.holdfast_home() == tmp_path / "home"
     monkeypatch.setenv("HOLDFAST_HOME", "")

@@ -12,7 +12,8 @@ def test_nodes_that_are_gone_are_replaced_though_silence_would_take_minutes(star
     [spare] = standbys(job, 1)
     job.trains()
     lose(job, spare)
-    job.says(f"standby {spare} lost: none of its processes is alive")
+    ended = "its holder was killed by SIGKILL (sender unknown), and with it all its processes"
+    job.says(f"standby {spare} lost: {ended}")
     [spare] = standbys(job, 1)  # after a pause: another is asked for
     lost = node_of(job, 1)
     lose(job, lost)
@@ -22,5 +23,5 @@ def test_nodes_that_are_gone_are_replaced_though_silence_would_take_minutes(star
     job.ends(0)
     [record] = job.report().incidents
     assert (record.kind, record.evicted) == ("silence", (lost,))
-    assert record.cause == f"{lost} is gone, says its fleet (none of its processes is alive)"
+    assert record.cause == f"{lost} is gone, says its fleet ({ended})"
     job.check_replay()

@@ -69,7 +69,7 @@ def board(tmp_path: Path) -> None:
 def test_a_loss_that_only_a_logger_gets_is_acted_on(start: Start) -> None:
     job = start("--nproc-per-node", "2", script=LOGGING, zygote=True)
     job.says("loss: read from SummaryWriter.add_scalar('train/loss')")
-    job.says("a loss of nan since step 12")  # of one rank or of both
+    job.says("a loss of nan since step 12")
     job.trains(generation=2)
     job.finish()
     job.ends(0)
@@ -106,7 +106,7 @@ def test_a_spike_that_only_megatrons_line_tells_is_told(start: Start) -> None:
 def test_a_loss_that_only_megatrons_line_tells_is_acted_on(start: Start) -> None:
     job = start(script=MEGATRON)
     job.says("loss: read from Megatron's lines ('lm loss')")
-    job.says("a loss of nan since step 12")  # of one rank or of both
+    job.says("a loss of nan since step 12")
     job.until(lambda: (job.rank_dir(0, generation=2) / "pid").exists(), "a second generation")
     job.finish()
     job.ends(0)

@@ -15,6 +15,7 @@ from holdfast.cli.run_dirs import run_directory
 from holdfast.config import Settings
 from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
 from holdfast.journal.journal_errors import JournalAwayError, JournalFullError
+from holdfast.linux.local_time import clock_text
 from holdfast.model.job_phase import Phase
 from holdfast.wire.program_fork_server import ForkServer
 
@@ -86,11 +87,12 @@ def test_why_a_node_left(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_waited_for_longer_than_nodes_keep_their_memory() -> None:
-    assert _describe_room_wait(600, 60) == (
-        "free space within 60 s, or nodes end their ranks, and what is in memory alone is lost; "
-        "within 600 s it restarts at least"
+    now = 1.8e9
+    assert _describe_room_wait(now, 600, 60) == (
+        f"free space by {clock_text(now + 60)}, or nodes end their ranks, and what is in memory alone is lost; "
+        f"it still restarts if you do so by {clock_text(now + 600)}"
     )
-    assert _describe_room_wait(600, 1800) == "it restarts if you free space within 600 s"
+    assert _describe_room_wait(now, 600, 1800) == f"it restarts if you free space by {clock_text(now + 600)}"
 
 
 def test_a_full_disk_is_told_once_however_often_the_controller_starts_in_vain(
@@ -113,11 +115,12 @@ def test_a_full_disk_is_told_once_however_often_the_controller_starts_in_vain(
     monkeypatch.setattr(front, "_start_controller", lambda server: None)
     monkeypatch.setattr(front, "_watch_controller", watch)
     monkeypatch.setattr(front, "_waits_for_nodes", lambda: False)
+    monkeypatch.setattr(supervisor, "clock_text", lambda at: "12:00:00")
     assert front._keep_controller() == 0
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 2 and said[0] == said[1], "the second time it was full anew"
     assert said[0] == (
-        f"holdfast: the disk that holds {tmp_path} is full, so the controller ended; {_describe_room_wait(600, 60)}"
+        f"holdfast: the disk that holds {tmp_path} is full, so the controller ended; {_describe_room_wait(0, 600, 60)}"
     )
 
 

@@ -14,7 +14,7 @@ def test_the_console_is_told_after_a_while_and_again_only_of_news() -> None:
 
     job.lose()
     assert [look(at) for at in (21.0, 39.0, 40.0, 41.0)] == [0, 0, 1, 1]
-    assert said[0].startswith("the job waits for nodes, for 20 s so far: 1 of 2 are there, ")
+    assert said[0].startswith("the job has waited 20 s for 1 of 2 nodes, to replace b (ranks 2-3): ")
     job.give(42.0, "c")
     assert [look(at) for at in (43.0, 69.0, 70.0, 71.0)] == [1, 1, 2, 2], "news wait a little, too"
     assert [look(at) for at in (669.0, 670.0)] == [2, 3], "a reminder"

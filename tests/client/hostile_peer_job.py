@@ -76,10 +76,12 @@ def be_hostile(port: int, call: str, content: bytes, size: int) -> None:
 
 def main() -> None:
     call, content, size = sys.argv[2], (Path(sys.argv[1]) / "content").read_bytes(), int(sys.argv[3])
-    told, tell = os.pipe()
+    (told, tell), (waits, over) = os.pipe(), os.pipe()
     if not (hostile := os.fork()):
         try:
+            os.close(over)
             be_hostile(int(os.read(told, 16)), call, content, size)
+            os.read(waits, 1)  # NCCL may have taken what it has not sent yet
         finally:
             os._exit(0)
     signal.alarm(100)
@@ -90,6 +92,7 @@ def main() -> None:
         ended = ["", str(CALLS[call]())]
     except Exception as e:  # whatever it is
         ended = [type(e).__name__, str(e)]
+    os.close(over)
     os.waitpid(hostile, 0)
     print(json.dumps(ended), flush=True)
 

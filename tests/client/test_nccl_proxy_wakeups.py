@@ -13,6 +13,7 @@ import pytest
 from holdfast.client.survival.nccl_proxy_wakeups import find_proxy_sockets, woken_proxies
 
 pytestmark = pytest.mark.timeout(60)
+_UNIX_PATH = 108
 
 
 class Proxy:
@@ -26,8 +27,8 @@ class Proxy:
         select.select([self.listener], [], [], 10)
         self.accepted = opened.enter_context(self.listener.accept()[0])
         self.datagrams = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        self.name = f"tmp/nccl-socket-3-{os.getpid():x}{id(self):x}"
-        self.datagrams.bind(f"\0{self.name}")
+        self.name = f"\0tmp/nccl-socket-3-{os.getpid():x}{id(self):x}".ljust(_UNIX_PATH, "\0")  # as NCCL names it
+        self.datagrams.bind(self.name)
         self.aborted = threading.Event()
         self.ended_after: list[float] = []
 

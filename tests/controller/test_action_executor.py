@@ -24,6 +24,7 @@ from holdfast.core.replay.regrouped_replay import ReplayLimits
 from holdfast.core.snapshots import restore_choice
 from holdfast.core.snapshots.disk_floor_coordination import DiskFloor, DiskLimits
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, RecoveryFloor
+from holdfast.linux.local_time import clock_text
 from holdfast.model.action import Acquire, Action, Dismiss, Launch, Say, Stop
 from holdfast.model.code_release import Release
 from holdfast.model.decider_events import Begin, Outcome, Ready
@@ -280,6 +281,8 @@ async def test_say() -> None:
     bench = Bench()
     await bench.carry_out(Say(text="a sentence"))
     assert bench.said == ["a sentence"] and not bench.outcomes
+    await bench.carry_out(Say(text="waiting up to 15 min", until=1.8e9))
+    assert bench.said[1] == f"waiting up to 15 min (until {clock_text(1.8e9)})"
 
 
 async def test_storage_that_gave_nothing_is_not_tried_again_where_memory_holds_an_older_state() -> None:

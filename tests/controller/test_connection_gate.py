@@ -12,6 +12,7 @@ import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from aiohttp.http_exceptions import BadStatusLine
 
 from holdfast.cli.launch.controller_log import ControllerLog
@@ -115,6 +116,9 @@ def test_complaints_are_one_a_second_and_bugs_keep_their_traceback() -> None:
     assert said.startswith("Error handling request from h: BadStatusLine: 400") and "\n" not in said
     assert said.endswith("(2 more were not written)") and len(said) < 250
     clock[0] += 1.0
+    assert brief.filter(cut := _complaint(BadStatusLine(f"{'x ' * 55}ghp_aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY")))
+    assert "ghp_" not in cut.getMessage(), "where it was cut, the log could not tell that it is a token"
+    clock[0] += 1.0
     bug = _complaint(KeyError("ours"))
     assert brief.filter(bug) and bug.exc_info
     assert brief.filter(logging.LogRecord("holdfast.porch", logging.INFO, "", 0, "as ever", (), None))
@@ -142,6 +146,23 @@ async def test_whoever_is_refused_has_to_call_again(desk_of: Open, tmp_path: Pat
         with socket.create_connection(address, timeout=30) as link:
             link.sendall(_STATUS * 50)
             return b"".join(iter(lambda: link.recv(1 << 16), b"")).count(b"HTTP/1.1 401")
+
+    async with _port(desk_of, tmp_path, locked=False) as listener:
+        assert await asyncio.to_thread(answers, listener.getsockname()) == 1
+
+
+@pytest.mark.parametrize("expects", ["foo", "100-continue"])
+async def test_a_header_that_the_server_answers_itself_ends_the_link_too(
+    desk_of: Open, tmp_path: Path, expects: str
+) -> None:
+    """It is answered before anybody asks who calls."""
+    request = f"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\nExpect: {expects}\r\n\r\n".encode()
+
+    def answers(address: tuple[str, int]) -> int:
+        with socket.create_connection(address, timeout=30) as link:
+            link.sendall(request * 50)
+            heard = b"".join(iter(lambda: link.recv(1 << 16), b""))
+            return heard.count(b"HTTP/1.1 4")
 
     async with _port(desk_of, tmp_path, locked=False) as listener:
         assert await asyncio.to_thread(answers, listener.getsockname()) == 1

@@ -1,13 +1,16 @@
 """A node of another host that was let in, has no seat, and lies: the job goes on, and people are told once."""
 
 import asyncio
+import struct
+import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
 from holdfast.config import Settings
 from holdfast.controller.access.caller_admission import ANY_NODE, Caller, Right
@@ -365,3 +368,21 @@ async def test_memory_of_a_lost_generation_is_believed_only_of_nodes_that_were_l
         await evil.post(Done(id=stop.id, node="evil", ok=True, copies=(copy_on("evil", 9),)))
         await asyncio.wait_for(heard_acks(evil, 1), 30)
         assert "evil" not in desk.controller.registry.copies
+
+
+async def test_what_a_node_has_compressed_is_not_unpacked(desk_of: Open) -> None:
+    """A kilobyte of it is a message of the largest size: one link had the controller unpack a gigabyte a second."""
+    async with desk_of(port=port, settings=PATIENT) as desk:
+        agent = await trains(desk)
+        evil = await desk.client.ws_connect("/agent?node=evil", compress=15)
+        assert not evil.compress, "the controller agreed to unpack what comes"
+        packing = zlib.compressobj(wbits=-15)
+        packed = packing.compress(bytes(agent_messages.MAX_BYTES)) + packing.flush(zlib.Z_SYNC_FLUSH)
+        bomb = struct.pack("!BBH", 0xC2, 0x80 | 126, len(packed)) + bytes(4) + packed  # a frame marked as packed
+        began_s = time.thread_time()  # the controller is served in this thread
+        transport = evil._writer.transport
+        transport.write(bomb * 200)
+        assert (await evil.receive()).type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING)
+        assert time.thread_time() - began_s < 0.5
+        await agent.beat(8)
+        await desk.until(lambda: desk.controller.reached_step == 8, "the honest node is heard")

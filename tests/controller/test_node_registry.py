@@ -12,6 +12,7 @@ from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job
 from holdfast.model.observation import Beat
 from holdfast.model.state_copy import Copy
+from holdfast.model.stored_checkpoint_report import MissedCheckpoint, StorageReport
 from holdfast.wire.agent_messages import Hello
 
 JOB = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
@@ -57,6 +58,20 @@ def test_a_checkpoint_has_the_time_of_its_writer_where_that_is_known() -> None:
         registry.record_beat(now, msgspec.structs.replace(beat, stored=step, stored_at=written))
         stored = registry.storage.newest
         assert stored and (stored.step, stored.at) == (step, 12.0 if step == 5 else now)
+
+
+def test_what_could_not_be_written_before_a_restore_from_storage_is_no_longer_missed() -> None:
+    registry, decider = begun()
+    for node in ("a", "b"):
+        decider.step(1.0, Ready(node=node, host="h", nproc=1))
+    assert decider.view.generation == 1 and registry.owns_rank("a", 0)
+    missed = MissedCheckpoint(step=30, why="it is full")
+    registry.storage.continue_from(StorageReport(step=20, at=0.5, missed=missed))
+    restored = Beat(node="b", generation=1, step=21, at=2.0, restored=20)
+    registry.record_beat(2.0, restored)  # its keeper publishes nothing
+    assert registry.storage.newest == StorageReport(step=20, at=0.5, missed=missed)
+    registry.record_beat(2.0, msgspec.structs.replace(restored, node="a"))
+    assert registry.storage.newest == StorageReport(step=20, at=0.5)
 
 
 def test_the_silence_of_a_node_that_was_told_to_leave_is_no_news() -> None:

@@ -122,6 +122,27 @@ def test_what_is_older_than_the_newest_checkpoint_is_not_missed() -> None:
     assert watch.newest == StorageReport(step=40, at=1.0, missed=MISSED)
 
 
+def test_what_was_not_written_is_not_missed_once_the_job_goes_on_from_what_was() -> None:
+    watch = StorageWatch()
+    watch.on_told(1.0, 1, 20, MISSED)
+    watch.on_restored(2, 25)  # from memory: storage is behind the job as before
+    assert watch.newest == StorageReport(step=20, at=1.0, missed=MISSED)
+    assert watch.take_news(2.0) is not None
+    watch.on_restored(2, 20)
+    assert watch.newest == watch.take_news(3.0) == StorageReport(step=20, at=1.0), "told at once"
+    watch.on_told(4.0, 2, -1, MISSED)  # it failed again, after the restore
+    watch.on_restored(2, 20)  # another beat of the same generation
+    assert watch.newest == StorageReport(step=20, at=1.0, missed=MISSED)
+
+
+def test_what_was_not_written_stays_missed_if_the_state_came_from_elsewhere() -> None:
+    watch = StorageWatch()
+    watch.on_told(1.0, 1, -1, MISSED)
+    watch.on_restored(2, 10)  # a checkpoint of another run
+    watch.on_restored(2, -1)  # nobody knows
+    assert watch.newest == StorageReport(missed=MISSED)
+
+
 def test_a_new_controller_does_not_date_the_old_checkpoint_anew() -> None:
     watch = StorageWatch()
     watch.continue_from(StorageReport(step=40, at=1.0, missed=MISSED))

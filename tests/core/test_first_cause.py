@@ -4,13 +4,16 @@ import itertools
 
 import msgspec
 
+from holdfast.core.detect import nonfinite_loss
 from holdfast.core.incident import incident_text
+from holdfast.core.incident.cause_name import record_label
 from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo, is_told_elsewhere
-from holdfast.core.incident.incident_text import UNORDERED, record_label
+from holdfast.core.incident.incident_text import UNORDERED
 from holdfast.core.incident.open_incident import KEPT_ALARMS, Incident
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.job_and_seats import Seat
+from holdfast.model.observation import Loss
 
 
 def crash(at: float, node: str = "n0", rank: int = 0, klass: str = "process_crash_signal") -> Alarm:
@@ -91,7 +94,7 @@ def test_no_silence_is_ever_dropped() -> None:
         case.add_alarm(silence(10.0, f"n{number}"))
         case.add_alarm(crash(11.0 + number))
     assert len(case.silent) == 3 * KEPT_ALARMS
-    assert case.echoes == 6 * KEPT_ALARMS - 1
+    assert case.echoes == 0, "an echo is a rank that has lost its peer"
 
 
 def test_a_second_round_keeps_the_first_cause() -> None:
@@ -152,6 +155,18 @@ def test_a_bad_loss_that_ranks_report_alike_is_of_all_of_them() -> None:
     record = case.make_record(Verdict(remedy=Remedy.RESTART, reason=""), 15.0, 29)
     assert record.cause == "ranks 0-1 on n0 and n1 have a loss of nan since step 30"
     assert case.alarms[0].suspects == ("n0",), "the ladder judges one alarm"
+
+
+def test_who_had_a_bad_loss_first_is_said_only_if_others_had_it_later() -> None:
+    def of_rank(rank: int, step: int) -> Alarm:
+        told = Loss(node=f"n{rank}", generation=1, rank=rank, step=step, loss=float("nan"), at=3.0, numbered=True)
+        return nonfinite_loss.alarm_of(told)
+
+    alone = of_rank(1, 30)
+    assert incident_text.describe_round(alone) == "rank 1 on n1 tells of a loss of nan since step 30"
+    assert named({}, alone).cause == "rank 1 on n1 tells of a loss of nan since step 30"
+    assert named({}, of_rank(0, 31), alone).cause == "rank 1 on n1 had a loss of nan first, since step 30"
+    assert named({}, of_rank(0, 30), alone).cause == "ranks 0-1 on n0 and n1 have a loss of nan since step 30"
 
 
 def test_a_fault_that_a_rank_alone_told_of_is_booked_as_what_probes_left_of_it() -> None:
@@ -235,7 +250,7 @@ def error(at: float, rank: int, what: str, **more: object) -> Alarm:
 def test_nodes_that_are_lost_in_one_round_are_all_named() -> None:
     record = named(ONE_HOST, silence(10.0, "n1"), echo(10.2), silence(10.4, "n2"), silence(10.9, "n2"))
     assert (record.cause, record.suspects) == ("n1 and n2 silent", ("n1", "n2"))
-    assert record.echoes == 2, "a rank, and what was heard of n2 twice"
+    assert record.echoes == 1, "a rank, and not what was heard of n2 twice"
 
 
 def test_a_lost_node_and_a_rank_of_another_node_are_both_named_whichever_came_first() -> None:
@@ -262,7 +277,7 @@ def test_what_two_scripts_raise_themselves_is_named_whatever_its_type() -> None:
     unsure = error(10.4, 2, "RuntimeError")
     record = named(ONE_HOST, one, other, unsure, echo(10.4, "n3", 3))
     assert record.cause == "rank 0 on n0 failed 10.0, and rank 1 on n1 failed 10.3 (rank 0 first)"
-    assert (record.ranks, record.echoes) == ((0, 1), 2)
+    assert (record.ranks, record.echoes) == ((0, 1), 1), "the third error is of nobody knows what, and no echo"
     for klass in ("nan_divergence", "checkpoint_corrupt", "file_not_found", *ECHOES):
         assert named(ONE_HOST, one, msgspec.structs.replace(other, klass=klass)).ranks == (0,), klass
 
@@ -277,11 +292,29 @@ def test_an_error_that_may_come_from_another_rank_s_is_no_culprit() -> None:
         error(10.3, 1, "FileNotFoundError", klass="file_not_found"),
         error(10.3, 1, "KeyError", confidence=0.5),
         error(10.3, 1, "KeyError", alone=False),
-        msgspec.structs.replace(error(10.3, 1, "KeyError"), signature=first.signature),
     ):
         record = named(ONE_HOST, first, other)
         assert (record.cause, record.ranks) == ("rank 0 on n0 exited with code 1 (ValueError)", (0,)), other
-        assert record.echoes == 1
+        assert record.echoes == is_echo(other)
+
+
+def test_ranks_that_raise_the_same_error_are_told_together_and_are_no_echoes() -> None:
+    """Nearly the same: each names its own sample, at the same place of the script."""
+    bad = [
+        msgspec.structs.replace(error(at, rank, "ValueError"), reason=f"exited with code 1 (ValueError: sample {rank})")
+        for rank, at in ((3, 10.2), (0, 10.0))
+    ]
+    record = named(ONE_HOST, *bad, echo(10.4, "n1", 1), error(10.3, 2, "KeyError"))
+    assert record.cause == (
+        "rank 0 on n0 exited with code 1 (ValueError: sample 0; 2 ranks raised it: ranks 0, 3), "
+        "and rank 2 on n2 exited with code 1 (KeyError) (rank 0 first)"
+    )
+    assert (record.ranks, record.suspects, record.echoes) == ((0, 2, 3), ("n0", "n2", "n3"), 1)
+    bare = [msgspec.structs.replace(alarm, reason="failed") for alarm in bad]
+    assert named(ONE_HOST, *bare).cause == "rank 0 on n0 failed (2 ranks raised it: ranks 0, 3)"
+    assert named(ONE_HOST, *bad[1:]).cause == "rank 0 on n0 exited with code 1 (ValueError: sample 0)"
+    elsewhere = msgspec.structs.replace(bad[0], signature="ValueError 1 at another place")
+    assert "raised it" not in named(ONE_HOST, bad[1], elsewhere).cause
 
 
 def test_of_hundreds_of_killed_ranks_all_are_named_and_the_first_is_judged_alone() -> None:

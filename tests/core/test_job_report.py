@@ -53,7 +53,7 @@ def test_a_rank_that_was_only_told_to_be_slow_is_in_the_account() -> None:
     hidden, shown = (slow.replace(" said", f" stance {stance} said") for stance in ("observe", "notify"))
     told, tolerated = (found := account(*START, f"19 {hidden}", f"20 {shown}", f"21 {slow}", now=25.0)).slow
     assert (told.at, told.ranks, told.nodes) == (20.0, (0,), ("n0",))
-    assert told.text == "rank 0 on n0 makes the others wait; nothing was done but to say so"
+    assert told.text == "rank 0 on n0 makes the others wait"
     assert tolerated.text.startswith("rank 0 on n0 makes the others wait; not acted on, as ")
     present = PresentSlowness(node="n0")
     assert found.describe_slow(1, present) == (f"{tolerated.text} (told 4 s ago)", True)

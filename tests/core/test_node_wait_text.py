@@ -1,6 +1,11 @@
 """What a job that lacks nodes waits for: how many, in whose place, since when, what the fleet says, and until when."""
 
+import msgspec
+
 from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.node_wait_text import NodeWait
+from holdfast.core.terminal_sanitizer import CUT
+from holdfast.model.action import Say
 from holdfast.model.decider_events import Begin, Event, Outcome, Progress, Ready, Tick
 from holdfast.model.decider_limits import Limits
 from holdfast.model.detector_alarm import Alarm, Kind
@@ -49,17 +54,13 @@ class Waiting:
 def test_a_lost_node_is_waited_for_by_its_place_and_until_when() -> None:
     job = Waiting()
     job.lose()
-    here = "1 of 2 are there, to replace b (ranks 2-3)"
-    assert job.told(20.0) == f"the job waits for nodes: {here}; it goes on with 1 more, or gives up in 10 min"
+    node = "1 of 2 nodes, to replace b (ranks 2-3)"
+    assert job.told(20.0) == f"the job waits for {node}: 1 is asked for; it gives up in 10 min"
     job.give(21.0, "c")
-    assert job.told(55.0) == (
-        f"the job waits for nodes, for 35 s so far: {here}; 1 is on the way; "
-        "it goes on with 1 more, or gives up in 9 min"
-    )
+    assert job.told(55.0) == f"the job has waited 35 s for {node}: 1 is on the way; it gives up in 9 min"
     job.hear(60.0, FleetReport(nodes={"c": FleetNode(state=FleetState.QUEUED, reason="Priority")}))
     assert job.told(3620.0) == (
-        f"the job waits for nodes, for 60 min so far: {here}; of the others: queued, Priority; "
-        "it goes on with 1 more, however long the queue is"
+        f"the job has waited 60 min for {node}: 1 is queued, Priority; it waits however long the queue is"
     )
 
 
@@ -68,21 +69,35 @@ def test_what_the_fleet_says_of_those_that_did_not_come_is_told() -> None:
     job.lose()
     job.give(21.0, "c")
     job.hear(30.0, FleetReport(nodes={"c": FleetNode(state=FleetState.GONE, reason="OutOfMemory")}))
-    assert "; the fleet: OutOfMemory; " in job.told(31.0)
+    assert "(ranks 2-3): the fleet: OutOfMemory; " in job.told(31.0)
 
 
 def test_a_job_that_asks_before_it_gives_up_says_so() -> None:
     job = Waiting(can_acquire=False, ask_s=300.0)
     job.lose()
-    assert job.told(21.0).endswith("; it goes on with 1 more, or asks a person in 10 min")
-    job.hear(620.0, Tick())
-    assert job.told(630.0).endswith("; it goes on with 1 more, or gives up in 5 min")
+    assert job.told(21.0).endswith(": no other host has joined; it asks a person in 10 min")
+    asks = job.decider.step(620.0, Tick())
+    assert [action.until for action in asks.actions if isinstance(action, Say)] == [920.0]
+    assert job.told(630.0).endswith("; it gives up in 5 min")
 
 
 def test_the_last_call_of_a_job_that_may_be_smaller() -> None:
     job = Waiting(can_acquire=False, min_nodes=1)
     job.ready(1.0, "a")
-    assert job.told(6.0) == "the job waits for nodes, for 6 s so far: 1 of 2 are there; it begins with these in 25 s"
+    assert job.told(6.0) == (
+        "the job has waited 6 s for 1 of 2 nodes: no other host has joined; it begins without them in 25 s"
+    )
+
+
+def test_the_line_has_one_cause_whole_and_others_as_far_as_it_is_wide() -> None:
+    wait = NodeWait(since=0.0, awaited="3 of 64 nodes, to replace n1, n2 and n3", causes=("first",), ends="it gives up")
+    assert wait.describe(0.0) == "the job waits for 3 of 64 nodes, to replace n1, n2 and n3: first; it gives up"
+    more = msgspec.structs.replace(wait, causes=("first", "x" * 40, "third"))
+    assert more.describe(0.0) == wait.describe(0.0).replace("first", "first, third")
+    assert more.facts != wait.facts
+    long = msgspec.structs.replace(wait, causes=("the fleet: " + "many words " * 30,))
+    told = long.describe(7300.0)
+    assert 100 < len(told) <= 110 and CUT in told
 
 
 def test_a_job_that_has_its_nodes_waits_for_none() -> None:
@@ -99,8 +114,9 @@ def test_a_node_whose_check_has_not_ended_is_waited_for_until_it_gets_ranks_unch
     job.give(21.0, "c")
     job.ready(30.0, "c")
     assert job.told(50.0) == (
-        "the job waits for nodes, for 30 s so far: 1 of 2 are there, to replace b (ranks 2-3); 1 is being checked; "
-        "it goes on with 1 more, in 40 s even if its check has not ended"
+        "the job has waited 30 s for the check of c, to replace b (ranks 2-3); it goes on unchecked in 40 s"
     )
+    wait = job.decider.view.node_wait(50.0)
+    assert wait and wait.describe(50.0, lambda at: f"{at:g} o'clock").endswith("it goes on unchecked at 90 o'clock")
     job.hear(90.0, Tick())
     assert job.decider.view.phase is Phase.LAUNCHING and job.told(90.0) == ""

@@ -95,7 +95,7 @@ def test_each_phase_says_what_is_so() -> None:
     said = [(told.decider.view.phase, words) for told, words in lives()]
     killed = "rank 1 on b was killed by SIGKILL"
     assert said == [
-        (Phase.WAITING, "the job waits for nodes: 0 of 2 are there; it begins with 2 more, or gives up in 10 min"),
+        (Phase.WAITING, "the job waits for 2 nodes: no host has joined; it gives up in 10 min"),
         (Phase.LAUNCHING, "generation 1 is being launched on a, b"),
         (Phase.STARTING, "the ranks of generation 1 run; no step was seen yet"),
         (Phase.TRAINING, "training; every rank has made step 7"),

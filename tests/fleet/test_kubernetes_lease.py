@@ -222,3 +222,19 @@ async def test_a_run_that_has_begun_is_not_ended_for_want_of_a_right_to_its_leas
     successor.check()
     for one in (successor, first):
         await one.let_go()
+
+
+async def test_a_right_to_the_lease_that_is_missing_is_told_at_once(lab: Lab) -> None:
+    """It may come within the time for which it is asked for; a person who waits hears of it before that."""
+    said: list[str] = []
+    client = KubernetesClient(lab.cluster.config, lab.cluster.namespace, no_lease)
+    lease = KubernetesLease(client, "lab", "a", lab.place / "lease", said.append)
+    lab.objects.forbidden.add("get leases")
+    taking = asyncio.create_task(lease.take())
+    await asyncio.to_thread(until, lambda: lab.objects.refused > 2, "refusals")
+    assert not taking.done()
+    [told] = said
+    assert told.startswith("the lease of lab cannot be taken yet: Kubernetes says: ") and "cannot get" in told
+    lab.objects.forbidden.clear()
+    await asyncio.wait_for(taking, PATIENCE_S)
+    await lease.let_go()

@@ -94,6 +94,21 @@ async def test_a_controller_that_lost_its_lease_starts_no_step_and_touches_no_fi
     assert slurm.asked == ["srun"]
 
 
+@pytest.mark.parametrize("cause", [Dismissal.EVICTED, Dismissal.LATE, Dismissal.GONE])
+async def test_hosts_of_evicted_nodes_are_noted_for_later_jobs_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: Dismissal
+) -> None:
+    (tmp_path / slurm_fleet.FOLDER).mkdir()
+    record = NodeRecord(job=7, job_name="j", host="c1")
+    write_records(tmp_path / slurm_fleet.FOLDER, 1, {"n0": record, "n1": NodeRecord(job=8, host="c2")})
+    plan = SlurmPlan(run_id="r", starts=("true",), flags=("--exclude=c[8-9]", "--time=5"))
+    fleet = SlurmFleet(tmp_path, plan, {}, mint=str, epoch=lambda: 1)
+    monkeypatch.setattr(fleet._commands, "cancel", lambda what: None)
+    await fleet.give_back("n0", "bad", cause)
+    noted = tmp_path / slurm_fleet.FOLDER / slurm_node_file.EXCLUDED
+    assert (noted.read_text() if noted.exists() else "") == ("" if cause is Dismissal.GONE else "c1,c[8-9]")
+
+
 async def test_one_that_does_not_know_of_its_successor_finds_it_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

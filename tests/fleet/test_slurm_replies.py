@@ -175,12 +175,33 @@ def test_steps_and_hosts() -> None:
 def test_refusals_and_what_may_pass() -> None:
     refused = "sbatch: error: invalid partition specified: x\n"
     refused += "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
-    sentence = slurm_replies.last_sentence(refused)
+    sentence = slurm_replies.failure_sentence(1, refused)
     assert sentence == "Batch job submission failed: Invalid partition name specified"
     assert not slurm_replies.may_pass(sentence)
     assert not slurm_replies.may_pass("Batch job submission failed: Invalid account or account/partition combination")
     assert slurm_replies.may_pass("Batch job submission failed: Unable to contact slurm controller (connect failure)")
     assert slurm_replies.may_pass("Batch job submission failed: Socket timed out on send/recv operation")
-    assert slurm_replies.last_sentence("") == "it did not say why"
+    assert slurm_replies.refusal_sentence(1, refused) == f"invalid partition specified: x; {sentence}"
     assert slurm_replies.parse_version("slurm-wlm 22.05.8") == (22, 5)
     assert slurm_replies.parse_version("slurm 25.05.1") > slurm_replies.JSON_FROM > (23, 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "told"),
+    [
+        (255, "sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n",
+         "unrecognized option '--bogus'"),
+        (255, "sbatch: option requires an argument -- 'p'\nTry \"sbatch --help\" for more information\n",
+         "option requires an argument -- 'p'"),
+        (255, "Invalid time specification (pos=0): never\nsbatch: error: Invalid --begin specification\n",
+         "Invalid --begin specification"),
+        (1, "sbatch: fatal: Could not establish a configuration source\n",
+         "Could not establish a configuration source"),
+        (1, "sbatch: error: Name an account\nsbatch: error: Batch job submission failed: Unspecified error\n",
+         "Name an account; Batch job submission failed: Unspecified error"),
+        (1, "", "it exited with code 1 and said nothing"),
+        (-9, "\n", "it was killed by SIGKILL and said nothing"),
+    ],
+)  # fmt: skip
+def test_a_failure_is_told_by_the_sentence_that_names_its_cause(code: int, printed: str, told: str) -> None:
+    assert slurm_replies.refusal_sentence(code, printed) == told

@@ -96,7 +96,8 @@ def test_steps_hosts_and_refusals(told: dict[str, Any]) -> None:
     hosts = slurm_replies.parse_hosts(told["hosts"])
     assert [name for name, host in hosts.items() if not host.answers] == ["lab-5"], "it lost its power"
     assert hosts["lab-5"].reason == "Not responding" and hosts["lab-6"].reason == "a fan | is broken"
-    for sentence in map(slurm_replies.last_sentence, told["refused"].values()):
+    for printed in told["refused"].values():
+        sentence = slurm_replies.failure_sentence(1, printed)
         assert sentence.lower().count("invalid") == 1 and not slurm_replies.may_pass(sentence)
 
 

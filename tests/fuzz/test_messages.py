@@ -1,5 +1,6 @@
 """Messages and small files, whatever their bytes: a value or a DecodeError, and what was encoded comes back."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ from hypothesis import example, given, reject
 from hypothesis import strategies as st
 
 from holdfast.agent.agent_state_files import AgentStateFiles
+from holdfast.cli.launch import stoppable_wait
+from holdfast.cli.launch.stoppable_wait import WaitNote
 from holdfast.model.node_errands import Done
 from holdfast.wire import (
     replay_environment,
     skip_ease_environment,
 )
 from tests.fuzz.codecs import CODECS, PACK, TEXT, Codec
-from tests.fuzz.making import JSON, PLAIN, hostile, mutated, narrow, values
+from tests.fuzz.making import INTS, JSON, PLAIN, hostile, mutated, narrow, values
 
 NOT_UTF8 = {PACK: b"\x82\xa4type\xa6notice\xa4node\xa2\xff\xff", TEXT: b'{"type":"denied","why":"\xff"}'}
 TOO_DEEP = {PACK: b"\x81\xa1x" + b"\x91" * 9_000, TEXT: b'{"x":' + b"[" * 9_000}
@@ -81,6 +84,26 @@ FILES: dict[str, Callable[[Path], object]] = {
     "alone": lambda path: AgentStateFiles(path.parent).mark_alone(1.0),
     "leaving.json": lambda path: AgentStateFiles(path.parent).read_leave_intent(),
 }
+
+
+@given(content=hostile(values(WaitNote, JSON).map(TEXT)), pid=INTS)
+@example(content=b'{"pid":7,"stopped":9223372036854775807}', pid=7)
+@example(content=b'{"pid":7,"stopped":-1}', pid=7)
+@example(content=b'{"pid":18446744073709551615}', pid=7)
+@example(content=b"[" * 9_000, pid=7)
+def test_the_note_of_a_wait(content: bytes, pid: int, tmp_path: Path) -> None:
+    """A disk may have damaged it: the supervisor ends with it only if it is the controller's and names an exit code."""
+    (tmp_path / "waiting.json").write_bytes(content)
+    for asked in {pid, 7}:
+        note = stoppable_wait.read_note(tmp_path, asked)
+        assert note is None or (note.pid == asked and 0 <= note.stopped < 256)
+
+
+@given(code=st.integers(0, 255), other=INTS.filter(lambda pid: pid != os.getpid()))
+def test_the_note_of_a_wait_is_its_controllers_alone(code: int, other: int, tmp_path: Path) -> None:
+    stoppable_wait.note_stop(tmp_path, code)
+    assert stoppable_wait.read_note(tmp_path, os.getpid()) == WaitNote(pid=os.getpid(), stopped=code)
+    assert stoppable_wait.read_note(tmp_path, other) is None
 
 
 @pytest.mark.parametrize("name", FILES)

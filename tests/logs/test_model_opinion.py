@@ -199,6 +199,13 @@ def test_the_key_is_sent_and_nowhere_else() -> None:
     assert "ZORB_NONE" in said[0]
 
 
+def test_a_server_that_quotes_the_key_is_quoted_without_it() -> None:
+    for before in (0, 140):
+        turn = sending(401, f"{'x' * before} Incorrect API key provided: {KEY}".encode())
+        said = fallen_back(turn, more=(("model.key_env", "ZORB_KEY"),))
+        assert "(HTTP 401)" in said and KEY not in said and KEY[:8] not in said
+
+
 def test_no_secret_leaves_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SERVICE_TOKEN", "words-of-my-service")
     long = "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY"

@@ -1,5 +1,6 @@
 """What is the Slurm fleet's own, on a real Slurm: jobs that shrink, hosts that are left out, hosts unheard of."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -224,3 +225,11 @@ async def test_a_run_of_the_same_name_keeps_its_jobs(fleet: SlurmFleet, slurm_la
     job = str(twin._records[theirs].job)
     assert slurm_lab.call("squeue", "-h", "-t", "PD,R", "-o", "%A").split() == [job]
     await twin.give_back(theirs, "not needed")
+
+
+async def test_a_step_that_is_over_need_not_be_cancelled(slurm_lab: SlurmLab, fleet: SlurmFleet) -> None:
+    """Slurm calls that an error, and with --quiet says nothing of it."""
+    job = slurm_lab.call("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "true").strip()
+    until(lambda: not slurm_lab.call("squeue", "-h", "-j", job).strip(), "its end")
+    for what in (f"{job}.7", job):
+        await asyncio.to_thread(fleet._commands.cancel, what)

@@ -1,6 +1,7 @@
 """On a real Slurm: time limits, allocations that are there already, and hosts that nobody hears of any more."""
 
 import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -8,13 +9,15 @@ import pytest
 
 from holdfast.checkpoint import stored_checkpoints
 from holdfast.cli.commands.report_command import load_report
+from holdfast.cli.run_dirs import batch_job_note
 from holdfast.fleet import slurm_fleet, slurm_replies
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetReport
 from tests.cli.driver import TRAIN, until
 from tests.cli.test_run_parting import MADE
 from tests.cli.test_run_state import TRAIN as MODEL
-from tests.slurm.slurm_job import SlurmJob, StartSlurm, start_slurm
+from tests.slurm.lab import LOGIN
+from tests.slurm.slurm_job import HOLDFAST, SlurmJob, StartSlurm, start_slurm
 from tests.slurm.test_slurm_faults import STEPS, calm_weights, limit_min, weights
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -88,6 +91,8 @@ def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
     def grows() -> object:
         return len(text()), lab.call("squeue", "-h", "-o", "%i %T")
 
+    until((tmp_path / "run" / "controller.json").exists, "its controller", 100, grows)
+    follower = follow(start_slurm, tmp_path)
     until(lambda: "time limit" in text(), "the end of its time", 30 * limit_min(4), grows)
     until(lambda: "goes on with other nodes" in text() or "resuming" in text(), "its successor", 100, grows)
     until(lambda: text().count("] weights ") == 2 and "done: " in text(), "its end", 150, grows)
@@ -96,6 +101,20 @@ def test_a_batch_job_goes_on_in_its_successor_after_the_time_limit(
     report = load_report(tmp_path / "run")
     assert report.code == 0 and report.generation >= 2, "one journal"
     check_storage(text(), store)
+    assert follower.wait(60) == 0, "who followed it from the login host saw it end well, and once"
+    seen = (tmp_path / "followed").read_text()
+    assert seen.count(f"] weights {calm_weights}") == 2, seen
+    assert seen.splitlines().count("holdfast attach: the run goes on") == 1, seen
+    assert not batch_job_note.note_path(tmp_path / "run").exists()
+
+
+def follow(start_slurm: StartSlurm, folder: Path) -> "subprocess.Popen[bytes]":
+    """`holdfast attach` at the login host, while the controller is on another one."""
+    words = start_slurm.lab.words(*HOLDFAST, "attach", "--run", str(folder / "run"), on=LOGIN)
+    with (folder / "followed").open("wb") as output:
+        return subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=start_slurm.env
+        )
 
 
 def test_a_batch_job_ends_ahead_of_its_reservation_and_has_a_successor_by_then(
@@ -120,11 +139,10 @@ def test_a_batch_job_ends_ahead_of_its_reservation_and_has_a_successor_by_then(
     told = "reservation short ends: the fleet takes all"
     until(lambda: told in text(), "the end of its time", 60 * limit_min(3) + 20, grows)
     until(lambda: "ended with code 95" in text(), "its state on storage", 60, grows)
-    queued = until(
-        lambda: lab.call("squeue", "-h", "-n", "holdfast-run", "-t", "PD", "-o", "%A").split(), "a successor"
-    )
+    queued = until(lambda: lab.call("squeue", "-h", "-t", "PD", "-o", "%A %j").split(), "a successor")
     assert time.time() < ends_at, "all of it before Slurm would have ended it"
-    [successor] = queued
+    [successor, name] = queued
+    assert name.startswith("holdfast-") and batch_job_note.read_job(tmp_path / "run") == int(successor)
     until(lambda: lab.call("squeue", "-h", "-t", "R", "-o", "%i").split() == [], "the end of the first", 60, grows)
     lab.call("scontrol", "update", f"JobId={successor}", "ReservationName=", "TimeLimit=30", "StartTime=now")
     lab.call("scontrol", "release", successor, check=False)
@@ -149,11 +167,15 @@ def test_a_batch_job_that_is_cancelled_says_so_and_has_no_successor(start_slurm:
 
 
 def test_batch_jobs_that_come_to_no_step_have_few_successors(start_slurm: StartSlurm, tmp_path: Path) -> None:
+    """The script was printed, and submitted by hand under a name of the person's own."""
     lab = start_slurm.lab
     (tmp_path / "job.py").write_text("import time\ntime.sleep(3600)\n")
-    words = ["sbatch", "--run-dir", str(tmp_path / "run"), "--nnodes", "1", "--slurm", "time=2", "--no-zygote"]
-    words += ["--set", "recovery.leave_s=90", "--set", "recovery.attempts=2", "--set", "probe.allow=false", "job.py"]
-    start_slurm.call_holdfast(*words)
+    words = ["sbatch", "--dry-run", "--run-dir", str(tmp_path / "run"), "--nnodes", "1", "--slurm", "time=2"]
+    words += ["--no-zygote", "--set", "recovery.leave_s=90", "--set", "recovery.attempts=2"]
+    (tmp_path / "mine.sh").write_text(start_slurm.call_holdfast(*words, "--set", "probe.allow=false", "job.py"))
+    lab.call(
+        "env", *(f"{name}={value}" for name, value in start_slurm.env.items()), "sbatch", str(tmp_path / "mine.sh")
+    )
     output = tmp_path / "run.out"
 
     def text() -> str:

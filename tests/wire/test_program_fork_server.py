@@ -123,6 +123,18 @@ def test_what_cannot_be_had_is_left_out(shared: Place, no_orphans: str) -> None:
     process.close()
 
 
+def test_how_a_program_ended_is_told_to_whoever_asks(shared: Place, no_orphans: str) -> None:
+    process = shared.start("two")
+    shared.heard("two")
+    assert program_fork_server.find_exit_code(shared.path, process.pid) is None, "it runs"
+    process.kill()
+    until(lambda: program_fork_server.find_exit_code(shared.path, process.pid) == -signal.SIGKILL, "its end")
+    assert program_fork_server.find_exit_code(shared.path, os.getpid()) is None, "no child of the server"
+    assert program_fork_server.find_exit_code(None, process.pid) is None
+    assert program_fork_server.find_exit_code(shared.folder / "none", process.pid) is None
+    process.close()
+
+
 def test_nonsense_is_refused_and_the_next_one_served(shared: Place, no_orphans: str) -> None:
     server = shared.server
     assert server

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.probes import PROBES, SKIPPED, START, START_S, ProbeEntry, ProbeLine, choose_probes
+from holdfast.agent.system.child_last_line import read_last_line
 from holdfast.core.diagnose.probe_assessment import is_starved
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.decoding import make_decoder
@@ -25,7 +26,6 @@ _SMALL_S = 20.0  # a budget below this asks for the small sizes
 _STARVED = 3  # times as long a niced probe gets only if it is given processors
 _REPEATS = 20  # take as long again as a probe may
 _LINE_BYTES = 1 << 20
-_WORDS_BYTES = 4096  # of what it wrote on its standard error
 _told = make_decoder(msgspec.json.Decoder(ProbeLine))
 
 
@@ -215,9 +215,8 @@ class _ProbeProcess:
 
 
 def _describe_exit(code: int, words: int) -> str:
-    text = os.pread(words, _WORDS_BYTES, max(0, os.fstat(words).st_size - _WORDS_BYTES)).decode(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines and code > 0 else f"the probe process {describe_exit(code)}"
+    said = read_last_line(words) if code > 0 else ""
+    return said or f"the probe process {describe_exit(code)}"
 
 
 def _own_bytes(pid: int) -> int:

@@ -5,17 +5,14 @@ import os
 import signal
 import time
 
+from holdfast.agent.system.child_last_line import read_last_line
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.core.terminal_sanitizer import cut_words
 from holdfast.linux import own_process_settings
-from holdfast.logs.secret_masking import make_secret_masker
 from holdfast.model.probe_findings import Finding
 
 SITE_TEST = "command"  # the name of its finding
 SITE_LEVEL = 2  # the level of probes from which it runs
 _NOT_RUN = (126, 127)  # exit codes of a shell that cannot run a command
-_WORDS_BYTES = 1 << 16
-_SAID = 300  # characters of its last words in a finding
 _GONE_S = 10.0  # a process that can end has ended by then
 
 
@@ -39,7 +36,7 @@ async def run_site_test(command: str, limit_s: float, *, level: int, nice: int =
         except TimeoutError:
             detail = f"did not end within {limit_s:g} s"
         else:
-            ok, detail = _judge_exit(code, _last_words(words))
+            ok, detail = _judge_exit(code, read_last_line(words))
         finally:
             detail_end = await _kill_group(process)
     finally:
@@ -55,13 +52,6 @@ def _judge_exit(code: int, said: str) -> tuple[bool | None, str]:
     if code in _NOT_RUN:
         return None, f"probe.command cannot be run here{told}"
     return False, f"{describe_exit(code)}{told}"
-
-
-def _last_words(words: int) -> str:
-    """Return the last line that the command wrote, masked, then cut to 300 characters."""
-    text = os.pread(words, _WORDS_BYTES, max(0, os.fstat(words).st_size - _WORDS_BYTES)).decode(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return cut_words(make_secret_masker().mask_lines(lines)[-1], _SAID) if lines else ""
 
 
 async def _kill_group(process: asyncio.subprocess.Process) -> str:

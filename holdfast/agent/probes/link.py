@@ -21,8 +21,10 @@ import torch.distributed as dist
 
 from holdfast.agent.probes import ProbeLine
 from holdfast.agent.probes.probe_tools import integer_tensor, sync_device, tensor_digest
+from holdfast.core.terminal_sanitizer import cut_words
 from holdfast.decoding import from_json
 from holdfast.linux import own_process_settings
+from holdfast.logs.secret_masking import make_secret_masker, trim_line
 from holdfast.model.probe_findings import Finding, PairMeeting
 
 _FIRST_BYTES, _MOST_BYTES = 16 << 10, 16 << 20
@@ -32,6 +34,7 @@ _ROUNDS = 200
 _TCP_INFO_BYTES = 144
 _TOTAL_RETRANS, _SEGS_OUT = 100, 136  # where struct tcp_info has them
 _LISTENS = 10  # TCP_LISTEN
+_REASON_CHARS = 200
 
 
 def main() -> None:
@@ -76,7 +79,7 @@ class PairTestEnd:
             if self._m.serve and self._m.rank == 0:  # who serves the store leaves last
                 store.wait([f"done/{rank}" for rank in range(self._m.world)])
         except RuntimeError as e:  # what torch.distributed raises is of this kind, DistError included
-            self._report_finding("link", ok=False, detail=f"{doing}: {str(e).splitlines()[0][:200]}")
+            self._report_finding("link", ok=False, detail=f"{doing}: {_first_line(e)}")
 
     def _join_group(self) -> dist.Store:
         m = self._m
@@ -154,6 +157,12 @@ class PairTestEnd:
         form = f"{self._m.backend}, world of {self._m.world}"
         took_s = round(time.monotonic() - self._began, 4)
         self._tell(msgspec.structs.replace(Finding(probe=probe, level=2, ok=True, form=form, took_s=took_s), **rest))
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of what torch says, masked, then cut: it may quote an environment."""
+    first = next(iter(str(error).splitlines()), type(error).__name__)
+    return cut_words(make_secret_masker()(trim_line(first)), _REASON_CHARS)
 
 
 def _gloo_over(rail: str) -> str:

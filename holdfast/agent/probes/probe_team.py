@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.agent.probes.probe_tools import accelerators
+from holdfast.agent.system.child_last_line import read_last_line
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.decoding import from_json
 from holdfast.model.probe_findings import Finding
@@ -22,7 +23,6 @@ NEEDS_S = 20.0  # mostly to import torch in every process, and for NCCL to conne
 LIMIT_S = 100.0
 _LOOK_S = 0.05
 _ECHO_S = 5.0  # for the others to say why they broke off, after one has ended badly
-_WORDS_BYTES = 2000
 Line = TypeVar("Line")
 
 
@@ -134,11 +134,9 @@ class _RankProcess:
         return os.pread(self._out, os.fstat(self._out).st_size, 0)
 
     def describe_end(self) -> str:
-        size = os.fstat(self._words).st_size
-        text = os.pread(self._words, _WORDS_BYTES, max(0, size - _WORDS_BYTES)).decode(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
         code = self.process.returncode
-        return lines[-1][:300] if lines and code > 0 else f"its process {describe_exit(code)}"
+        said = read_last_line(self._words) if code > 0 else ""
+        return said or f"its process {describe_exit(code)}"
 
     def end(self) -> None:
         if self.process.poll() is None:

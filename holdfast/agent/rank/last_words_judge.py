@@ -5,6 +5,7 @@ would block the agent. The judge loads the catalog once and has a fork for every
 at its deadline. The judge is forked from the agent before the agent has any threads, and dies with it.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -13,7 +14,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from holdfast.agent.rank import last_words
 from holdfast.agent.system import child_process
 from holdfast.config import ConfigError, WordLimits
 from holdfast.core.detect.crash import alarm_of, alarm_without_words
+from holdfast.core.incident.full_disks import DISK_FULL, blame_disk
 from holdfast.core.log_analysis.failure_catalog import FailureCatalog
 from holdfast.decoding import Content, make_decoder
 from holdfast.linux import own_process_settings, preimported_fork
@@ -34,6 +36,7 @@ from holdfast.wire import holder_messages, run_and_node_specs
 
 DEADLINE_S = 2.0  # of a processor, for one rank's words: a hundred times what they take
 _CALM_S = 1.0  # without a request, until a fork is made for the next one
+_ROOM_BYTES = 1 << 16  # of a disk that is full: what is less than this is no room for anybody
 _NUMBER = struct.Struct("<q")
 _PATIENCE_S = 4.0  # by the clock: a busy machine, or a file that cannot be read
 _LATE = (signal.SIGPROF, signal.SIGALRM)  # what ends who takes longer
@@ -104,9 +107,10 @@ class JudgeProcess:
     """The judge in its own process. A fork waits for the next request, so that no alarm has to wait for a fork; the
     next one is made in calm, or when a request comes before that."""
 
-    def __init__(self, sock: socket.socket, known: FailureCatalog, mask: Masker) -> None:
-        """`mask` is for what an alarm quotes; it is warmed here, not in every fork."""
+    def __init__(self, sock: socket.socket, known: FailureCatalog, mask: Masker, paths: tuple[str, ...] = ()) -> None:
+        """`mask` is for what an alarm quotes; it is warmed here, not in every fork. Ranks write to `paths`."""
         self._sock = sock
+        self._paths = paths
         self._known = known
         self._mask = mask
         mask("")
@@ -138,7 +142,7 @@ class JudgeProcess:
             return False
         if pid == 0:
             own_process_settings.die_with_parent(judge)
-            _judge_next(self._sock, take, self._known, self._mask)
+            _judge_next(self._sock, take, self._judge_exit)
         os.close(take)
         fork = self._waiting = JudgeFork(pid, taken)
         self._selector.unregister(self._sock)
@@ -173,11 +177,27 @@ class JudgeProcess:
             self._send_answer(JudgeAborted(id=fork.id, late=-os.waitstatus_to_exitcode(status) in _LATE))
         self._over = self._over or (fork.id is None and status == 0)
 
+    def _judge_exit(self, asked: JudgeRequest) -> None:
+        """In a fork, send an alarm without the last words at once, then an alarm with them. What they quote is masked
+        here, where it cannot hold up anybody."""
+        for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
+            signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
+        signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+        self._mask.learn(asked.secrets)
+        where = Path(asked.where)
+        words, said = last_words.last_words(where), last_words.last_line(where)
+        exit = msgspec.structs.replace(asked.exit, words=words, said=said)
+        for judge, last in ((alarm_without_words, False), (alarm_of, True)):
+            alarm = self._mask.mask_alarm(judge(exit, self._known))
+            alarm = find_full_disk(alarm, (asked.where, *self._paths)) if last else alarm
+            self._send_answer(JudgeAlarm(id=asked.id, alarm=alarm, last=last))
+
     def _send_answer(self, answer: Answer) -> None:
         child_process.send_packet(self._sock, encode(answer))
 
 
-def _judge_next(sock: socket.socket, take: int, known: FailureCatalog, mask: Masker) -> None:
+def _judge_next(sock: socket.socket, take: int, judge: Callable[[JudgeRequest], None]) -> None:
     """Wait for a request, tell the judge its number, judge it, and end this fork; end with 0 if the agent is gone."""
     gc.disable()  # to look through all that we share with the judge would copy it
     packet = child_process.receive_packet(sock, holder_messages.PACKET_BYTES)
@@ -187,8 +207,7 @@ def _judge_next(sock: socket.socket, take: int, known: FailureCatalog, mask: Mas
     try:
         asked = to_judge(packet)
         os.write(take, _NUMBER.pack(asked.id))
-        mask.learn(asked.secrets)
-        _judge_exit(sock, asked, known, mask)
+        judge(asked)
         code = 0
     finally:
         if code:
@@ -196,18 +215,18 @@ def _judge_next(sock: socket.socket, take: int, known: FailureCatalog, mask: Mas
         os._exit(code)
 
 
-def _judge_exit(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog, mask: Masker) -> None:
-    """Send an alarm without the last words at once, then an alarm with them. What they quote is masked here, where it
-    cannot hold up anybody."""
-    for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
-        signal.signal(number, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
-    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
-    where = Path(asked.where)
-    exit = msgspec.structs.replace(asked.exit, words=last_words.last_words(where), said=last_words.last_line(where))
-    for judge, last in ((alarm_without_words, False), (alarm_of, True)):
-        alarm = mask.mask_alarm(judge(exit, known))
-        child_process.send_packet(sock, encode(JudgeAlarm(id=asked.id, alarm=alarm, last=last)))
+def find_full_disk(alarm: Alarm, paths: Iterable[str]) -> Alarm:
+    """Return the alarm of a rank that found no room, or that left no words, with the first of these paths whose disk is
+    full now."""
+    if alarm.klass != DISK_FULL and (alarm.klass or alarm.raised or alarm.evidence or (alarm.code or 0) <= 0):
+        return alarm
+    for path in paths:
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(path)
+            room = disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
+            if disk.f_blocks and room < _ROOM_BYTES:
+                return blame_disk(alarm, path)
+    return alarm
 
 
 def load_catalog(limits: WordLimits) -> FailureCatalog:
@@ -231,8 +250,8 @@ def main() -> None:
     keep_masked_log(logging.StreamHandler(sys.stderr), mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent's, and then ours when it ends
     sock = socket.socket(fileno=int(sys.argv[2]))
-    settings = run_and_node_specs.read_json(Path(sys.argv[1]) / "spec.json", run_and_node_specs.NodeSpec).settings
-    JudgeProcess(sock, load_catalog(settings.words), mask).run()
+    node = run_and_node_specs.read_json(Path(sys.argv[1]) / "spec.json", run_and_node_specs.NodeSpec)
+    JudgeProcess(sock, load_catalog(node.settings.words), mask, (node.entry.cwd, sys.argv[1])).run()
 
 
 if __name__ == "__main__":

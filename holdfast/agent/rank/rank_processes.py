@@ -80,7 +80,7 @@ class RankProcesses:
         self._say = say
         self._staged = staged
         self._clock = clock
-        self._key = ""  # of the zygote: the environment of its release, as JSON
+        self._key, self.lost_agent = "", ""  # the zygote's environment, as JSON; how the agent before this one ended
         self._holder = HolderConnection(sock)
         self._on_rank_exit = on_rank_exit
         self._started: dict[RankKey, asyncio.Future[str]] = {}  # asked for, not answered
@@ -150,7 +150,7 @@ class RankProcesses:
         for rank in listing.ranks:
             if rank.rank_key.generation == SPARE:  # of an agent that is gone
                 self._end_spare(rank.rank_key)
-        self.arenas = listing.arenas
+        self.arenas, self.lost_agent = listing.arenas, listing.lost
         self.slots.open_memory(listing.arena)
         if listing.warm:
             self._key = listing.key

@@ -29,6 +29,7 @@ from holdfast.core.diagnose.ras_status import telling_lines
 from holdfast.core.diagnose.stack_folding import shorten_path
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.decoding import make_decoder
+from holdfast.logs.secret_masking import make_secret_masker
 from holdfast.model.rank_traces import Flight, Frame, Process, Thread, Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import TraceRequest
@@ -42,6 +43,7 @@ _THREADS = 4  # of a process, the main one first
 _FRAMES = 64  # of a thread
 _OUTER = 16  # of these from the outer end
 _TRIES = 3
+_REASON_CHARS = 200
 _AT_ONCE = max(4, min(32, 2 * (os.cpu_count() or 1)))
 _ENVELOPE = 1 << 10  # of a message around a trace
 _RAS_S = 1.2  # by then it says which ranks have not answered it; nobody is named later for it
@@ -302,10 +304,11 @@ def _run_spy(argv: list[str], pid: int, left_s: float) -> tuple[tuple[Thread, ..
     except OSError as e:
         return (), f"{NoStacks.NOT_STARTED}: {e.strerror}", False
     if ran.returncode != 0:
-        said = ran.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-        if any(word in line.lower() for line in said for word in _FORBIDDEN):
+        text = ran.stderr.decode(errors="replace")
+        if any(word in text.lower() for word in _FORBIDDEN):
             return (), NoStacks.FORBIDDEN, False
-        return (), f"{NoStacks.FAILED}: {said[-1].strip()[:200]}", True
+        said = make_secret_masker().mask_last_line(text, _REASON_CHARS) or "no reason given"
+        return (), f"{NoStacks.FAILED}: {said}", True
     try:
         found = _dump(ran.stdout)
     except msgspec.DecodeError:

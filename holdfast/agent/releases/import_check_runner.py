@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+from holdfast.logs.secret_masking import env_secrets, last_bytes, make_secret_masker
 from holdfast.model.code_release import Release
 from holdfast.wire.releases.staged_release import StagedRelease, staged_entry
 from holdfast.wire.run_and_node_specs import EntryPoint
@@ -15,6 +16,7 @@ READER = Path(__file__).with_name("static_import_check.py")
 _DEADLINE_S = 60.0
 _NICE = 10
 _WORDS = 300  # characters of what it wrote on its standard error
+_TAIL_BYTES = 1 << 16  # that are masked before
 
 
 async def check_release(
@@ -55,6 +57,11 @@ async def check_release(
     try:
         fault = str(json.loads(said)["fault"])
     except (ValueError, KeyError, TypeError):
-        why = words.decode(errors="replace").strip()[-_WORDS:] or f"code {process.returncode}"
+        why = _masked_end(words, env) or f"code {process.returncode}"
         return f"the check failed to run: {why}", False
     return fault, bool(fault)
+
+
+def _masked_end(words: bytes, env: dict[str, str]) -> str:
+    mask = make_secret_masker(env_secrets(env))
+    return mask.mask_end(last_bytes(words, _TAIL_BYTES).decode(errors="replace"), _WORDS)

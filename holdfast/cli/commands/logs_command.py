@@ -7,8 +7,10 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from holdfast.cli.run_dirs import run_directory, run_liveness, run_selection
+from holdfast.cli.run_dirs.run_continuation import RunContinuation
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.rank_console import (
@@ -70,28 +72,37 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _attach_run(run_dir: Path, run: RunSpec) -> int:
+    ending = RunContinuation(run_dir, run, _tell)
+    where = ""
     if run_directory.find_controller(run_dir) is None:
-        if (run_dir / "exit.json").exists():
+        if ending.is_over():
             return _tell_ending(run_dir, run)
-        raise UsageError(
-            f"the run in {run_dir} {run_liveness.ending_text(run_dir)}; see holdfast report, or holdfast logs"
-        )
+        elsewhere = run_liveness.controller_elsewhere(run_dir)
+        if elsewhere is None and not (run_dir / "exit.json").exists():
+            raise UsageError(
+                f"the run in {run_dir} {run_liveness.ending_text(run_dir)}; see holdfast report, or holdfast logs"
+            )
+        where = f", whose controller was last on {urlsplit(elsewhere.url).hostname}" if elsewhere else ""
     console = _log_console(run, run_dir / "said.log", frozenset(), _STREAMS["both"])
     console.skip_to_end()
-    earlier = f"earlier output: holdfast logs {run.job.run_id}"
-    print(f"holdfast attach: following {run.job.run_id}; Ctrl-C leaves it running; {earlier}", file=sys.stderr)
-    if _follow_run(run_dir, console):
+    _tell(
+        f"following {run.job.run_id}{where}; Ctrl-C leaves it running; earlier output: holdfast logs {run.job.run_id}"
+    )
+    if _follow_run(ending, console):
         return run_and_node_specs.read_json(run_dir / "exit.json", RunEnd).code
-    print(f"holdfast attach: the run continues; holdfast stop {run_dir} ends it", file=sys.stderr)
+    _tell(f"the run continues; holdfast stop {run_dir} ends it")
     return 0
+
+
+def _tell(text: str) -> None:
+    print(f"holdfast attach: {text}", file=sys.stderr, flush=True)
 
 
 def _tell_ending(run_dir: Path, run: RunSpec) -> int:
     """Print how the run has ended and what holdfast said last; return the run's exit code."""
-    print(f"holdfast attach: the run in {run_dir} {run_liveness.ending_text(run_dir)}", file=sys.stderr)
+    _tell(f"the run in {run_dir} {run_liveness.ending_text(run_dir)}")
     _show_end(run_dir / "said.log", _STREAMS["stderr"], b"", _LAST_SAID)
-    more = f"holdfast attach: earlier output: holdfast logs {run.job.run_id}; what it cost: holdfast report {run_dir}"
-    print(more, file=sys.stderr)
+    _tell(f"earlier output: holdfast logs {run.job.run_id}; what it cost: holdfast report {run_dir}")
     return run_and_node_specs.read_json(run_dir / "exit.json", RunEnd).code
 
 
@@ -109,7 +120,7 @@ def _show_logs(run_dir: Path, run: RunSpec, args: argparse.Namespace) -> int:
         shown = args.generation if args.generation is not None else there[-1]
         _show_ends(log_dir / f"gen-{shown}", args)
     if args.follow:
-        _follow_run(run_dir, console)
+        _follow_run(RunContinuation(run_dir, run, _note_continuation), console)
     return 0
 
 
@@ -147,13 +158,17 @@ def _log_console(run: RunSpec, said: Path, ranks: frozenset[int], streams: int) 
     return Console(Path(run.log_dir), style, said)
 
 
-def _follow_run(run_dir: Path, console: Console) -> bool:
+def _note_continuation(text: str) -> None:
+    print(f"holdfast logs: {text}", file=sys.stderr, flush=True)
+
+
+def _follow_run(ending: RunContinuation, console: Console) -> bool:
     """Show output until the run ends or a signal comes. Return True if the run has ended."""
     left: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: left.append(number))
     while not left:
-        ended = (run_dir / "exit.json").exists()
+        ended = ending.is_over()
         console.show_new_output()
         if ended:
             console.drain_output()

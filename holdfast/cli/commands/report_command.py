@@ -12,7 +12,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.commands.report_lost_time import lost_text, render_causes, row_text, stall_texts
+from holdfast.cli.commands.report_lost_time import lost_text, render_causes, row_text, slow_texts, stall_texts
 from holdfast.cli.commands.report_unfinished_job import incidents_said, opened_said, state_said
 from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
@@ -31,9 +31,10 @@ from holdfast.cli.terminal.quantity_text import (
     storage_said,
 )
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
+from holdfast.core.decide.incident_course import ENDED_FOR_ROOM
+from holdfast.core.incident.failure_sequence import describe_all_failures
 from holdfast.core.incident.incident_text import (
     FAILED_START,
-    describe_again,
     describe_kept,
     describe_new_release,
     describe_step,
@@ -240,8 +241,9 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False, f
         )
     )
     over = report.phase == Phase.DONE or bool(report.absence)
-    parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over)) else []
-    parts += stall_texts(report)
+    early_end = report.early_end if report.ettr is None else ""
+    parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over, early_end=early_end)) else []
+    parts += [*stall_texts(report), *slow_texts(report)]
     for what, told in (("slow", report.slow), ("loss", report.losses[:_LOSSES])):
         parts += [Text(f"{what}, told at {clock_text(one.at)}: {one.text}") for one in told]
     parts += [Text(f"loss, told {more} times more")] if (more := len(report.losses) - _LOSSES) > 0 else []
@@ -332,11 +334,19 @@ def _unwatched_text(time: UnwatchedTime) -> str:
 def _standbys_text(report: Report) -> Text:
     """Say how many nodes were evicted and admitted, how long the job waited for nodes, and which standbys it lost."""
     mended: tuple[Record | Change, ...] = (*report.incidents, *report.changes)
-    out, new = sum(len(m.evicted) for m in mended), sum(len(m.admitted) for m in mended)
+    out, new = sum(map(_count_evicted, mended)), sum(len(m.admitted) for m in mended)
+    left = sum(len(m.evicted) for m in mended) - out
     waited_s = sum(s.seconds for s in report.spans if s.use is TimeUse.WAIT and (s.incident or s.change))
-    swapped = [f"{out} evicted, {new} admitted, {duration_text(waited_s)} waited for nodes"] if out or new else []
+    gone = f"{out} evicted" + (f", {left} {ENDED_FOR_ROOM}" if left else "")
+    swapped = [f"{gone}, {new} admitted, {duration_text(waited_s)} waited for nodes"] if out or left or new else []
     said = "; ".join([*swapped, *report.lost_standbys])
     return Text(f"nodes: {said}" if said else "", style="dim")
+
+
+def _count_evicted(mended: Record | Change) -> int:
+    """Return how many nodes were evicted, without those that had ended for want of room on a disk."""
+    ended = mended.ordered.values() if isinstance(mended, Record) else ()
+    return len(mended.evicted) - sum(how == ENDED_FOR_ROOM for how in ended)
 
 
 def _releases_text(report: Report) -> Text:
@@ -356,7 +366,7 @@ def _incidents_table(report: Report, bill: Bill) -> Table:
         swapped = describe_swap(record) + describe_kept(record) + (f"; {record.short}" if record.short else "")
         why = f"{record.verdict.reason}{swapped}{describe_new_release(record)}{_fresh_start_text(record)}"
         lost = lost_text(record, bill.incidents.get(record.number, {}), redone.get(record.number))
-        happened = f"{record.cause}{describe_step(record)}{describe_again(record)}"
+        happened = describe_all_failures(record, describe_step(record))
         table.add_row(str(record.number), clock_text(record.alarm_at), happened, why, lost)
     if opened := report.standing.incident:
         row = bill.incidents.get(opened.number, {})

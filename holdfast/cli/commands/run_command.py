@@ -5,10 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast import config
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.fork_server_start import start_fork_server
-from holdfast.cli.launch.job_request import make_job
+from holdfast.cli.launch.job_request import load_settings, make_job
 from holdfast.cli.run_dirs import run_dir_creation
 from holdfast.cli.run_dirs.journal_database_connection import check_database
 from holdfast.cli.run_flags import run_arguments
@@ -16,7 +15,6 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.client.boot.zygote import FIRST_PRELOAD, LATER_PRELOAD
 from holdfast.config import ConfigError, Settings
-from holdfast.logs import catalog_files
 from holdfast.wire.program_fork_server import ForkServer
 from holdfast.wire.rank_environment_defaults import with_whole_paths
 from holdfast.wire.run_and_node_specs import EntryPoint, RunSpec
@@ -33,8 +31,8 @@ def main(argv: list[str]) -> int:
         if args.resume is not None:
             from holdfast.cli.launch.run_resume import resume_run
 
-            return resume_run(args, _load_settings(args) if args.settings or args.config else None)
-        settings = _load_settings(args)
+            return resume_run(args, load_settings(args) if args.settings or args.config else None)
+        settings = load_settings(args)
         os.environ.update(with_whole_paths(os.environ, os.getcwd()))  # nothing of ours is started from this folder
         if args.journal:
             check_database(args.journal, "--journal ")
@@ -64,25 +62,6 @@ def main(argv: list[str]) -> int:
     except (UsageError, ConfigError) as e:
         print(f"holdfast run: {e}", file=sys.stderr)
         return 2
-
-
-def _load_settings(args: RunArgs) -> Settings:
-    """Load the settings; flags of the command line that stand for a setting override the configuration file."""
-    given = [*args.settings]
-    if args.grace_s is not None:
-        given.append(("recovery.shutdown_grace_s", str(args.grace_s)))
-    if args.on_incident is not None:
-        given.append(("hook.command", args.on_incident))
-    if args.snapshot_memory is not None:
-        given.append(("snapshot.memory", args.snapshot_memory))
-    for key, setting in (("join_timeout", "recovery.wait_s"), ("last_call_timeout", "recovery.last_call_s")):
-        if key in args.rdzv_conf:
-            given.append((setting, str(args.rdzv_conf[key])))
-    if args.fleet != "local" and not any(key == "node.lost_s" for key, _ in given):
-        given.append(("node.lost_s", "1800"))  # a controller on another host may take its time to come back
-    settings = config.load(args.config, given)
-    catalog_files.check_catalogs(settings)
-    return settings
 
 
 def _make_entry(args: RunArgs) -> EntryPoint:

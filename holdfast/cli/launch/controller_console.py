@@ -7,13 +7,21 @@ from pathlib import Path
 
 from holdfast.cli.launch.stoppable_wait import WaitStoppedError, note_stop
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.terminal.quantity_text import FIRST_STEP, NO_STEP, clock_text, ettr_said, incidents_text, storage_said
+from holdfast.cli.terminal.quantity_text import (
+    FIRST_STEP,
+    clock_text,
+    ettr_said,
+    incidents_text,
+    no_step_said,
+    storage_said,
+)
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import count_failures, describe_stop
 from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.journal.journal_errors import JournalFullError
-from holdfast.model.action import Finish, Say
+from holdfast.logs.secret_masking import Masker
+from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.decider_events import Begin, Ended, Progress, Successor
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_phase import Phase
@@ -23,14 +31,16 @@ from holdfast.wire.run_and_node_specs import RunEnd, RunSpec
 
 class SaidLog:
     """RUN_DIR/said.log: holdfast's messages for the console, which the supervisor shows. They go through a file,
-    because a console that blocks or is closed must not stop the controller."""
+    because a console that blocks or is closed must not stop the controller. Secrets in them are masked."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, mask: Masker) -> None:
+        self._mask = mask
         self._file = (run_dir / "said.log").open("a", encoding="utf-8", errors="replace")
 
     def __call__(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nor must a full disk
-            self._file.write(f"holdfast: {sentence_of_ours(text)}\n")
+            said = "\n".join(self._mask.mask_lines(text.split("\n")))
+            self._file.write(f"holdfast: {sentence_of_ours(said)}\n")
             self._file.flush()
 
 
@@ -78,6 +88,8 @@ class ConsoleTeller:
                         self._say(f"ending: {action.reason}")
 
     def _watch_takeover(self, entry: Entry) -> None:
+        if any(isinstance(action, Launch) for action in entry.decision.actions):
+            self._unheard = None  # what ranks do from here on is heard
         match entry.event:
             case Successor():
                 self._unheard, self._unheard_until, self._last_step_at = entry.event, entry.at, 0.0
@@ -98,7 +110,9 @@ class ConsoleTeller:
         what = "so far" if goes_on else "done" if code == 0 else f"ended with code {code}"
         count = incidents_text(len(account.incidents), count_failures(account.incidents))
         ettr = ettr_said(account.ettr, account.at_most)
-        ettr += f", because {NO_STEP}" if account.spent_s(TimeUse.RUN) else ""
+        early_end = "" if account.stepped else account.early_end
+        why = no_step_said(account.spent_s(TimeUse.RUN), over=True, early_end=early_end)
+        ettr += f", because {why}" if why else ""
         written = f"; {said}" if (said := storage_said(account.storage)) else ""
         self._say(f"{what}: {count}, {ettr}{written}; more: holdfast report {self._run_dir}")
 

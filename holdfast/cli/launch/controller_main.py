@@ -45,6 +45,7 @@ from holdfast.controller.decider_rebuild import RebuildError
 from holdfast.controller.failure_opinions import FailureOpinions
 from holdfast.controller.incident_traces import IncidentTraces
 from holdfast.controller.job_clock import SteadyClock
+from holdfast.controller.masked_fleet import MaskedFleet
 from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
 from holdfast.controller_interfaces import ControllerPorts, Fleet, FleetRefusal
@@ -84,7 +85,7 @@ def main() -> int:
     fd = int(os.environ.pop(KEPT).split(",")[0])
     log, mask = open_log(run_dir)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
-    say = SaidLog(run_dir)
+    say = SaidLog(run_dir, mask)
     ended: RunEnd | None = None
     run = run_directory.read_spec(run_dir)
     mask.learn(run_dir_secrets.list_secrets(run_dir, run.settings))
@@ -155,7 +156,7 @@ async def _run_controller(
     url = run_directory.web_address(run.host, listener.getsockname()[1], "http" if run.fleet == "local" else "https")
     store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, program_fork_server.socket_path(run_dir))
     tokens = NodeTokens(run_dir_secrets.door_keys_folder(run_dir), record.put_keys)
-    fleet = _make_fleet(run, run_dir, env, tokens, record)
+    fleet = MaskedFleet(_make_fleet(run, run_dir, env, tokens, record), mask)
     listeners = EntryListeners(run, run_dir, record, say, mask)
     ports = _make_ports(run, run_dir, record, fleet=fleet, store=store, say=say, listeners=listeners)
     built = build_controller(run.settings, ports)

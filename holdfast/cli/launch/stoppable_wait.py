@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.model.message_bounds import ExitCode
 from holdfast.wire import run_and_node_specs
 
 _NAME = "waiting.json"  # in the run directory
@@ -20,7 +21,7 @@ _NAME = "waiting.json"  # in the run directory
 
 class WaitNote(msgspec.Struct, frozen=True, kw_only=True):
     pid: int  # of the controller
-    stopped: int = 0  # the exit code for the supervisor; 0: it waits
+    stopped: ExitCode = 0  # the exit code for the supervisor; 0: it waits
 
 
 class WaitStoppedError(Exception):

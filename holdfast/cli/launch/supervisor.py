@@ -5,7 +5,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,11 +24,13 @@ from holdfast.fleet.local_process_fleet import end_node
 from holdfast.journal import high_water_mark
 from holdfast.journal.journal_errors import JournalAwayError, JournalError
 from holdfast.linux import own_process_settings
+from holdfast.linux.local_time import clock_text
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
 from holdfast.wire.releases import release_tree_sync
+from holdfast.wire.run_and_node_specs import FullDiskNote
 
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
@@ -217,9 +219,8 @@ class Supervisor:
                     raise
                 if not until:
                     until = time.monotonic() + lost_s
-                    say(
-                        f"{e}; nodes and ranks go on, and the controller starts again if it answers within {lost_s:g} s"
-                    )
+                    by = clock_text(time.time() + lost_s)
+                    say(f"{e}; nodes and ranks go on, and the controller starts again if it answers by {by}")
             time.sleep(_LOOK_S)
 
     def _meanwhile_text(self) -> str:
@@ -239,7 +240,7 @@ class Supervisor:
         wait_s, lost_s = settings.recovery.wait_s, settings.node.lost_s
         full = f"the disk that holds {self._run_dir} is full"
         if not until:
-            say(f"{full}, so the controller ended; {_describe_room_wait(wait_s, lost_s)}")
+            say(f"{full}, so the controller ended; {_describe_room_wait(time.time(), wait_s, lost_s)}")
             until = time.monotonic() + wait_s
         while run_directory.is_disk_full(self._run_dir):
             if self._asked.numbers:
@@ -248,6 +249,9 @@ class Supervisor:
                 say(f"{full}; ending the job: free space, then continue with holdfast run --resume {self._run_dir}")
                 return 0.0
             time.sleep(_LOOK_S)
+        note = FullDiskNote(path=str(self._run_dir), until=time.time())
+        with suppress(OSError):  # it may be full again
+            run_and_node_specs.write_json(self._run_dir / run_and_node_specs.FULL_DISK, note)
         return until
 
     def _start_controller(self, server: Path | None) -> ProgramProcess | None:
@@ -384,9 +388,10 @@ def _farewell_text(folder: Path, code: int) -> str:
     return f"done: {reason}" if code == 0 else f"this node left the job with code {code}: {reason}"
 
 
-def _describe_room_wait(wait_s: float, lost_s: float) -> str:
-    """Say after how long nodes end their ranks, and how long the restart waits for free disk space."""
+def _describe_room_wait(now: float, wait_s: float, lost_s: float) -> str:
+    """Say by when nodes end their ranks, and until when the restart waits for free disk space."""
+    until = clock_text(now + wait_s)
     if lost_s >= wait_s:
-        return f"it restarts if you free space within {wait_s:g} s"
-    lost = f"free space within {lost_s:g} s, or nodes end their ranks, and what is in memory alone is lost"
-    return f"{lost}; within {wait_s:g} s it restarts at least"
+        return f"it restarts if you free space by {until}"
+    lost = f"free space by {clock_text(now + lost_s)}, or nodes end their ranks, and what is in memory alone is lost"
+    return f"{lost}; it still restarts if you do so by {until}"

@@ -1,8 +1,7 @@
 """Where the page's facts come from: a run directory and its controller, a journal alone, or a distant controller."""
 
-import re
+import os
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,19 @@ from holdfast.cli.run_dirs.distant_controller import DistantController
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import list_generations
 from holdfast.controller_interfaces import Journal
-from holdfast.core.terminal_sanitizer import CUT, cut_words
+from holdfast.core.terminal_sanitizer import cut_words
 from holdfast.dash.page_source import JobPresence, SourceError, may_order
 from holdfast.decoding import from_json
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.logs.secret_masking import env_secrets, make_secret_masker
+from holdfast.logs.secret_masking import env_secrets, last_bytes, make_secret_masker, trim_line
 from holdfast.model.decider_events import Order
 from holdfast.model.journal_entry import Entry
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 
 _WAIT_S, _TRACE_S = 3.0, 15.0
-_LINES = 80  # of a rank's output
-_LINE_CHARS, _SHOWN_CHARS = 1 << 14, 1 << 13  # of a line: masked, and shown of it
+_LINES, _TAIL_BYTES = 80, 1 << 18  # of a rank's output
+_SHOWN_CHARS = 1 << 13  # of a line; twice as many are masked
 _RANKS = "/api/v1/ranks/"
 _NO_CONTROLLER = "there is no controller: this is a journal alone"
 
@@ -135,23 +134,14 @@ def _run_secrets(run_dir: Path) -> list[str]:
 
 def _last_lines(folder: Path) -> Iterable[str]:
     for name in ("stdout.log", "stderr.log"):
-        lines: deque[bytes] = deque(maxlen=_LINES)
         try:
             with (folder / name).open("rb") as file:
-                file.seek(0, 2)
-                file.seek(max(0, file.tell() - (1 << 18)))
-                lines.extend(file)
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES - 1))
+                text = last_bytes(file.read(), _TAIL_BYTES)
         except OSError:
             continue
-        yield from (f"{name[3:6]}  {_cut_line(line.decode('utf-8', 'replace').rstrip())}" for line in lines)
-
-
-def _cut_line(line: str) -> str:
-    """Cut a long line before it is masked. Less of it is shown than is masked, and no word that the cut made shorter,
-    as nobody could tell that it is a secret."""
-    if len(line) <= _LINE_CHARS:
-        return line
-    return re.sub(r"(?<!\S)\S+$", "", line[:_LINE_CHARS]) + CUT
+        lines = text.decode("utf-8", "replace").removesuffix("\n").split("\n") if text else []
+        yield from (f"{name[3:6]}  {trim_line(line.rstrip())}" for line in lines[-_LINES:])
 
 
 class ControllerSource:

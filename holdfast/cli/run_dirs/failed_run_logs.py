@@ -8,8 +8,10 @@ from pathlib import Path
 from holdfast.agent.rank import last_words
 from holdfast.cli.run_dirs import run_directory, run_journal, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.core.incident.first_cause import ECHOES
-from holdfast.core.incident.incident_text import describe_stop, is_guessed_kill
+from holdfast.core.incident.cause_name import is_guessed_kill
+from holdfast.core.incident.failure_sequence import describe_all_failures
+from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo
+from holdfast.core.incident.incident_text import describe_stop
 from holdfast.journal.journal_errors import JournalError
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
 from holdfast.model.decider_events import Progress
@@ -42,15 +44,14 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
     opened = [event.generation for event in stops if isinstance(event, Alarm)]
     later = max(opened, default=-1) > generation
     record = None if later else _find_record(entries, generation)
-    silent = record and not any(set(record.ranks) & set(a.ranks) for a in crashes if a.generation == generation)
-    if later or silent or (record and record.kind != Kind.CRASH):  # no rank wrote down what the run found
+    if later or (record and _left_no_log(record, generation, crashes)):
         text, newest = _write_console(entries), _newest_record(entries) if later else record
         went_on = newest is not None and newest.verdict.remedy is not Remedy.GIVE_UP
-        ends = ProcessEnds(verdict=newest.cause if newest else "", went_on=went_on)
+        ends = ProcessEnds(verdict=describe_all_failures(newest) if newest else "", went_on=went_on)
         return [RankLog(open=lambda: io.BytesIO(text.encode()))], ends
     if not crashes:
         raise UsageError(f"no rank of {run_dir} has failed; holdfast report shows what happened")
-    first = record.ranks if record and record.klass not in ECHOES else ()
+    first = _ranks_to_read(record, [a for a in crashes if a.generation == generation])
     last = [a for a in crashes if a.generation == generation and (not first or set(first) & set(a.ranks))]
     ends = ProcessEnds(
         codes={alarm.ranks[0]: alarm.code for alarm in last if alarm.ranks and alarm.code is not None},
@@ -58,7 +59,7 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
         starved=_is_oom_killed(events, last),
         pressed=next((alarm.pressed for alarm in last if alarm.pressed), ""),
         went_on=any(isinstance(event, Progress) and event.generation > generation for event in events),
-        verdict=record.cause if record and first else "",
+        verdict=describe_all_failures(record) if record and first else "",
         group=next((alarm.group for alarm in last if alarm.group), ""),
     )
     here = last_words.rank_folder(run_directory.read_spec(run_dir).log_dir, generation, 0).parent
@@ -74,6 +75,24 @@ def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:
     several failures, it ended several generations."""
     closed = [entry.decision.closed for entry in entries if entry.decision.closed]
     return next((one for one in reversed(closed) if 0 <= generation - one.generation < max(1, one.failures)), None)
+
+
+def _left_no_log(record: Record, generation: int, crashes: list[Alarm]) -> bool:
+    """Return whether no rank of this generation wrote down what the run found."""
+    if record.generation != generation:  # a later failure of the incident, of which the record names no ranks
+        return False
+    crashed = {rank for alarm in crashes if alarm.generation == generation for rank in alarm.ranks}
+    return record.kind != Kind.CRASH or crashed.isdisjoint(record.ranks)
+
+
+def _ranks_to_read(record: Record | None, crashes: list[Alarm]) -> tuple[int, ...]:
+    """Return the ranks that failed first in the generation of these crashes; () if nobody knows."""
+    if record is None:
+        return ()
+    if record.generation == crashes[0].generation:
+        return record.ranks if record.klass not in ECHOES else ()
+    newest = first_cause(crashes)
+    return () if is_echo(newest) else newest.ranks
 
 
 def _newest_record(entries: Sequence[Entry]) -> Record | None:

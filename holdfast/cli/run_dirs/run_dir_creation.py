@@ -98,8 +98,13 @@ def _try_to_make(folder: Path) -> bool:
 
 def _unused_path(folder: Path, run_id: str) -> Path:
     """Return an unused path for this run, since a user may give the same id to every run."""
-    place = folder / re.sub(r"[^\w.-]", "_", run_id)
+    place = folder / folder_name(run_id)
     return place if not place.exists() else place.with_name(f"{place.name}-{new_run_id()}")
+
+
+def folder_name(run_id: str) -> str:
+    """Return a run's id as the name of its folder."""
+    return re.sub(r"[^\w.-]", "_", run_id)
 
 
 def new_run_id() -> str:

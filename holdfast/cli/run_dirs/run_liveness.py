@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs import batch_job_note, run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.linux import own_process_settings
 from holdfast.wire import run_and_node_specs
@@ -54,7 +54,9 @@ def ending_text(run_dir: Path) -> str:
         ended = run_and_node_specs.read_json(run_dir / "exit.json", RunEnd)
     except (OSError, msgspec.DecodeError):
         return _absence_text(run_dir)
-    return f"has ended with code {ended.code}: {ended.reason}"
+    job = batch_job_note.read_job(run_dir) if run_directory.goes_on(run_dir) else 0
+    more = f"; job {job} of Slurm is to go on with it: squeue --jobs={job}" if job else ""
+    return f"has ended with code {ended.code}: {ended.reason}{more}"
 
 
 def full_disk_text(run_dir: Path) -> str:

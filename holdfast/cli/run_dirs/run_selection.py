@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.cli.run_dirs import run_directory, run_liveness
+from holdfast.cli.run_dirs import batch_job_note, run_directory, run_liveness
 from holdfast.cli.run_dirs.local_run_list import is_own_run
 from holdfast.cli.run_dirs.local_run_list import known_runs as known_runs
 from holdfast.cli.run_dirs.run_dir_trust import make_private_folder
@@ -45,6 +45,7 @@ def find(name: str | None) -> Path:
         return run_directory.find_newest()
     if "/" in name or name in (".", ".."):
         if not run_directory.holds_run(Path(name)):
+            _tell_waiting(Path(name).absolute())
             raise NoSuchRun(f"{name} is not a run directory (it has no run.json); holdfast ls lists your runs")
         return run_directory.require_own(Path(name).absolute())
     if is_own_run(name):
@@ -63,6 +64,7 @@ def find(name: str | None) -> Path:
     if not meant and here:
         raise UsageError(f"{name} is no run that you have started here; for the folder of this name write ./{name}")
     if not meant:
+        _tell_waiting(run_directory.holdfast_home() / "runs" / name)
         raise NoSuchRun(f"{name} is no run id, and no run id begins or ends with it; holdfast ls lists your runs")
     alike = len({ids[run_dir] for run_dir in meant}) < len(meant)
     shown = [str(run_dir) if alike else ids[run_dir] for run_dir in meant]
@@ -70,6 +72,13 @@ def find(name: str | None) -> Path:
     raise UsageError(
         f"{name} may be any of {len(shown)} runs: {', '.join(shown[-_SHOWN:])}{more}; write more of its id"
     )
+
+
+def _tell_waiting(run_dir: Path) -> None:
+    """Raise NoSuchRun if a batch job that Slurm has not started yet is to make this run."""
+    if job := batch_job_note.read_job(run_dir):
+        told = f"job {job} of Slurm is to carry it, and squeue --jobs={job} says why that waits"
+        raise NoSuchRun(f"the run in {run_dir} has not begun: {told}")
 
 
 def _choose_meant(name: str, ids: dict[Path, str]) -> list[Path]:

@@ -1,10 +1,10 @@
 """Durations, steps, ETTR and counts in words, as all commands write them."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.core.record.job_account import FROM_START
 from holdfast.core.snapshots.checkpoint_reports import NO_CHECKPOINT
+from holdfast.linux.local_time import clock_text as clock_text
 from holdfast.model.stored_checkpoint_report import StorageReport
 
 
@@ -16,17 +16,17 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def clock_text(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
-
-
 FIRST_STEP = "training: first step"
 NO_STEP = "no step was seen: no torch optimizer made one, and the script never called holdfast.step"
 START_S = 60.0  # ranks that have run for less may not have come to their first step
 
 
-def no_step_said(run_s: float, *, over: bool) -> str:
-    """Say that the job has made no step; "" if no rank has run. After START_S, or at the end, also say why."""
+def no_step_said(run_s: float, *, over: bool, early_end: str = "") -> str:
+    """Say that the job has made no step; "" if no rank has run. After START_S, or at the end, also say why. `early_end`
+    says that it was "stopped" or "ended" before its ranks had come to their end."""
+    if over and early_end and run_s < START_S:
+        far = f"made a step: they had run for {duration_text(run_s)}" if run_s else "began"
+        return f"it {'was ' if early_end == 'stopped' else ''}{early_end} before its ranks {far}"
     if over or run_s >= START_S:
         return NO_STEP if run_s else ""
     return f"no step was seen yet: the ranks have run for {duration_text(run_s)}" if run_s else ""

@@ -12,6 +12,7 @@ are connected, and ends with the last of them.
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from torch.distributed import TCPStore
 
 from holdfast.decoding import from_json
 from holdfast.linux.tcp_connection_count import count_connections
+from holdfast.logs.secret_masking import keep_masked_log, make_secret_masker
 from holdfast.wire import unix_sockets
 
 _LOOK_S = 1.0  # while no controller is connected
@@ -183,6 +185,7 @@ async def run(run_dir: Path, lost_s: float, host: str) -> None:
 
 
 def main() -> None:
+    keep_masked_log(logging.StreamHandler(sys.stderr), make_secret_masker())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to answer
     try:
         os.setsid()

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 _AGAIN_S = 0.01
 _LISTENING, _CONNECTED = "0A", "01"  # states in /proc/net/tcp
-_DATAGRAMS = re.compile(r"@\S*nccl-socket-\S+")  # the abstract names of the sockets that pass file descriptors
+# The abstract names of the sockets that pass file descriptors. The kernel shows an at sign for each null byte.
+_DATAGRAMS = re.compile(r"@[^\s@]*nccl-socket-[^\s@]+@*")
 _WORD = 8  # hexadecimal digits of an address, in this machine's order of bytes
 
 Address = tuple[int, str, int]  # family, host, port
@@ -26,7 +27,7 @@ class ProxySockets(NamedTuple):
     """Where NCCL's service threads of this process wait for messages."""
 
     listeners: list[Address]
-    datagrams: list[str]  # abstract names, without the leading null byte
+    datagrams: list[str]  # abstract names, which begin with a null byte, and may end with some
 
     def wake(self) -> None:
         for family, host, port in self.listeners:
@@ -37,7 +38,7 @@ class ProxySockets(NamedTuple):
             one.setblocking(False)
             for name in self.datagrams:
                 with suppress(OSError):
-                    one.sendto(b"", f"\0{name}")
+                    one.sendto(b"", name)
 
 
 @contextmanager
@@ -75,7 +76,7 @@ def find_proxy_sockets() -> ProxySockets:
                 served.add((ours, theirs))
     to_itself = {ours for ours, theirs in served if (theirs, ours) in served}
     names = [row[7] for row in _read_rows("unix") if len(row) > 7 and row[6] in own and _DATAGRAMS.fullmatch(row[7])]
-    return ProxySockets(sorted(listening & to_itself), [name[1:] for name in names])
+    return ProxySockets(sorted(listening & to_itself), [name.replace("@", "\0") for name in names])
 
 
 def _own_inodes() -> set[str]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from holdfast.core.terminal_sanitizer import cut_words
+
 _LIMITED = ("aiohttp.server", "holdfast.porch")
 _ONE_IN_S = 1.0
 _SHOWN = 200  # characters of a complaint
@@ -33,7 +35,7 @@ class ServerLogFilter(logging.Filter):
         text = record.getMessage()
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, _ASKED_BADLY):
-            text = f"{text}: {type(error).__name__}: {' '.join(str(error).split())}"[:_SHOWN]
+            text = cut_words(f"{text}: {type(error).__name__}: {' '.join(str(error).split())}", _SHOWN)
             record.exc_info = record.exc_text = None
         more = f" ({self._unwritten} more were not written)" if self._unwritten else ""
         record.msg, record.args, self._unwritten = text.replace("\n", " ") + more, (), 0

@@ -32,6 +32,7 @@ from holdfast.core.snapshots.restore_choice import (
     newest_doubted,
     steps_on_disks,
 )
+from holdfast.linux.local_time import clock_text
 from holdfast.model.action import (
     Acquire,
     Action,
@@ -93,7 +94,7 @@ class ActionExecutor:
     async def carry_out(self, action: Action) -> Outcome | None:
         """Carry out one action and return its outcome, even a failed one; None for a Say, which has no outcome."""
         if isinstance(action, Say):
-            self.say(action.text)
+            self.say(f"{action.text}{f' (until {clock_text(action.until)})' if action.until else ''}")
             return None
         _ = self.links.epoch  # which raises if another controller acts by now
         try:

@@ -27,10 +27,12 @@ def lost_journal_sentence(lost: Lost) -> str:
 
 def on_successor(state: JobState, now: float, event: Successor) -> str:
     state.ids.skip_to(event.epoch * EPOCH_IDS)  # those of lost entries were below
+    state.full_disks.on_successor(event)
     if state.phase in _UNDER_WAY:
         state.taken_over_at, state.untold = now, True
     if event.lost is None:
-        return f"controller {event.epoch} has taken over"
+        full = f", as the disk that holds {event.full_disk} has room again" if event.full_disk else ""
+        return f"controller {event.epoch} has taken over{full}"
     return _on_lost_journal(state, now, event.lost)
 
 

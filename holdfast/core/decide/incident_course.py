@@ -10,6 +10,7 @@ from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss
 from holdfast.core.incident.incident_case import IncidentCase, machine_faults
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
+from holdfast.core.incident.node_swap_text import describe_lack
 from holdfast.core.incident.open_incident import Incident, open_incident
 from holdfast.core.membership.seating import make_probe_or_replay
 from holdfast.model.action import Say
@@ -19,6 +20,7 @@ from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.job_phase import Phase
 from holdfast.model.state_doubt import Doubt
 
+ENDED_FOR_ROOM = "ended for want of room"  # of nodes that are gone because a disk was full
 LONG_PROBE_S = 30.0  # a test of nodes that takes longer is told on the console
 
 
@@ -109,7 +111,7 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     case = state.failures.make_case(now, incident, state.releases, nodes=state.nodes, lost=set())
     if find_verdict(case).remedy in (Remedy.EVICT, Remedy.ROLLBACK):
         return ""
-    return "it was as slow on another node" if case.follows_the_rank else "no standby may replace it"
+    return "it was as slow on another node" if case.follows_the_rank else describe_lack(case.checking, may="may")
 
 
 def tolerates_lost_link(state: JobState, alarm: Alarm) -> str:
@@ -122,7 +124,8 @@ def tolerates_lost_link(state: JobState, alarm: Alarm) -> str:
     known = any(p.signature == alarm.signature and nodes == set(p.nodes) for p in state.failures.past)
     trains = state.phase is Phase.TRAINING and known and nodes <= state.nodes.links.nodes
     lone = trains and bool(nodes) and not state.nodes.can_do_without(nodes)
-    return "the job trains without it, and no standby can replace its node" if lone else ""
+    why = describe_lack(state.nodes.standbys.awaiting_checks, "its node")
+    return f"the job trains without it, and {why}" if lone else ""
 
 
 def on_more_alarms(state: JobState, now: float, alarm: Alarm) -> str:
@@ -162,7 +165,7 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
         incident.on_timeout(named if named and named.generation == state.generation else None)
     state.standing = None
     incident.hosts = dict(state.nodes.hosts)
-    incident.name_cause()
+    incident.name_cause(state.full_disks, now)
     if incident.not_after is not None:
         incident.doubt_steps(incident.not_after)
         telling = [alarm for alarm in incident.alarms if alarm.not_after is not None]
@@ -180,7 +183,7 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     if (case.is_switch or case.together) and verdict.remedy is not Remedy.GIVE_UP:  # the job may stand for long
         waits = case.is_switch and verdict.remedy is Remedy.RESTART
         bound = f"; waiting for them up to {incident_text.describe_wait(state.limits.wait_s)}" if waits else ""
-        state.emit(Say(text=f"{verdict.reason}{bound}"))
+        state.emit(Say(text=f"{verdict.reason}{bound}", until=now + state.limits.wait_s if waits else 0.0))
     if verdict.remedy in (Remedy.PROBE, Remedy.REPLAY):
         return start_probing(state, case, verdict)
     return apply_verdict(state, now, verdict, silent)
@@ -213,7 +216,8 @@ def apply_verdict(
     incident.skipped += verdict.skips
     faults = machine_faults(incident.alarms[0], incident.found, verdict.nodes)
     state.nodes.standbys.faults.on_evicted(verdict.nodes, faults, incident.number)
-    launching.evict_nodes(state, now, verdict.nodes, silent, examine=examine)
+    ended = dict.fromkeys(verdict.nodes, ENDED_FOR_ROOM) if verdict.remedy is Remedy.RESTART else {}
+    launching.evict_nodes(state, now, verdict.nodes, silent, examine=examine, ordered=ended)
     state.nodes.back = {}
     return f"incident {incident.number}: {verdict.reason}; {launching.launch_or_wait(state, now)}"
 

@@ -9,6 +9,7 @@ from holdfast.core.decide.ongoing_planned_restart import Interruption, Pause
 from holdfast.core.decide.pending_operator_requests import OpenRequests
 from holdfast.core.decide.resume_adjustments import ResumePoint
 from holdfast.core.incident.failure_history import FailureHistory
+from holdfast.core.incident.full_disks import FullDisks
 from holdfast.core.incident.incident_case import IncidentCase
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.job_nodes import JobNodes
@@ -69,6 +70,7 @@ class JobState:
         self.ids = ActionIds()
         self._make_parts(Release(number=1))
         self.fence = Fence()
+        self.full_disks = FullDisks()
         self.not_before = 0.0  # when the next generation may be launched
         self.grow_at = 0.0  # when a job that is smaller than it wants may be stopped to grow
         self.wait_until: float | None = None

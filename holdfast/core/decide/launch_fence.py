@@ -29,7 +29,7 @@ class Fence:
         if not self.nodes or not self._lasts_s:
             return []
         self.until = now + self._lasts_s
-        return [] if self._fleet_ends else [Say(text=f"{self.describe_wait(now)}; {_SOONER}")]
+        return [] if self._fleet_ends else [Say(text=f"{self.describe_wait(now)}; {_SOONER}", until=self.until)]
 
     def blocks_launch(self, now: float) -> bool:
         """Return whether the fence still forbids a launch. A fence whose time is over is dropped."""
@@ -57,7 +57,7 @@ class Fence:
         node = self._dismissed.pop(action)
         if error:
             told = f"{node} could not be ended: {error}"
-            return told, [Say(text=f"{told}; {self.describe_wait(now)}; {_SOONER}")]
+            return told, [Say(text=f"{told}; {self.describe_wait(now)}; {_SOONER}", until=self.until)]
         self.note_empty(node)
         return f"{node} is gone", []
 

@@ -12,6 +12,7 @@ from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_node_loss, is_node_proof
 from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.incident.ladder import GAVE_UP
+from holdfast.core.incident.node_swap_text import describe_lack
 from holdfast.core.incident.open_incident import Incident
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.core.rank_ranges import format_nodes, format_ranks
@@ -257,8 +258,8 @@ def _part_with_late(state: JobState, now: float) -> None:
         evict_lost(state, now, seated, Kind.HEALTH)
         state.emit(Say(text=f"{', '.join(seated)} {STILL_CUT_OFF}: evicted"))
     elif seated:
-        kept = f"{', '.join(seated)} still without a link, and no standby can replace"
-        state.emit(Say(text=f"{kept} {'them' if len(seated) > 1 else 'it'}: restarted in place"))
+        lack = describe_lack(state.nodes.standbys.awaiting_checks, "them" if len(seated) > 1 else "it")
+        state.emit(Say(text=f"{', '.join(seated)} still without a link, and {lack}: restarted in place"))
 
 
 def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> str:

@@ -25,8 +25,9 @@ def advise_person(alarm: Alarm, reason: str) -> str:
 
 
 def ask_person(state: JobState, now: float, question: str) -> str:
-    state.requests.ask_question(question, now + state.limits.ask_s)
+    until = now + state.limits.ask_s
+    state.requests.ask_question(question, until)
     wait = incident_text.describe_wait(state.limits.ask_s)
-    state.emit(Say(text=f"waiting up to {wait} for holdfast approve: {question}"))
+    state.emit(Say(text=f"waiting up to {wait} for holdfast approve: {question}", until=until))
     state.next_move = f"{incident_text.ASKS}{question}"
     return state.next_move

@@ -111,7 +111,7 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
         ranks=(exit.rank,),
         generation=exit.generation,
         code=exit.code,
-        raised=raised.partition(":")[0][:_RAISED_CHARS],
+        raised=cut_words(raised.partition(":")[0], _RAISED_CHARS),
         pressed="" if exit.starved or exit.code != _MUTE[0] else exit.pressed,
         klass=klass,
         title=found.title if klass else "",
@@ -153,6 +153,6 @@ def _whole_failure(exit: Exit) -> str:
 
 def _add_evidence(found: tuple[str, ...], words: tuple[str, ...]) -> tuple[str, ...]:
     """Return the last lines of a rank's log. Earlier lines of evidence take the place of the oldest of them."""
-    last = tuple(line[:_LINE_CHARS] for line in words[-_EVIDENCE:])
+    last = tuple(cut_words(line, _LINE_CHARS) for line in words[-_EVIDENCE:])
     earlier = tuple(line for line in found if line in words and line not in last)
     return (*earlier, *last[len(earlier) :])

@@ -14,6 +14,7 @@ import msgspec
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
 from holdfast.core.incident.incident_text import advice_clause
 from holdfast.core.log_analysis.regex_line_budget import CHARS, allowed_chars
+from holdfast.core.terminal_sanitizer import cut_words
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Line
 
@@ -110,7 +111,7 @@ class LineDetector:
             group=row.group,
             reason=f"{said}{advice_clause(row.hint)}",
             signature=f"{row.klass} {said}" if row.owner != "rank" else row.klass,
-            evidence=(line.text[:_EVIDENCE_CHARS],),
+            evidence=(cut_words(line.text, _EVIDENCE_CHARS),),
             stance=cap_stance(cap_stance(row.stance, most), self.limits.stance),
             hard=row.hard and ours,
         )

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from holdfast.model.detector_alarm import LEFT, MACHINE_LOST, Alarm, Kind
+from holdfast.model.detector_alarm import AGENT_LOST, LEFT, MACHINE_LOST, Alarm, Kind, Stance
 from holdfast.model.fleet_node_reports import FleetNode
 from holdfast.model.observation import Departure
 
@@ -31,6 +31,19 @@ def gone_alarm(at: float, node: str, seen: FleetNode) -> Alarm:
     reason = f"{what}, says its fleet{f' ({seen.reason})' if seen.reason else ''}"
     signature = MACHINE_LOST if seen.failed else f"gone {node}"
     return Alarm(kind=Kind.SILENCE, at=at, suspects=(node,), reason=reason, signature=signature)
+
+
+def lost_agent_alarm(at: float, node: str, how: str, *, has_ranks: bool) -> Alarm:
+    """Return the alarm that a node's agent ended without having been told to, and that another one does its work. It
+    is only reported: a node goes on without its agent for a moment."""
+    return Alarm(
+        kind=Kind.HEALTH,
+        at=at,
+        suspects=(node,),
+        reason=f"{how}; another one has its place{', and the ranks went on' if has_ranks else ''}",
+        signature=AGENT_LOST,
+        stance=Stance.NOTIFY,
+    )
 
 
 class SilenceDetector:

@@ -13,9 +13,11 @@ import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.core.log_analysis.regex_line_budget import allowed_chars
+from holdfast.core.terminal_sanitizer import cut_words
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.observation import Line
 
+_EVIDENCE_CHARS = 300
 _KINDS = {"hang": Kind.HANG, "slow": Kind.SLOW, "loss": Kind.LOSS}
 _CLASSES = {"hang": "process_hang", "slow": "", "loss": "nan_divergence"}
 
@@ -72,7 +74,7 @@ class RuleDetector:
             return None
         times = f", {rule.times} times in a row" if rule.times > 1 else ""
         said = f"rule '{rule.name}': rank {line.rank} wrote {value:g}{times}"
-        return self._make_alarm(rule, line.at, said, line.text[:300])
+        return self._make_alarm(rule, line.at, said, cut_words(line.text, _EVIDENCE_CHARS))
 
     def tick(self, now: float) -> tuple[Alarm, ...]:
         """Return alarms for hang rules whose next line is overdue. Call this about once a second while ranks run."""

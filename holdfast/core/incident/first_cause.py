@@ -14,6 +14,7 @@ ECHOES = {
     "preempted_cancelled": "was told to stop",
 }
 _NCCL_ERROR = "nccl_init_config"  # NCCL's general error, whatever happened to it
+_NO_ROOM = ("No space left on device", "Disk quota exceeded")  # in the words of an OSError
 NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks could not be started
 
 # A silence alarm is dated at the last word heard, up to one beat before the death itself: a crash counts as earlier
@@ -98,6 +99,19 @@ def list_killed(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
     return [a for a in told if a.code != _ABORTED or a.signature == cause.signature]
 
 
+def list_alike(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
+    """Return the alarms about other ranks that raised the same error as the cause, at the same place."""
+    if cause.kind is not Kind.CRASH or not cause.raised or is_echo(cause):
+        return []
+    same = (a for a in alarms if (a.kind, a.raised, a.signature) == (cause.kind, cause.raised, cause.signature))
+    return [alarm for alarm in same if not set(alarm.ranks) <= set(cause.ranks)]
+
+
+def add_alike(causes: list[Alarm], alarms: list[Alarm]) -> list[Alarm]:
+    """Return these causes, and the alarms about other ranks that raised the same as one of them."""
+    return [*causes, *(alike for cause in causes for alike in list_alike(cause, alarms))]
+
+
 def is_told_elsewhere(cause: Alarm, alarms: list[Alarm]) -> bool:
     """Return whether ranks on other nodes crashed with the same error as the cause. Ranks that a signal killed do not
     count, because they leave no error."""
@@ -154,7 +168,7 @@ def _spoilt_at(alarm: Alarm) -> tuple[float, float, tuple[int, ...]]:
 def launch_alarm(now: float, event: Outcome, generation: int, seats: tuple[Seat, ...]) -> Alarm:
     """Return the alarm for a failed launch: a crash on the nodes that failed or, if these are unknown, on all."""
     words = "; ".join(sorted(set(event.failed.values()))) or event.detail or "no reason given"
-    return Alarm(
+    alarm = Alarm(
         kind=Kind.CRASH,
         at=now,
         suspects=tuple(sorted(event.failed)) or tuple(seat.node for seat in seats),
@@ -164,3 +178,8 @@ def launch_alarm(now: float, event: Outcome, generation: int, seats: tuple[Seat,
         reason=f"could not start ranks ({words})",
         signature=f"launch {words}",
     )
+    if not any(sign in words for sign in _NO_ROOM):
+        return alarm
+    # Room comes back as a service does: whoever may free it is waited for, longer each time.
+    full = {"klass": "disk_full", "group": "data_storage", "action": "wait_external", "confidence": 1.0}
+    return msgspec.structs.replace(alarm, **full)

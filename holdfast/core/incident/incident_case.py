@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof, is_switch_loss
+from holdfast.core.incident.full_disks import DISK_FULL
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
 from holdfast.model.detector_alarm import GPU_HANG, MACHINE_LOST, UNNAMED, Alarm, Kind
 
@@ -65,6 +66,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int | None
     nodes: int = 1  # that the job runs on
     standbys: int = 0
+    checking: tuple[str, ...] = ()  # nodes that may be standbys once their checks have ended
     replaceable: bool  # whether the job can do without the suspects
     seated: tuple[str, ...] = ()  # suspects with ranks; a switch may cut standbys off too
     together: tuple[str, ...] = ()  # nodes of several hosts that fell silent at the same moment
@@ -89,6 +91,11 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def is_spike(self) -> bool:
         """Return whether a finite loss stood out. Only an alarm about it has the response that the user chose."""
         return self.cause.response is not None
+
+    @property
+    def awaited_service(self) -> str:
+        """Return in words what has to come back before a restart is of use."""
+        return "room on the disk" if self.cause.klass == DISK_FULL else "an external service"
 
     @property
     def recent_failures(self) -> tuple[PastFailure, ...]:

@@ -1,18 +1,16 @@
 """Sentences about incidents: which rank failed on which node and why, the step resumed from, and the cost."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
-from holdfast.core.incident.incident_case import TOLD
 from holdfast.core.incident.node_swap_text import describe_doubts, describe_evicted, staying_nodes
 from holdfast.core.incident.plural_reasons import plural_reason
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.core.sum_preserving_rounding import share_tenths
 from holdfast.model.action import Action, Stop
-from holdfast.model.detector_alarm import Alarm, Kind
+from holdfast.model.detector_alarm import AGENT_LOST, Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.loss_response import Skip
 
@@ -33,7 +31,7 @@ UNORDERED = "which first is not known"  # of ranks that were killed
 _NOTICED_S = 0.1  # exits of one host that were noticed within this may have been in another order
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _NAMED = 4  # of nodes that share a cause
-_UNSURE = re.compile(r" \((\d+)% sure\)$")
+_HEARD_OF = (("has a loss of ", "tells of a loss of "), ("had losses that", "tells of losses that"))
 
 
 def describe_exit(code: int) -> str:
@@ -47,6 +45,8 @@ def describe_cause(alarm: Alarm) -> str:
     where = ", ".join(alarm.suspects)
     if not where or is_switch_loss(alarm):  # whose reason names all of them
         return alarm.reason
+    if alarm.signature == AGENT_LOST:
+        return f"the agent of {where} {alarm.reason}"
     if alarm.kind in (Kind.HEALTH, Kind.LINES) and len(alarm.suspects) > 1:
         where = f"the host of {where}"
     if alarm.kind is Kind.SILENCE and len(alarm.suspects) > 1:
@@ -58,7 +58,10 @@ def describe_cause(alarm: Alarm) -> str:
     if alarm.kind is Kind.HANG and len(alarm.ranks) > 1:
         stand = alarm.reason.replace("has stood", "have stood", 1).replace("keeps ", "keep ", 1)
         return f"{format_ranks(alarm.ranks)} on {where} {stand}"
-    return f"{format_ranks(alarm.ranks)} on {where} {alarm.reason}"
+    reason = alarm.reason
+    for own, told in _HEARD_OF:  # whoever tells of a bad loss may have it from the others
+        reason = f"{told}{reason.removeprefix(own)}" if reason.startswith(own) else reason
+    return f"{format_ranks(alarm.ranks)} on {where} {reason}"
 
 
 def describe_order(alarms: Sequence[Alarm], hosts: Mapping[str, str]) -> str:
@@ -106,48 +109,6 @@ def describe_echo(alarm: Alarm) -> str:
 def describe_round(first: Alarm) -> str:
     """Return in words what the first alarm of a round that is not judged yet says."""
     return describe_echo(first) if first.klass in ECHOES else describe_cause(first)
-
-
-def cause_label(alarm: Alarm) -> str:
-    """Return the short name of an alarm's cause. The report adds up the cost of incidents with one name. A SIGKILL
-    without signs of memory shortage is "of unknown sender", though most come from the OOM killer."""
-    guessed = is_guessed_kill(alarm)
-    if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
-        return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
-    if alarm.code is not None and alarm.code < 0 and not alarm.klass:
-        return describe_exit(alarm.code).removeprefix("was ")
-    title = alarm.title.partition(",")[0]  # these words stand in a list
-    sure = f" ({alarm.confidence:.0%} sure)" if 0.0 < alarm.confidence < TOLD else ""
-    named = title if title[1:2].isupper() else f"{title[:1].lower()}{title[1:]}"
-    return (named or _class_words(alarm.klass)) + sure
-
-
-def is_guessed_kill(alarm: Alarm) -> bool:
-    """Return whether the OOM killer is only guessed from a rank's log, without a report by the kernel."""
-    return alarm.klass == "host_oom_kill" and 0.0 < alarm.confidence < TOLD
-
-
-def record_label(record: Record) -> str:
-    """Return the cause to which an incident's cost is charged or, in older journals, its failure class or kind."""
-    return record.label or _class_words(record.klass) or record.kind
-
-
-def split_label(record: Record) -> tuple[str, int]:
-    """Return the cause to which an incident's cost is charged, and the certainty of that cause in percent."""
-    label = record_label(record)
-    unsure = _UNSURE.search(label)
-    return (label[: unsure.start()], int(unsure[1])) if unsure else (label, 100)
-
-
-def describe_sureness(label: str, sure: Iterable[int]) -> str:
-    """Return a cause with the range of its certainty in percent; only the cause if every incident is 100 % sure."""
-    least, most = min(sure := list(sure)), max(sure)
-    told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
-    return label + (told if least < 100 else "")
-
-
-def _class_words(klass: str) -> str:
-    return klass.replace("_", " ")
 
 
 def list_some(names: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ import msgspec
 from holdfast.core.incident import incident_text, loss_remedy
 from holdfast.core.incident.first_cause import NOT_STARTED, is_echo
 from holdfast.core.incident.incident_case import ALL_IN_DOUBT, EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
+from holdfast.core.incident.node_swap_text import describe_lack
 from holdfast.core.snapshots.node_eviction_bonds import may_leave
 from holdfast.model.detector_alarm import Kind
 from holdfast.model.incident_record import Remedy, Verdict
@@ -54,7 +55,7 @@ def find_verdict(case: IncidentCase) -> Verdict:
     if case.back_to and not case.update and _is_code_suspect(case, verdict):
         return _roll_back(case)
     if verdict.remedy is Remedy.GIVE_UP and case.cause.kind is Kind.SLOW:
-        return Verdict(remedy=Remedy.RESTART, reason="no standby is left to replace it: restarted in place")
+        return Verdict(remedy=Remedy.RESTART, reason=f"{describe_lack(case.checking)}: restarted in place")
     if verdict.remedy is Remedy.GIVE_UP and verdict.code == GAVE_UP and case.update:
         return Verdict(remedy=Remedy.RESTART, reason="a newer release waits: restarted with it")
     if verdict.remedy is not Remedy.RESTART or not case.is_blameless:
@@ -135,7 +136,7 @@ def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, 
     if bad and replaceable:
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"probed: {told}: evicted")
     verdict = find_verdict(msgspec.structs.replace(case, may_probe=False, may_replay=False))
-    seen = f"{told}, and no standby can replace them" if bad else found or "nothing found"
+    seen = f"{told}, and {describe_lack(case.checking, 'them')}" if bad else found or "nothing found"
     probed = "" if seen.startswith(NO_REPLAY) else "probed: "
     return msgspec.structs.replace(verdict, reason=f"{probed}{seen}; {verdict.reason}")
 
@@ -224,7 +225,7 @@ def _judge_stuck(case: IncidentCase, *, may_evict: bool) -> Verdict:
 def _reason_to_stay(case: IncidentCase) -> str:
     """Return why the job restarts on the same nodes: no node is to blame, or no standby can replace the bad node."""
     if case.cause.kind in (Kind.HANG, Kind.SLOW) and case.cause.suspects and not case.follows_the_rank:
-        return f"no standby can replace {', '.join(case.cause.suspects)}: restarted in place"
+        return f"{describe_lack(case.checking, ', '.join(case.cause.suspects))}: restarted in place"
     if gone := case.evicted_before:
         return f"the rank failed so again without {', '.join(gone)}, evicted for it: {_NOBODY}"
     others = case.shared_with
@@ -304,7 +305,7 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
     kept = [past for past in case.recent_failures if not past.evicted]
     if any(set(past.nodes) & set(case.cause.suspects) for past in kept):
         return _give_up("same failure again on a node that cannot be replaced")
-    return Verdict(remedy=Remedy.RESTART, reason="no standby can replace it: restarted in place")
+    return Verdict(remedy=Remedy.RESTART, reason=f"{describe_lack(case.checking)}: restarted in place")
 
 
 def _judge_replicas(case: IncidentCase) -> Verdict:
@@ -359,7 +360,7 @@ def _wait_for_service(case: IncidentCase) -> Verdict:
         waited = f"{sum(_PATIENCE_S) / 60:.0f} minutes"
         return _give_up(f"it did not come back within {waited} of waiting")
     wait_s = _PATIENCE_S[tried]
-    reason = f"waiting for an external service: restarted in place after {wait_s:g} s"
+    reason = f"waiting for {case.awaited_service}: restarted in place after {wait_s:g} s"
     return Verdict(remedy=Remedy.RESTART, wait_s=wait_s, reason=reason)
 
 

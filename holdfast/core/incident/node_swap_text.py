@@ -1,5 +1,10 @@
-"""Clauses on the nodes that an incident cost and on those that came: who left, who wanted that, and who stayed."""
+"""Clauses on the nodes that an incident cost and on those that came: who left, who wanted that, who stayed, and why
+nobody could come.
+"""
 
+from collections.abc import Collection
+
+from holdfast.core.rank_ranges import format_nodes
 from holdfast.model.incident_record import Record
 
 
@@ -39,3 +44,11 @@ def describe_swap(record: Record) -> str:
         seats = named if left == 1 else "their places" if len(stayed) > 1 else "one of their places"
         told += (f"{', '.join(stayed)} {f'took {seats}' if left else 'admitted'}",)  # into one left before
     return "".join(f"; {clause}" for clause in told)
+
+
+def describe_lack(checking: Collection[str], whom: str = "it", *, may: str = "can") -> str:
+    """Return that no standby can replace somebody, and which nodes are still being checked before they may."""
+    if not checking:
+        return f"no standby {may} replace {whom}"
+    names = f"{format_nodes(sorted(checking))} {'is' if len(checking) == 1 else 'are'}"
+    return f"no standby {may} replace {whom} yet, as {names} still being checked"

@@ -4,15 +4,25 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.core.incident import incident_text
+from holdfast.core.incident import cause_name, incident_text
+from holdfast.core.incident.failure_sequence import (
+    JudgedFailure,
+    add_raisers,
+    add_who_was_first,
+    join_labels,
+    list_texts,
+)
 from holdfast.core.incident.first_cause import (
     TIMED_OUT,
+    add_alike,
     first_cause,
     is_echo,
     is_killed,
+    list_alike,
     list_other_causes,
     with_word,
 )
+from holdfast.core.incident.full_disks import FullDisks, blame_disk, name_disk
 from holdfast.core.incident.incident_case import is_unwitnessed_fault
 from holdfast.model.decider_events import Progress
 from holdfast.model.detector_alarm import Alarm, Kind
@@ -46,10 +56,11 @@ class Incident(msgspec.Struct, kw_only=True):
     earlier_s: dict[str, float] = {}
     alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
     departures: tuple[Alarm, ...] = ()  # alarms about ranks that ended well while the others went on
-    dropped: int = 0  # alarms no longer kept that were no cause
+    dropped: int = 0  # echoes no longer kept
     rounds: int = 0  # failures judged so far
     forgiven: int = 0  # of these, before a person let it go on
     judged: bool = False  # whether this round is among them
+    told: list[JudgedFailure] = []  # the failure of each judged round; of very many, the first ones and the last
     first: Alarm | None = None  # the cause of the first round
     first_named: Alarm | None = None  # the same with the ranks and nodes of all other causes
     first_text: str = ""  # and in words
@@ -104,7 +115,7 @@ class Incident(msgspec.Struct, kw_only=True):
                 last = max(alike, key=lambda a: a.at)
                 self.alarms[self.alarms.index(last)] = incident_text.join_alarms([last, least])
             else:
-                self.dropped += 1
+                self.dropped += is_echo(least)
 
     def on_evicted(self, nodes: tuple[str, ...], ordered: Mapping[str, str]) -> None:
         """Record nodes that leave. `ordered` says of some of them who wanted that, and how."""
@@ -162,7 +173,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.asked_s, self.held_s = 0.0, 0.0
         self.silent_at, self.ordered_at, self.launched_at = 0.0, 0.0, 0.0
         self.parked, self.kept, self.renewed = False, 0, 0
-        self.dropped += len(self.alarms) - 1
+        self.dropped = self.echoes
         self.alarms.clear()
         self.found = {}
         self.judged = False
@@ -219,17 +230,22 @@ class Incident(msgspec.Struct, kw_only=True):
         self.departures = (*self.departures, departure)
         self.add_alarm(departure)
 
-    def name_cause(self) -> Alarm:
-        """Return the first cause of this round and move it to the front of the alarms."""
+    def name_cause(self, disks: FullDisks | None = None, now: float = 0.0) -> Alarm:
+        """Return the first cause of this round and move it to the front of the alarms. If one of `disks` was full, that
+        may be what it comes of."""
         cause = first_cause(self.alarms)
         self.alarms.remove(cause)
+        if path := disks.explain(now, cause) if disks else "":
+            cause = blame_disk(cause, path)
         self.alarms.insert(0, cause)
         self.rounds += 1
         self.judged = True
+        failure = JudgedFailure(self.cause_text, (cause, *(() if cause.full_disk else self.other_causes)))
+        self.told = [*self.told[: KEPT_ALARMS - 1], failure]
         self.last_kind = cause.kind.value
         if self.first is None:
             self.first, self.first_text = self.shared_cause, self.cause_text
-            self.first_named = incident_text.join_alarms([self.first, *self.other_causes])
+            self.first_named = incident_text.join_alarms(add_alike([self.first, *self.other_causes], self.alarms))
         return cause
 
     @property
@@ -246,9 +262,11 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def cause_text(self) -> str:
-        """Return the causes of a judged round as text, with all ranks that were killed and all nodes that were lost."""
-        others = sorted(self.other_causes, key=lambda a: a.ranks)
-        return incident_text.describe_causes([self.shared_cause, *others], self.hosts)
+        """Return the causes of a judged round as text, with all ranks that were killed or that raised the same error,
+        and all nodes that were lost."""
+        causes = [add_who_was_first(self.shared_cause, self.alarms), *sorted(self.other_causes, key=lambda a: a.ranks)]
+        told = [add_raisers(one, list_alike(one, self.alarms)) for one in causes]
+        return name_disk(self.alarms[0].full_disk, incident_text.describe_causes(told, self.hosts))
 
     def describe_so_far(self) -> str:
         """Return the cause of an incident that is not over, as its record would have it if it ended now."""
@@ -292,8 +310,9 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def echoes(self) -> int:
-        others = len(self.other_causes) if self.judged else 0
-        return len(self.alarms) - 1 - others + self.dropped
+        """Return how many alarms only said that another rank had failed. The first of the alarms is no echo of
+        another."""
+        return sum(is_echo(alarm) for alarm in self.alarms[1:]) + self.dropped
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -314,9 +333,9 @@ class Incident(msgspec.Struct, kw_only=True):
         eviction, is marked as unconfirmed."""
         if cause in self.departures:
             return "rank left early"
-        label = incident_text.cause_label(cause)
+        label = cause_name.cause_label(cause)
         told = is_unwitnessed_fault(cause) and not is_echo(cause) and not self.evicted
-        return f"unconfirmed: {label}" if told else label
+        return f"unconfirmed: {label}" if told else label or cause.kind.value
 
     def _date_loss(self, cause: Alarm) -> tuple[float, float]:
         """Return when the lost time began, and when the last step was made if the lost time began well after that step.
@@ -370,7 +389,7 @@ class Incident(msgspec.Struct, kw_only=True):
             rolled_back=self.rolled_back,
             brought_in=self.brought_in,
             counted=self._is_counted,
-            label=self._label_cost(cause),
+            label=join_labels([self._label_cost(alarm) for one in self.told for alarm in one.causes], self.rounds),
             made_step=self.made_step,
             again_at=self.again_at,
             earlier_s=self.earlier_s,
@@ -387,7 +406,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     def _complete_record(self, record: Record) -> Record:
         """Return the record with what people did, and with its sentence."""
-        record = msgspec.structs.replace(record, asked_s=self.asked_s, held_s=self.held_s)
+        told = {"causes": list_texts(self.told), "asked_s": self.asked_s, "held_s": self.held_s}
+        record = msgspec.structs.replace(record, **told)
         record = msgspec.structs.replace(record, ordered=self.ordered, passed=self.passed, fleet_said=self.fleet_said)
         return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
 

@@ -6,6 +6,7 @@ _PLURALS = {  # how reasons begin, of one and of several
     "left by itself": "left by themselves",
     "was killed": "were killed",
     "has ": "have ",
+    "tells ": "tell ",
 }
 
 

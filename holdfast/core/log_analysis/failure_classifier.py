@@ -21,6 +21,7 @@ from holdfast.core.log_analysis.line_prefixes import LogLine, fill_times
 from holdfast.core.log_analysis.loss_divergence import find_divergence
 from holdfast.core.log_analysis.lost_peer import find_peer
 from holdfast.core.log_analysis.root_cause import CauseFinding, best_hint, find_root, rival_causes
+from holdfast.core.terminal_sanitizer import cut_words
 from holdfast.model.last_words_diagnosis import Diagnosis
 
 _EVIDENCE = 5
@@ -169,7 +170,7 @@ def _explain_finding(finding: CauseFinding, klass: FailureClass) -> str:
 
 def _evidence_lines(finding: CauseFinding) -> tuple[str, ...]:
     same = [hit.said for hit in finding.hits if hit.klass == finding.root.klass and hit.row.role != "context"]
-    shown = dict.fromkeys(said.raw[:_LINE_CHARS] for said in (finding.root.said, *same))
+    shown = dict.fromkeys(cut_words(said.raw, _LINE_CHARS) for said in (finding.root.said, *same))
     return tuple(shown)[:_EVIDENCE]
 
 
@@ -188,7 +189,7 @@ def _diagnose_code(code: int, summary: LauncherSummary, catalog: FailureCatalog)
         action=row.action or klass.action,
         confidence=0.6,
         explanation=f"{who} {describe_exit(code)} and nothing else was said; {klass.title} is the usual reason.",
-        evidence=(said.raw[:_LINE_CHARS],) if said else (f"exit code {code}",),
+        evidence=(cut_words(said.raw, _LINE_CHARS),) if said else (f"exit code {code}",),
         root_rank=rank,
         title=klass.title,
         hint=row.hint or klass.hint,
@@ -223,7 +224,7 @@ def _diagnose_kill(case: FailureEvidence, summary: LauncherSummary, catalog: Fai
 
 def _diagnose_unknown(case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
     klass = catalog.class_of(CatalogRow(klass=UNKNOWN, source="nothing is known"))
-    last = [said.raw[:_LINE_CHARS] for said in case.lines if said.text.strip()][-3:]
+    last = [cut_words(said.raw, _LINE_CHARS) for said in case.lines if said.text.strip()][-3:]
     code = f"it {describe_exit(normalize_code(case.code))}; " if case.code else ""
     return Diagnosis(
         klass=UNKNOWN,
@@ -241,7 +242,7 @@ def _diagnose_unknown(case: FailureEvidence, summary: LauncherSummary, catalog: 
 
 def _diagnose_quiet(case: FailureEvidence) -> Diagnosis:
     """Return a diagnosis with confidence 0, for logs in which nothing says that anything failed."""
-    last = [said.raw[:_LINE_CHARS] for said in case.lines if said.text.strip()][-3:]
+    last = [cut_words(said.raw, _LINE_CHARS) for said in case.lines if said.text.strip()][-3:]
     return Diagnosis(
         klass=UNKNOWN,
         group="unknown",

@@ -142,14 +142,14 @@ class HostFaults:
         return (dismiss,) if known else (dismiss, Say(text=f"{ready.node} is refused: {ready.blocked}"))
 
     @property
-    def wait_clause(self) -> str:
-        """Return a clause about blocked hosts for the message of a job that waits for nodes; "" without any."""
+    def wait_cause(self) -> str:
+        """Return which hosts are blocked, for the message of a job that waits for nodes; "" if none is."""
         if not self._blocked:
             return ""
         names = sorted(set(self._blocked.values()))
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         blocked = f"blocked: {', '.join(names[:_NAMED])}{more}"
-        return f"; {blocked} (holdfast blocked says why, and with --lift HOST lets it join again)"
+        return f"{blocked} (holdfast blocked says why, and with --lift HOST lets it join again)"
 
 
 def _gpus_at_fault(identity: HostIdentity, fault: str) -> tuple[str, ...]:

@@ -100,11 +100,17 @@ class JobNodes:
         return self.standbys.take_unchecked(due.nodes, now - stood_since) if due and due.at <= now else ()
 
     @property
-    def wait_clause(self) -> str:
-        """Return a clause about unusable nodes for the message of a job that waits for nodes; "" if there are none."""
+    def wait_causes(self) -> tuple[str, ...]:
+        """Return why nodes are unusable or do not come, for the message of a job that waits for nodes."""
         cut_off = ", ".join(sorted(self.pool.keys() & self.links.nodes))
         said = {"without a link": cut_off, "the fleet": self.standbys.fleet.last_word}
-        return "".join(f"; {what}: {why}" for what, why in said.items() if why) + self.standbys.faults.wait_clause
+        told = [f"{what}: {why}" for what, why in said.items() if why]
+        return (*told, *filter(None, [self.standbys.faults.wait_cause]))
+
+    @property
+    def wait_clause(self) -> str:
+        """Return a clause about unusable nodes for the message of a job that waits for nodes; "" if there are none."""
+        return "".join(f"; {cause}" for cause in self.wait_causes)
 
     @property
     def hosts(self) -> dict[str, str]:

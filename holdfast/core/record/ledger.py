@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.record.job_account import FROM_START, Account, RedoneSteps, ReleaseRun, Span, TimeUse, UnwatchedTime
-from holdfast.core.record.job_ending import describe_end, read_storage
+from holdfast.core.record.job_ending import describe_early_end, describe_end, read_storage
 from holdfast.core.record.open_trouble import StandingFold
 from holdfast.core.record.owed_steps import OwedSteps
 from holdfast.core.record.release_pace import ReleasePaces
@@ -15,7 +15,7 @@ from holdfast.core.record.report_only_alarms import AlarmNotices
 from holdfast.core.record.span_cuts import ALONE, TRAINED, USES, OpenStandstill, book_stall, find_first_cut, split_end
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.code_release import Release
-from holdfast.model.decider_events import Begin, Ended, Progress, Successor
+from holdfast.model.decider_events import Begin, Ended, Progress, SlowTime, Successor
 from holdfast.model.detector_alarm import LEFT, OPINION, Alarm
 from holdfast.model.incident_record import Change, Record, is_given_up
 from holdfast.model.job_phase import Phase
@@ -37,9 +37,11 @@ class Ledger:
         self.changes: list[Change] = []
         self.opinions, self._lost_standbys = list[str](), list[str]()
         self._notices = AlarmNotices()
+        self._slow_times = dict[float, SlowTime]()
         self._standing = StandingFold()
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
+        self._early_end = ""  # as in Account
         self.storage: StorageReport | None = None  # None: no node has told of any
         self._stepped_ever = False
         self._is_from_zero = False  # steps that the script does not tell are counted from the start of this run
@@ -93,6 +95,8 @@ class Ledger:
             self.incidents.append(decision.closed)
             self._on_recovery(decision.closed, RedoneSteps(incident=decision.closed.number))
         self.storage = read_storage(event) or self.storage
+        if isinstance(event, SlowTime):
+            self._slow_times[event.since] = event
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
         self._notices.add(entry)
@@ -106,7 +110,7 @@ class Ledger:
             self._on_progress(before, self.progress)
         for action in decision.actions:
             if isinstance(action, Finish):
-                self.finish = action
+                self.finish, self._early_end = action, describe_early_end(event)
             elif isinstance(action, Say) and (action.standbys or action.text.startswith("standby ")):  # older journals
                 self._lost_standbys.append(action.text)
             elif isinstance(action, Launch):
@@ -184,9 +188,11 @@ class Ledger:
             since=self._counted_since(),
             code=code,
             ending=ending,
+            early_end=self._early_end if self.finish else "",
             storage=self.storage,
             opinions=tuple(self.opinions),
             slow=tuple(self._notices.slow),
+            slow_times=tuple(self._slow_times.values()),
             losses=tuple(self._notices.losses),
             lost_standbys=tuple(self._lost_standbys),
             paces=self.paces.list_paces(),

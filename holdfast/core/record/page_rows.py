@@ -2,7 +2,9 @@
 
 import msgspec
 
-from holdfast.core.incident.incident_text import describe_kept, lost_steps, phases_s, record_label
+from holdfast.core.incident.cause_name import record_label
+from holdfast.core.incident.failure_sequence import describe_all_failures
+from holdfast.core.incident.incident_text import describe_kept, lost_steps, phases_s
 from holdfast.core.incident.node_swap_text import describe_evicted, staying_nodes
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.core.record.lost_time_bill import Bill
@@ -68,7 +70,7 @@ def show_incident(record: Record, bill: Bill) -> PageIncident:
     return PageIncident(
         number=record.number,
         label=record_label(record),
-        cause=record.cause,
+        cause=describe_all_failures(record),
         kind=record.kind,
         remedy=record.verdict.remedy.value,
         why=record.verdict.reason,

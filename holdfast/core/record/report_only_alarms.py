@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.detect.nonfinite_loss import BAD_LOSS
 from holdfast.core.detect.slow import PresentSlowness
 from holdfast.model.action import Say
-from holdfast.model.detector_alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Entry
 
@@ -22,7 +22,7 @@ class AlarmNotice(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     ranks: tuple[int, ...]  # empty: nobody is named
     nodes: tuple[str, ...]
-    text: str  # what is known, and what was done
+    text: str  # what was told then, and if nothing was done although it might have been, why
 
 
 def describe_slow(told: Sequence[AlarmNotice], present: PresentSlowness, now: float) -> tuple[str, bool]:
@@ -57,8 +57,7 @@ class AlarmNotices:
             return
         told = [said.text for said in decision.actions if isinstance(said, Say)]
         if event.kind is Kind.SLOW:
-            more = "" if event.stance is Stance.ACT else "; nothing was done but to say so"
-            self.slow += [_make_notice(entry.at, event, text + more) for text in told]
+            self.slow += [_make_notice(entry.at, event, text) for text in told]
         elif (event.kind is Kind.LOSS or event.klass == BAD_LOSS) and len(self.losses) < KEPT_NOTICES:
             self.losses += [_make_notice(entry.at, event, text) for text in told]
 

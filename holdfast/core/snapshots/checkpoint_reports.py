@@ -12,6 +12,7 @@ class StorageWatch:
     def __init__(self) -> None:
         self.newest: StorageReport | None = None  # None: no node has told of any storage
         self._written = (0, -1)  # generation and step
+        self._missed_in = 0  # the generation that told of the checkpoint which is missed now; 0: not known
         self._told: StorageReport | None = None
         self._told_at = 0.0
 
@@ -27,7 +28,15 @@ class StorageWatch:
             self._written = (generation, stored)
             self.newest = self.newest if known else StorageReport(step=stored, at=at)
         if missed and (generation, missed.step) > self._written:
+            self._missed_in = generation
             self.newest = msgspec.structs.replace(self.newest or StorageReport(), missed=missed)
+
+    def on_restored(self, generation: int, step: int) -> None:
+        """Record the step that a generation goes on from. If storage has that step or a later one, storage is not
+        behind the job: what an earlier generation could not write is no longer missed."""
+        newest = self.newest
+        if newest and newest.missed and 0 <= step <= newest.step and self._missed_in < generation:
+            self.newest = msgspec.structs.replace(newest, missed=None)
 
     def take_news(self, now: float) -> StorageReport | None:
         """Return a report if it is worth a journal entry, else None. It is worth one when trouble begins or ends, and

@@ -61,10 +61,9 @@ export function facts(one) {
   const where = [someNames(one.nodes), ranks].filter(Boolean).join(", ") || "no node is named";
   const from = one.resumed_from !== null ? `; went on from step ${count(one.resumed_from)}` : "";
   const redone = one.redo_s ? `, then ${one.lost_steps ? plural(one.lost_steps, "step") : "steps"} redone in ${duration(one.redo_s)}` : "";
-  const again = one.failures > 1 ? ` It failed ${one.failures} times before the next step.` : "";
   const at = one.good_step >= 0 ? `at step ${count(one.good_step)}, ` : "before any step, ";
   return h("dl", { class: "facts" },
-    fact("What failed", h("span", {}, `${capital(one.cause)}.${again}`), "wide"),
+    fact("What failed", h("span", {}, `${capital(one.cause)}.`), "wide"),
     fact("Where and when", `${capital(where)}, ${at}${clock(one.alarm_at, true)}`),
     fact("Why this was done", capital(one.why) + (one.guess ? " (on evidence short of proof)" : "")),
     fact("What was done", `${remedyText(one)}${one.remedy === "give up" ? "" : from}`),
