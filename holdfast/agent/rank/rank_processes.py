@@ -77,11 +77,10 @@ class RankProcesses:
         self.warm, self.cold = asyncio.Event(), ""  # the latter: why there is no zygote, for the log
         self.slots = ProgressSlots(node.nproc)
         self.kept = 0  # ranks that went on in their processes at the newest launch, if no stop came since
-        self._lost_agent = ""  # how the one before ended
         self._say = say
         self._staged = staged
         self._clock = clock
-        self._key = ""  # of the zygote: the environment of its release, as JSON
+        self._key, self.lost_agent = "", ""  # the zygote's environment, as JSON; how the agent before this one ended
         self._holder = HolderConnection(sock)
         self._on_rank_exit = on_rank_exit
         self._started: dict[RankKey, asyncio.Future[str]] = {}  # asked for, not answered
@@ -151,7 +150,7 @@ class RankProcesses:
         for rank in listing.ranks:
             if rank.rank_key.generation == SPARE:  # of an agent that is gone
                 self._end_spare(rank.rank_key)
-        self.arenas, self._lost_agent = listing.arenas, listing.lost
+        self.arenas, self.lost_agent = listing.arenas, listing.lost
         self.slots.open_memory(listing.arena)
         if listing.warm:
             self._key = listing.key
@@ -162,10 +161,6 @@ class RankProcesses:
         else:
             self.cold = "this job uses no zygote"
             self.warm.set()
-
-    def take_lost_agent(self) -> str:
-        lost, self._lost_agent = self._lost_agent, ""
-        return lost
 
     def _answer_start(self, key: RankKey, error: str) -> None:
         future = self._started.pop(key, None)
