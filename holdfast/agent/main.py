@@ -20,6 +20,7 @@ from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.diagnostics.probe_and_replay_errands import NodeDiagnosis
 from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
 from holdfast.agent.rank import last_words, last_words_judge
+from holdfast.agent.rank.compile_folder_claim import claim_compile_folder
 from holdfast.agent.rank.last_words_judge_client import JudgeClient
 from holdfast.agent.rank.log_rotation import LogRotation
 from holdfast.agent.rank.lost_agent_notice import tell_lost_agent
@@ -120,6 +121,7 @@ def main() -> None:
     mask = make_secret_masker()
     keep_masked_log(logging.StreamHandler(sys.stderr), mask)
     write_no_core()
+    claim_compile_folder(os.environ)  # ranks get this environment
     node_dir = Path(sys.argv[1])
     line = last_words_judge.start(node_dir)  # while we have no threads, and nothing open that it should not have
     holder = socket.socket(fileno=int(sys.argv[2]))

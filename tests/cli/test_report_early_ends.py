@@ -8,9 +8,10 @@ from holdfast.cli.commands import report_command
 from holdfast.cli.launch import controller_console
 from holdfast.cli.terminal.quantity_text import NO_STEP, clock_text, no_step_said
 from holdfast.logs.secret_masking import Masker
-from tests.cli.test_report_command import LINES, printed, write
-from tests.cli.test_report_command import run_dir as run_dir
+from tests.cli.test_report_command import LINES, printed, run_dir, write
 from tests.core.test_ledger import START, account
+
+assert callable(run_dir)
 
 
 def closing_line(tmp_path: Path, *lines: str) -> str:

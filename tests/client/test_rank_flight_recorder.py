@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.client.training import rank_flight_recorder
+from holdfast.client.training.p2p_counts import MessageCounts
 from holdfast.client.training.rank_flight_recorder import (
     FlightRecorder,
     newest_collective,
@@ -151,3 +153,57 @@ def test_without_a_place_nothing_happens(bare: Zygote, tmp_path: Path, log: str)
     ended = bare.wait(*bare.forks([env], str(tmp_path / "script.py")))
     assert (ended.code, ended.out, ended.err) == (0, "1\n", "")
     os.close(fd)
+
+
+def test_a_rank_that_stands_is_recorded_at_once_however_long_a_dump_takes(
+    memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large buffer is dumped every ten seconds while the main thread works, and soon after it has stopped."""
+    ends, dumped = threading.Event(), list[float]()
+    newest: list[FlightRecorder] = []
+    counts = MessageCounts()
+    counts.posted["0", 1, True] = (0, 0, 64)
+    monkeypatch.setattr(rank_flight_recorder, "find_counts", lambda: counts)
+    monkeypatch.setattr(rank_flight_recorder, "_NEWEST", newest)
+
+    def dump() -> list[Any]:
+        until = time.thread_time() + 0.03
+        while time.thread_time() < until:
+            pass
+        dumped.append(time.monotonic())
+        return []
+
+    def work(seconds: float) -> None:
+        """It is nearly always seen in the same sleep."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(0.02)
+            counts.posted["0", 1, True] = (counts.posted["0", 1, True][0] + 1, 0, 64)
+
+    stood = list[float]()
+
+    def train() -> None:
+        started.append(threading.get_ident())
+        work(4.0)
+        stood.append(time.monotonic())
+        ends.wait(30.0)
+
+    started: list[int] = []
+    monkeypatch.setattr(rank_flight_recorder, "_read_dumps", dump)
+    trains = threading.Thread(target=train)
+    trains.start()
+    until = time.monotonic() + 10
+    while not started and time.monotonic() < until:
+        time.sleep(0.001)
+    recorder = FlightRecorder(FlightLog(memory, AT, generation=1, rank=3), started[0])
+    newest.append(recorder)
+    records = threading.Thread(target=recorder.run)
+    records.start()
+    trains.join(7.5)
+    newest.clear()
+    ends.set()
+    trains.join(10)
+    records.join(10)
+    assert stood and len([at for at in dumped if at <= stood[0]]) <= 2, "it works, and dumps are dear"
+    waiting = [at - stood[0] for at in dumped if at > stood[0]]
+    assert 1 <= len(waiting) <= 3 and 0.5 < waiting[0], waiting

@@ -17,6 +17,7 @@ from holdfast.agent.rank.holder_connection import HolderConnection
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.rank_environment import rank_variables, release_environment
 from holdfast.agent.rank.rank_start_requests import RankStart
+from holdfast.agent.rank.recorder_sizes import RecorderSizes
 from holdfast.agent.rank.spare_ranks import SPARE, SpareRanks, spare_key
 from holdfast.agent.rank.survivors import Survivors
 from holdfast.agent.rank.zygote_preload import ZygotePreload
@@ -98,6 +99,7 @@ class RankProcesses:
         self._imports = node_dir / "imports.json"  # written by a rank at its first step
         self._mesh = node_dir / "mesh.json"  # parallel groups, if the script tells them
         self._preloading = ZygotePreload(node, self._imports, clock)
+        self._recorders = RecorderSizes()
 
     # --- talking to the holder ---------------------------------------------------------------------------------
 
@@ -225,6 +227,7 @@ class RankProcesses:
             where.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             return f"rank {rank}: cannot make its log folder {where}: {e.strerror}"
+        self._recorders.learn(local, self.slots)
         self.slots.clear_rank(local)
         env = self.environment_for(errand, local)
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
@@ -314,7 +317,8 @@ class RankProcesses:
     def environment_for(self, errand: LaunchHere, local: int) -> dict[str, str]:
         """Return the whole environment of a rank."""
         given = release_environment(self.spec, errand.release, self._staged(errand.release))
-        return given | rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
+        sized = self._recorders.variables(local, given, errand.mesh)
+        return given | sized | rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
 
     def learn_imports(self, trains: bool = True) -> None:
         """Ask the holder for a new zygote if the present zygote lacks modules that the next generation will import."""

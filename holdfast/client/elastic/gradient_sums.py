@@ -45,10 +45,12 @@ class GradientSums:
         gradients: dict[tuple[int, int], torch.Tensor],
         traffic: RankTraffic,
     ) -> None:
-        """Give each unit the sum of its gradients over all microbatches, and remove the gradients of microbatches."""
+        """Give each unit the sum of its gradients over all microbatches. With "ordered", the gradients of microbatches
+        stay, in the same memory as what is sent of them; with "float" they are removed."""
         mine = [layer for layer in sorted(units) if units[layer].parameters]
         own = {layer: self._stack(gradients, layer) for layer in mine}
-        gradients.clear()
+        if self._reduction == "float":
+            gradients.clear()
         sends: Sends = []
         came: Receives = {}
         for layer in mine:
@@ -69,7 +71,9 @@ class GradientSums:
         if not numbers:
             return None
         if self._reduction == "ordered":
-            return torch.stack([gradients[layer, m] for m in numbers])
+            stacked = torch.stack([gradients[layer, m] for m in numbers])
+            gradients.update({(layer, m): row for m, row in zip(numbers, stacked, strict=True)})
+            return stacked
         total = gradients[layer, numbers[0]].clone()
         for m in numbers[1:]:
             total += gradients[layer, m]

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from holdfast.client.elastic.finished_passes import FinishedPasses
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
 from holdfast.client.elastic.layer_state import HOST, LayerUnit, MakeLayer, MakeOptimizer
@@ -17,6 +18,7 @@ from holdfast.client.elastic.shadow_layers import add_shadows
 from holdfast.client.elastic.step_totals import first_holder
 from holdfast.core.elastic.layer_owners import Held
 from holdfast.core.elastic.proposal import PhaseCosts
+from holdfast.core.elastic.route_times import Route
 from holdfast.model.pipeline_routes import PipelineJob, RoutePlan
 
 
@@ -44,6 +46,8 @@ class HeldLayers:
         self.committed = 0
         self.finished = 0  # the last step of which all is done
         self.ready = 0  # the step whose summed gradients are in hand
+        self.made = FinishedPasses()  # of the step under way, or of the one that broke off
+        self.reused: dict[int, Route] = {}  # by microbatch that was finished before its step broke off: who has it
         self.vote: tuple[int, tuple[float, ...]] = (
             0,
             (),
@@ -75,6 +79,10 @@ class HeldLayers:
         self.committed = plan.resume_step - 1
         self.times.forget()
 
+    def list_finished(self) -> tuple[tuple[int, int], ...]:
+        """Return the finished backward passes of the step that broke off, as far as others may rely on them."""
+        return self.made.list_finished() if self.job.ordered and self.device == HOST else ()
+
     def take_over(self) -> None:
         """Hold the layers that were handed over, as this worker meets the others without those who left."""
         self.units |= self.handed
@@ -102,6 +110,8 @@ class HeldLayers:
             layers=tuple((number, unit.step) for number, unit in sorted(self.units.items()) if unit.whole),
             handed=tuple(sorted(self.handed)),
             ready=self.ready,
+            kept_step=self.made.step,
+            kept=self.list_finished(),
             voted=self.vote[0],
             totals=self.vote[1],
             snapshots=self.snapshots.list_snapshots(),

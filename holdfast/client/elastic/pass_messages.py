@@ -23,6 +23,11 @@ class PassMessages:
         self._coming: dict[BorderKey, ComingTensor] = {}
         self.sending_s, self.sent = 0.0, 0  # what it took to post so many tensors, without waiting for others
 
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the tensors that are sent."""
+        return self._traffic.device
+
     def hand_over(self, tensor: torch.Tensor, to: int, key: BorderKey) -> None:
         """Give a tensor to the pass that needs it. If it goes to another worker, first post the messages before it."""
         self._ready[key] = tensor

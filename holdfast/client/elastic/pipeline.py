@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.agent_hand_over_request import HAND_OVER
+from holdfast.client.elastic.finished_passes import FinishedPasses
 from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import HOST, MakeLayer, MakeOptimizer, keep_chance
@@ -151,10 +153,13 @@ class ElasticPipeline:
             time.sleep(_LOOK_S)
 
     def _prepare(self) -> None:
-        """Prepare what all steps of a plan share: the order of the passes and messages, and the gradient sums."""
-        plan = self._held.plan
-        self._tasks, self._messages = order_tasks(plan.routes), order_messages(plan.routes)
-        self._sums = GradientSums(plan, dist.get_rank(), self._settings.reduction, self.job.layers)
+        """Prepare what all steps of a plan share: the order of the passes and messages, and the gradient sums. The
+        first step after a failure is without the passes that were finished before."""
+        plan, reused = self._held.plan, self._held.reused
+        due = tuple(() if m in reused else route for m, route in enumerate(plan.routes))
+        self._tasks, self._messages = order_tasks(due), order_messages(due)
+        made = msgspec.structs.replace(plan, routes=tuple(reused.get(m, route) for m, route in enumerate(plan.routes)))
+        self._sums = GradientSums(made, dist.get_rank(), self._settings.reduction, self.job.layers)
 
     def step(self, batch: BatchOf) -> float:
         """Make the next step and return its loss: the mean over its microbatches, the same on all ranks.
@@ -187,22 +192,24 @@ class ElasticPipeline:
         phases.enter(PASSES)
         traffic, rank, seal = held.traffic, dist.get_rank(), SEAL_FENCE.make_pass()
         messages = PassMessages(self._messages, rank, traffic)
-        passes = RoutedPasses(settings.passes, held.units, messages, held.device, held.times)
+        held.made = made = held.made if held.reused else FinishedPasses(step)
+        passes = RoutedPasses(settings.passes, held.units, messages, held.times, made)
         buffers = held.buffer_versions()
         passes.run(held.plan, self._tasks, rank, step, batch)
         if held.buffer_versions() != buffers:
             raise RuntimeError("a layer changed a buffer in its forward pass, which replicas would not do alike")
         phases.enter("sums")
-        self._sums.sum_gradients(held.units, passes.gradients, traffic)
+        self._sums.sum_gradients(held.units, made.gradients, traffic)
         traffic.await_device()
         require_open(seal)
         held.ready = step
         phases.enter("vote")
         norms = settings.clip_norm is not None
-        mine = list_totals(self.job, held.plan, held.units, passes.losses, norms=norms)
+        mine = list_totals(self.job, held.plan, held.units, made.losses, norms=norms)
         asked = HAND_OVER.leaving is not None
         totals, self._asked = exchange_totals(mine, held.device, seal, asked=asked)
         held.vote = (step, totals)
+        held.made = FinishedPasses()
         phases.enter("apply")
         self._apply(step, totals)
         phases.enter("keep")
@@ -211,6 +218,9 @@ class ElasticPipeline:
         if held.device == HOST:  # on a GPU the clock would tell when work was queued
             held.times.end_step()
         held.finished = step
+        if held.reused:
+            held.reused = {}
+            self._prepare()
         self._recovery.watch_step(sum(phases.took_s.values()))
         return totals
 

@@ -32,6 +32,7 @@ from holdfast.client.elastic.recovery_settlement import (
     choose_costs,
     compare_workers,
     describe_situation,
+    find_finished,
     settle_step,
 )
 from holdfast.client.elastic.state_moves import STORAGE, StateMoves
@@ -83,6 +84,8 @@ class PipelineRecovery:
         proposal = None if fresh else self._choose(reports)
         plan = proposal.plan if proposal else _begin_plan(held, reports)
         self._follow(plan, settle_step(reports).held)
+        held.reused = find_finished(reports, held.plan)
+        held.made = held.made.keep(held.reused)
         held.meeting = max(report.meeting for report in reports) + 1
         held.incidents = max(report.incidents for report in reports)
         held.handed = {}
@@ -178,6 +181,7 @@ class PipelineRecovery:
             expected_s=sum(times.expected_s for times in phases.values()),
             took_s=time.time() - broke_at,
             phases=phases,
+            kept=len(held.reused),
             before_step_s=max(report.step_s for report in reports),
             expected_step_s=self._expected_step_s,
         )

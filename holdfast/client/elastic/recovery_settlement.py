@@ -11,7 +11,9 @@ import msgspec
 
 from holdfast.client.elastic.pass_times import LayerPassTimes
 from holdfast.core.elastic.measured_speeds import MeasuredSpeeds, fit_speeds
+from holdfast.core.elastic.plan_ground import join_segments
 from holdfast.core.elastic.proposal import PhaseCosts
+from holdfast.core.elastic.route_times import Route
 from holdfast.model.pipeline_routes import PipelineSituation, RoutePlan, RouteSegment
 
 
@@ -24,6 +26,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[tuple[int, int], ...] = ()  # that it holds whole, each with the last step whose update is in it
     handed: tuple[int, ...] = ()  # of these, layers that a worker gave it before it left
     ready: int = 0  # the step whose summed gradients it has in hand; 0: none
+    kept_step: int = 0  # the step that it has begun, and of which `kept` is
+    kept: tuple[tuple[int, int], ...] = ()  # (layer, microbatch) whose gradient it has
     voted: int = 0  # the last step whose vote it came out of
     totals: tuple[float, ...] = ()  # of that vote: losses by microbatch, then squares of gradients by layer
     snapshots: tuple[tuple[int, int], ...] = ()  # (layer, step) in its memory
@@ -121,6 +125,24 @@ def _renumber(plan: RoutePlan | None, numbers: dict[int, int], world: int) -> Ro
             known[route] = tuple(RouteSegment(numbers[s.worker], s.first, s.end) for s in route)
     routes = tuple(known[route] for route in plan.routes)
     return RoutePlan(held=tuple(held), routes=routes, resume_step=plan.resume_step)
+
+
+def find_finished(reports: Sequence[RankReport], plan: RoutePlan) -> dict[int, Route]:
+    """Return the microbatches that were finished before the plan's first step broke off, each with the workers that
+    have its gradients, as a route. Each of them still holds the layers in question, and will sum their gradients."""
+    owner: dict[tuple[int, int], int] = {}
+    for rank, report in enumerate(reports):
+        if report.kept_step == plan.resume_step and not plan.rollback:
+            mine = frozenset(plan.held[rank])
+            for layer, m in report.kept:
+                if layer in mine:
+                    owner.setdefault((layer, m), rank)
+    found: dict[int, Route] = {}
+    for m, route in enumerate(plan.routes):
+        layers = range(route[-1].end) if route else ()
+        if layers and all((layer, m) in owner for layer in layers):
+            found[m] = join_segments([RouteSegment(owner[layer, m], layer, layer + 1) for layer in layers])
+    return found
 
 
 def choose_costs(reports: Sequence[RankReport], measured: MeasuredSpeeds) -> PhaseCosts:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from holdfast.client.elastic.finished_passes import FinishedPasses
 from holdfast.client.elastic.layer_state import LayerUnit, draw_seed
 from holdfast.client.elastic.pass_messages import PassMessages
 from holdfast.client.elastic.pass_times import PassTimes
@@ -45,15 +46,13 @@ class RoutedPasses:
         settings: PassSettings,
         units: Mapping[int, LayerUnit],
         messages: PassMessages,
-        device: torch.device,
         times: PassTimes,
+        made: FinishedPasses,
     ) -> None:
-        self._settings, self._units, self._messages, self._device = settings, units, messages, device
-        self._times = times
+        self._settings, self._units, self._messages, self._device = settings, units, messages, messages.device
+        self._times, self._made = times, made
         self._open: dict[tuple[int, int], list[Island]] = {}  # by microbatch and depth
         self._inputs: dict[tuple[int, int], torch.Tensor] = {}  # with recomputation
-        self.losses: dict[int, torch.Tensor] = {}  # by microbatch
-        self.gradients: dict[tuple[int, int], torch.Tensor] = {}  # by layer and microbatch
 
     def run(self, plan: RoutePlan, tasks: list[Task], worker: int, step: int, batch: BatchOf) -> None:
         self._times.begin_step()
@@ -104,7 +103,8 @@ class RoutedPasses:
                 torch.autograd.backward(island.made, gradient)
             unit = self._units[island.layer]
             if unit.parameters:
-                self.gradients[island.layer, m] = unit.take_gradients()
+                self._made.gradients[island.layer, m] = unit.take_gradients()
+            self._made.finish(island.layer, m)
             came = island.given.grad
             gradient = torch.zeros_like(island.given) if came is None else came.contiguous()
             self._times.add_backward(island.layer, since)
@@ -117,7 +117,7 @@ class RoutedPasses:
         torch.manual_seed(draw_seed(self._settings.seed, step, m, self._settings.layers))
         target = batch(step, m)[1]
         loss = self._settings.loss(leaf, target.to(self._device) if isinstance(target, torch.Tensor) else target)
-        self.losses[m] = loss.detach().double()
+        self._made.losses[m] = loss.detach().double()
         (loss / self._settings.microbatches).backward()
         return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
 

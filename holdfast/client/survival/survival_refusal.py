@@ -8,7 +8,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.client.checkpointing.rank_collectives import RankWorld
-from holdfast.client.survival.torch_groups import is_fsdp
+from holdfast.client.survival.torch_groups import (
+    can_leave_fsdp_step,
+    find_fsdp_communication,
+    has_own_sums,
+    is_fsdp,
+    uses_symmetric_memory,
+)
 from holdfast.client.training.process_group_replay import GROUP_CALLS, GroupCall
 
 _FIXED = {"rank", "world_size", "store"}
@@ -29,6 +35,8 @@ def find_refusal(model: torch.nn.Module | None, unknown: list[str], groups: list
             "torch would end this process when another one fails, as its groups were made where nothing named "
             "holdfast.survive; call init_process_group from the code that does, or from code that this calls"
         )
+    if uses_symmetric_memory(model):
+        return "it uses symmetric memory, which belongs to its process groups"
     for module in model.modules() if model is not None else ():
         if why := _refuse_module(module):
             return why
@@ -61,7 +69,7 @@ def _list_backends(group: Any) -> set[str]:
 def _refuse_module(module: Any) -> str:
     if isinstance(module, torch.nn.SyncBatchNorm):
         return "it has a SyncBatchNorm"
-    if isinstance(module, DistributedDataParallel) and module._comm_hooks:
+    if isinstance(module, DistributedDataParallel) and has_own_sums(module):
         return "its DistributedDataParallel has a communication hook"
     if type(module).__name__ == "FullyShardedDataParallel":
         return "it uses FSDP1"
@@ -71,10 +79,8 @@ def _refuse_module(module: Any) -> str:
 
 
 def _refuse_fsdp(module: Any) -> str:
-    group = module._get_fsdp_state()._fsdp_param_group
-    own = [getattr(group, name, None) for name in ("_all_gather_comm", "_reduce_scatter_comm")] if group else []
-    if any(one is not None and not type(one).__module__.startswith("torch.") for one in own):
-        return "its FSDP communicates in a way of its own"
-    if not hasattr(module._get_fsdp_state(), "_reset_iter_state"):
+    if own := find_fsdp_communication(module):
+        return f"its FSDP communicates by {own}"
+    if not can_leave_fsdp_step(module):
         return f"FSDP2 of torch {torch.__version__} cannot leave a step before its end"
     return ""

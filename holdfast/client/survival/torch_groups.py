@@ -186,6 +186,46 @@ def is_fsdp(module: Any) -> bool:
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
+def has_own_sums(ddp: DistributedDataParallel) -> bool:
+    """Return whether DDP sums gradients by a communication hook, one of torch's own in C++ included. A new reducer
+    would not have it."""
+    if getattr(ddp, "_comm_hooks", None):
+        return True
+    told = ddp.logger._get_ddp_logging_data().strs_map if ddp.logger is not None else {}
+    return bool(told.get("comm_hook"))
+
+
+def find_fsdp_communication(module: Any) -> str:
+    """Return what FSDP2 communicates by in this module, if that is not torch's usual way; "" if it is."""
+    state = module._get_fsdp_state()
+    for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
+        ways = [getattr(group, name, None) for name in ("_all_gather_comm", "_reduce_scatter_comm")]
+        if any("SymmMem" in type(one).__name__ for one in ways):
+            return "symmetric memory"
+        if any(one is not None and not type(one).__module__.startswith("torch.") for one in ways):
+            return "a way of its own"
+        if getattr(group, "_all_reduce_hook", None) is not None:
+            return "a hook of its own"
+    return ""
+
+
+def can_leave_fsdp_step(module: Any) -> bool:
+    """Return whether this torch can end a step of FSDP2 in its middle."""
+    return hasattr(module._get_fsdp_state(), "_reset_iter_state")
+
+
+def uses_symmetric_memory(model: torch.nn.Module | None) -> bool:
+    """Return whether this process has memory that its peers map: it would belong to groups that are gone."""
+    torch_memory = sys.modules.get("torch.distributed._symmetric_memory")
+    if torch_memory is None:
+        return False
+    if any(getattr(torch_memory, name, None) for name in ("_group_name_to_store", "_group_name_to_workspace_tensor")):
+        return True
+    is_mapped = getattr(torch_memory, "is_symm_mem_tensor", None)
+    tensors = [*model.parameters(), *model.buffers()] if model is not None and is_mapped else []
+    return any(is_mapped(tensor) for tensor in tensors if tensor.is_cuda)
+
+
 def _bind_ddp(ddp: DistributedDataParallel) -> None:
     """Give DDP a new reducer for its new group. Survivors and new ranks get the same buckets."""
     ddp.reducer._remove_autograd_hooks()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from holdfast.client.elastic.finished_passes import FinishedPasses
 from holdfast.client.elastic.gradient_sums import GradientSums
 from holdfast.client.elastic.layer_state import HOST, LayerUnit
 from holdfast.client.elastic.packed_layer_transfer import receive_packed, send_packed, swap_packed
@@ -60,9 +61,10 @@ def make_step(plan: RoutePlan, order: OrderMessages = order_messages) -> dict[in
 
     def work(worker: int) -> None:
         traffic = RankTraffic(HOST, functools.partial(streams.post, worker))
-        mine = RoutedPasses(passes, held[worker], PassMessages(messages, worker, traffic), HOST, PassTimes())
+        made = FinishedPasses(1)
+        mine = RoutedPasses(passes, held[worker], PassMessages(messages, worker, traffic), PassTimes(), made)
         mine.run(plan, tasks, worker, 1, batch)
-        GradientSums(plan, worker, "ordered", layers).sum_gradients(held[worker], mine.gradients, traffic)
+        GradientSums(plan, worker, "ordered", layers).sum_gradients(held[worker], made.gradients, traffic)
 
     streams.run(work)
     found: dict[int, list[torch.Tensor]] = {}

@@ -1,7 +1,7 @@
 """What a pipeline refuses when it is made."""
 
 import functools
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -81,3 +81,60 @@ def test_gradients_count_only_if_no_abort_had_begun() -> None:
                 break
         report = pipeline._held.make_report(0.0, 0.0)
         assert (report.voted, report.ready, report.layers) == (1, 1, ((0, 1), (1, 1), (2, 1), (3, 1)))
+
+
+class Counted(nn.Module):
+    """A layer that draws, and counts its forward passes."""
+
+    def __init__(self, passes: list[int]) -> None:
+        super().__init__()
+        self.passes, self.linear, self.dropout = passes, nn.Linear(2, 2), nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes.append(1)
+        found: torch.Tensor = self.dropout(self.linear(x))
+        return found
+
+
+def train_counted(breaks_at: tuple[int, ...], **asked: Any) -> tuple[dict[int, float], str, list[int], int]:
+    """Make four steps, whose losses break off at these calls. Return the losses by step, the digest, by recovery the
+    number of microbatches that were kept, and the number of forward passes through all layers."""
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) in breaks_at:
+            raise ConnectionError("a rank failed")
+        return nn.functional.mse_loss(output, target)
+
+    calls: list[int] = []
+    passes: list[int] = []
+    losses: dict[int, float] = {}
+    layers = [functools.partial(Counted, passes), nn.Identity, functools.partial(Counted, passes)]
+    pipeline = holdfast.ElasticPipeline(
+        **GOOD | {"layers": layers, "loss": loss}, snapshot_every=2, clip_norm=0.1, **asked
+    )
+    with one_rank_group():
+        while max(losses, default=0) < 4:
+            with suppress(ConnectionError):
+                for step in pipeline.steps(4):
+                    losses[step] = pipeline.step(lambda step, m: (torch.full((3, 2), step + m / 4), torch.zeros(3, 2)))
+        return losses, pipeline.digest(), [one.kept for one in pipeline.recoveries], len(passes)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_finished_microbatches_of_a_broken_step_are_not_computed_again(*, recompute: bool) -> None:
+    losses, digest, _, calm = train_counted((), recompute=recompute)
+    again = train_counted((7, 9), recompute=recompute)  # step 2 breaks off in its third microbatch, then in its last
+    assert again[:3] == (losses, digest, [2, 3])
+    assert again[3] - calm == 2 * 2, "each of the two that broke off, through two layers"
+
+
+def test_sums_in_another_order_keep_no_microbatch() -> None:
+    assert train_counted((7,), reduction="float", semantics="fp_order")[2] == [0]
+
+
+def test_what_was_finished_does_not_count_after_a_rollback() -> None:
+    calm = train_counted(())
+    again = train_counted((15,), policies=["memory rollback"])  # step 4, after a snapshot of step 2
+    assert again[:3] == (*calm[:2], [0])
+    assert again[3] - calm[3] == 2 * (4 + 3), "step 3, and what was made of step 4"

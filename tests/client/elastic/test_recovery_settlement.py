@@ -9,12 +9,13 @@ from holdfast.client.elastic.recovery_settlement import (
     choose_costs,
     compare_workers,
     describe_situation,
+    find_finished,
     settle_step,
 )
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.measured_speeds import MeasuredSpeeds
 from holdfast.core.elastic.proposal import PhaseCosts
-from holdfast.model.pipeline_routes import PipelineJob
+from holdfast.model.pipeline_routes import PipelineJob, RouteSegment
 
 PLAN = first_plan(PipelineJob(layers=2, microbatches=2, stages=2), 4)
 NEW = RankReport()
@@ -93,3 +94,30 @@ def test_costs_have_layers_sends_and_the_rest_of_a_step_in_one_unit() -> None:
 def test_a_worker_that_is_slower_than_its_replica_is_told() -> None:
     reports = [RankReport(passes=(LayerPassTimes(0, s, 2 * s),)) for s in (0.01, 0.02, 0.011)]
     assert compare_workers(reports, 1).speeds == (1.0, 0.5, 1.0)
+
+
+def finished(worker: int, *pairs: tuple[int, int], of: int = 5) -> RankReport:
+    return msgspec.structs.replace(report(worker, 4), kept_step=of, kept=pairs)
+
+
+def test_a_microbatch_is_finished_if_live_workers_have_all_of_its_gradients() -> None:
+    plan = msgspec.structs.replace(PLAN, resume_step=5)
+    reports = [finished(0, (0, 0), (0, 1)), finished(1, (1, 1)), NEW, finished(3, (1, 0))]
+    whole = {
+        0: (RouteSegment(0, 0, 1), RouteSegment(3, 1, 2)),  # of both pipelines
+        1: (RouteSegment(0, 0, 1), RouteSegment(1, 1, 2)),
+    }
+    assert find_finished(reports, plan) == whole
+    assert find_finished([*reports[:3], NEW], plan) == {1: whole[1]}, "its second half is lost"
+    assert find_finished([NEW, *reports[1:]], plan) == {}
+
+
+def test_what_is_finished_counts_in_its_own_step_alone() -> None:
+    reports = [finished(0, (0, 0)), finished(1, (1, 0)), NEW, NEW]
+    plan = msgspec.structs.replace(PLAN, resume_step=5)
+    assert set(find_finished(reports, plan)) == {0}
+    assert find_finished(reports, msgspec.structs.replace(plan, resume_step=6)) == {}, "it was voted for after all"
+    assert find_finished(reports, msgspec.structs.replace(plan, rollback=True)) == {}
+    assert find_finished(reports, msgspec.structs.replace(plan, routes=((), plan.routes[1]))) == {}, "it is left out"
+    moved = msgspec.structs.replace(plan, held=((0,), (0,), (1,), (1,)))
+    assert find_finished(reports, moved) == {}, "worker 1 no longer holds what it has computed"
