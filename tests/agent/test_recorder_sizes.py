@@ -110,8 +110,8 @@ async def test_what_was_learned_outlives_a_launch_that_makes_no_step(
     await bench.begin()
     train(bench, 0, 900, 10, gpu="0b6f")
     sizes, slots = RecorderSizes(), bench.ranks.slots
-    sizes.learn(0, slots)
-    slots.clear_rank(0)
-    sizes.learn(0, slots)
+    for _ in range(2):
+        sizes.learn_and_clear(0, slots)
+    assert slots.read_slots() == [] and slots.read_flight(0) is None
     given = make_rank_environment({})
     assert sizes.variables(0, given, ())[NAME] == "512"

@@ -98,8 +98,7 @@ class RankProcesses:
         self._made: dict[str, asyncio.Future[str]] = {}
         self._imports = node_dir / "imports.json"  # written by a rank at its first step
         self._mesh = node_dir / "mesh.json"  # parallel groups, if the script tells them
-        self._preloading = ZygotePreload(node, self._imports, clock)
-        self._recorders = RecorderSizes()
+        self._preloading, self._recorders = ZygotePreload(node, self._imports, clock), RecorderSizes()
 
     # --- talking to the holder ---------------------------------------------------------------------------------
 
@@ -227,8 +226,7 @@ class RankProcesses:
             where.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             return f"rank {rank}: cannot make its log folder {where}: {e.strerror}"
-        self._recorders.learn(local, self.slots)
-        self.slots.clear_rank(local)
+        self._recorders.learn_and_clear(local, self.slots)
         env = self.environment_for(errand, local)
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
         if local == 0:
@@ -317,8 +315,8 @@ class RankProcesses:
     def environment_for(self, errand: LaunchHere, local: int) -> dict[str, str]:
         """Return the whole environment of a rank."""
         given = release_environment(self.spec, errand.release, self._staged(errand.release))
-        sized = self._recorders.variables(local, given, errand.mesh)
-        return given | sized | rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
+        sized = given | self._recorders.variables(local, given, errand.mesh)
+        return sized | rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
 
     def learn_imports(self, trains: bool = True) -> None:
         """Ask the holder for a new zygote if the present zygote lacks modules that the next generation will import."""

@@ -22,9 +22,14 @@ class RecorderSizes:
     def __init__(self) -> None:
         self._messages: dict[int, int] = {}
 
-    def learn(self, local: int, slots: ProgressSlots) -> None:
-        """Count the messages that the rank of an earlier generation has posted. Call this before its slot is cleared.
-        Nothing is learned of a rank that has made no step, or whose messages go over another backend."""
+    def learn_and_clear(self, local: int, slots: ProgressSlots) -> None:
+        """Empty the slot and the flight log of a rank before it starts, and remember what they told."""
+        self._learn(local, slots)
+        slots.clear_rank(local)
+
+    def _learn(self, local: int, slots: ProgressSlots) -> None:
+        """Count the messages that the rank of an earlier generation has posted. Nothing is learned of a rank that has
+        made no step, or whose messages go over another backend."""
         slot, report = dict(slots.read_slots()).get(local), slots.read_flight(local)
         channels = report.flight.channels if report and slot and report.generation == slot.generation else None
         if not (slot and report and channels) or slot.step < slot.first_step or slot.step < 0:
