@@ -21,7 +21,7 @@ TWO = ("--nnodes", "2", "--nproc-per-node", "2")
 
 # Groups and model are made once; what changes is made in the function, or restored there.
 TRAIN = """
-import hashlib, os, sys, time
+import ctypes, hashlib, os, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -55,7 +55,8 @@ def train(here):
             dying = lambda *_: os.kill(os.getpid(), 9)
             dist.barrier = dying  # after its backward pass, before that of others is over
         if os.environ.get("HOLDFAST_STUCK") == f"{rank} {step} {here.generation}":
-            time.sleep(1000)  # in C: nothing that is raised here is seen before it is over
+            how = os.environ.get("HOLDFAST_STUCK_HOW")
+            ctypes.PyDLL(None).sleep(1000) if how == "gil" else time.sleep(1000)  # nothing that is raised here is seen
         if os.environ.get("HOLDFAST_RAISE") == f"{rank} {step} {here.generation}":
             raise RuntimeError("boom")
         chance = torch.Generator().manual_seed(1000 * step + rank)
@@ -212,9 +213,11 @@ def test_a_failure_amid_this_recovery_is_an_ordinary_one(start: Start, calm: set
 
 
 @slow
-def test_a_rank_that_cannot_leave_is_replaced(start: Start, calm: set[str]) -> None:
+@pytest.mark.parametrize("how", ["gil", "waits"])
+def test_a_rank_that_cannot_leave_is_replaced(start: Start, calm: set[str], how: str) -> None:
+    """Be it in a call that does not return, or in one that holds the interpreter, so that none of its threads runs."""
     flags = (*CALM, "--set", "recovery.survive_s=2")
-    job = start(*TWO, *flags, script=TRAIN, HOLDFAST_GATE="20", HOLDFAST_STUCK="1 20 1")
+    job = start(*TWO, *flags, script=TRAIN, HOLDFAST_GATE="20", HOLDFAST_STUCK="1 20 1", HOLDFAST_STUCK_HOW=how)
     strike(job, 2)
     job.ends(0)
     before, after = job.ranks(4), job.ranks(4, generation=2)
@@ -232,3 +235,37 @@ def test_without_it_nothing_changes(start: Start, calm: set[str], how: str) -> N
     assert not set(job.ranks(4)) & set(job.ranks(4, generation=2))
     assert [record.kept for record in job.report().incidents] == [0]
     assert weights(job) == calm
+
+
+COMPILED = """
+compiled = []
+def counted(graph, inputs):
+    compiled.append(1)
+    return graph.forward
+if kind == "ddp":
+    model = torch.compile(model, backend=counted)
+else:
+    for part in net:
+        part.compile(backend=counted)
+
+def train"""
+
+
+@slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_survivors_compile_nothing_again(
+    start: Start, kind: str, tmp_path_factory: pytest.TempPathFactory, warm_server: Path
+) -> None:
+    script = TRAIN.replace("\ndef train", COMPILED).replace(
+        "        holdfast.step(step,",
+        '        print("graphs", os.getpid(), step, len(compiled), flush=True)\n        holdfast.step(step,',
+    )
+    job = start(*TWO, *CALM, script=script, HOLDFAST_GATE="20", HOLDFAST_KIND=kind)
+    strike(job, 2)
+    job.ends(0)
+    before, after = job.ranks(4), job.ranks(4, generation=2)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True]
+    graphs = {(int(pid), int(step)): int(count) for pid, step, count in said(job, "graphs")}
+    for pid in set(before) & set(after):
+        assert graphs[pid, 60] == graphs[pid, 19] > 0
+    assert weights(job) == calm_weights(tmp_path_factory.mktemp(kind), warm_server, HOLDFAST_KIND=kind)

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.survival import torch_groups
 from holdfast.client.survival.survival_refusal import find_refusal
 from tests.client.one_rank_group import one_rank_group
@@ -26,7 +27,12 @@ PACKAGE = Path(torch_groups.__file__).parent
 SYMMETRIC = sys.modules[get_symm_mem_workspace.__module__]
 
 
-def make_fsdp() -> FSDPModule:
+@pytest.fixture(autouse=True)
+def _no_checkpointer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RankWorld, "count", 0)  # other tests of this process have made some
+
+
+def make_fsdp() -> Any:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     fully_shard(model[1], mesh=init_device_mesh("cpu", (1,)))
     inner: Any = model[1]

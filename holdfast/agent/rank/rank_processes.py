@@ -402,9 +402,8 @@ class RankProcesses:
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
             stopped = own_process_settings.process_state(rank.pid) in ("T", "t")
-            self._holder.send(
-                KillRank(key=rank.key, signal=signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM)
-            )
+            by = signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM
+            self._holder.send(KillRank(key=rank.key, signal=by))
         if grace_s > 2 * _SLOW_END_S:
             await self._wait_ended(up_to, grace_until - grace_s + _SLOW_END_S)
             self._say_unended(up_to, grace_until)
