@@ -27,7 +27,8 @@ from holdfast.logs.log_diagnosis import open_log, read_log_lines
 from holdfast.model.last_words_diagnosis import Diagnosis
 
 OUTSIDE = CORPUS / "outside"
-ROUNDS = ("abcd", "ef", "ghij", "kl", "mn", "opq", "r", "s", "t")  # first letters of names, in order of collection
+# First letters of names, in order of collection.
+ROUNDS = ("abcd", "ef", "ghij", "kl", "mn", "opq", "r", "s", "t", "uvw", "xy", "z")
 OF_OUTSIDE = 2.0  # weight of a log from outside
 PENALTY = 5e-6
 TWICE = 2  # a word of fewer logs is not learned

@@ -114,9 +114,6 @@ class NodeRanks(Protocol):
     def quit_holder(self, code: int) -> None:
         """End everything on this node, this agent included."""
 
-    def take_lost_agent(self) -> str:
-        """Return, once, how the agent before this one ended, in words; "" if there was none."""
-
     def learn_imports(self, trains: bool) -> None:
         """Have the zygote preload modules that the script has imported, so that the next ranks start sooner."""
 

@@ -38,7 +38,6 @@ from holdfast.core.agent_state_machine import (
     SendPost,
 )
 from holdfast.core.detect.job_progress import LEAD, made_steps
-from holdfast.core.detect.silence import lost_agent_alarm
 from holdfast.model.code_release import Release
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.node_errands import (
@@ -226,10 +225,6 @@ class Agent:
                 undated, self._undated = self._undated, []
                 for held in undated:
                     self._on_rank_exit(held)
-                if lost := self.ranks.take_lost_agent():
-                    at = self.clock.monotonic() + self.controller_clock.offset_s
-                    runs = any(held.code is None for held in self.ranks.held.values())
-                    self._step(AlarmNoticed(lost_agent_alarm(at, self.node, lost, has_ranks=runs)))
             case Ack(seq=seq):
                 self._step(PostAcknowledged(seq))
             case ErrandMessage(errand=errand):

@@ -20,8 +20,10 @@ from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.diagnostics.probe_and_replay_errands import NodeDiagnosis
 from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
 from holdfast.agent.rank import last_words, last_words_judge
+from holdfast.agent.rank.compile_folder_claim import claim_compile_folder
 from holdfast.agent.rank.last_words_judge_client import JudgeClient
 from holdfast.agent.rank.log_rotation import LogRotation
+from holdfast.agent.rank.lost_agent_notice import tell_lost_agent
 from holdfast.agent.rank.nccl_ras import ras_address
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.agent.rank.stack_tracer import NodeTracer, StackTracer
@@ -102,6 +104,7 @@ def _assemble_parts(
             TorchCompileCache(spec, dialer, lambda: bool(ranks.held), events.say).run,
             partial(LogRotation(spec).run, ranks.running_ranks),
             partial(_heed_signals, events),
+            partial(tell_lost_agent, ranks, clock, controller_clock, events.on_alarm),
         ),
     )
 
@@ -118,6 +121,7 @@ def main() -> None:
     mask = make_secret_masker()
     keep_masked_log(logging.StreamHandler(sys.stderr), mask)
     write_no_core()
+    claim_compile_folder(os.environ)  # ranks get this environment
     node_dir = Path(sys.argv[1])
     line = last_words_judge.start(node_dir)  # while we have no threads, and nothing open that it should not have
     holder = socket.socket(fileno=int(sys.argv[2]))

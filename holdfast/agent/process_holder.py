@@ -19,7 +19,7 @@ from holdfast.agent.rank import last_words_judge
 from holdfast.agent.system import child_process
 from holdfast.agent.zygote_log import ZygoteLog
 from holdfast.agent.zygotes import ZygotePorts, Zygotes
-from holdfast.core.incident.incident_text import describe_own_exit
+from holdfast.core.incident.own_process_end import describe_own_exit
 from holdfast.linux import own_process_settings, preimported_fork
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files

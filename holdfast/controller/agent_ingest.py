@@ -331,6 +331,8 @@ class AgentIngest:
             self.controller.process_event(links)
         if alarm := self.detectors.stalls.on_beat(now, beat):
             self.controller.announce_news(alarm)
+        if slow := self.detectors.stalls.measure_slow_time(now):
+            self.controller.process_event(slow)
         # What was no training ends with the first step, not with the next report.
         if self.detectors.stalls.hang.resumed and (progress := self.detectors.pace.flush_progress(now)):
             self.controller.process_event(progress)

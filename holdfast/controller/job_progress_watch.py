@@ -12,8 +12,9 @@ from holdfast.core.detect.slow import SlowDetector
 from holdfast.core.detect.standstill import StandstillDetector
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.diagnose.stack_outline import keep_stacks
+from holdfast.core.record.slow_time_meter import SlowTimeMeter
 from holdfast.model.action import Launch
-from holdfast.model.decider_events import Ended
+from holdfast.model.decider_events import Ended, SlowTime
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_and_seats import world_size
 from holdfast.model.job_phase import Phase
@@ -32,7 +33,7 @@ class StallWatch:
     ) -> None:
         self.hang, self.ending = HangDetector(settings.hang), ExitHangDetector(settings.hang)
         self.standstill = StandstillDetector(self.hang)
-        self.slow = SlowDetector(settings.slow)
+        self.slow, self._slow_time = SlowDetector(settings.slow), SlowTimeMeter()
         self.coincidence = CoincidenceDetector(settings.slow, settings.health)
         self._view = view
         self._tracing = tracing
@@ -57,6 +58,11 @@ class StallWatch:
         if self.coincidence.has_strains:
             alarm = self.coincidence.check_pace(now, self.slow.find_lost_pace(now)) or alarm
         return alarm
+
+    def measure_slow_time(self, now: float) -> SlowTime | None:
+        """Return a report on the slowness of the job, if one is due. A job that stands still is not slow."""
+        trains = self._view.phase is Phase.TRAINING and self.hang.stands_since(now) is None
+        return self._slow_time.on_pace(now, self._view.generation, self.slow.find_lost_pace(now) if trains else None)
 
     def check_drivers(self, now: float) -> tuple[Alarm, ...]:
         """Return alarms about GPU drivers that do not answer while the job stands still."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import threading
@@ -13,18 +14,21 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.incident.incident_text import describe_own_exit
+from holdfast.core.incident.own_process_end import describe_own_exit
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.observation import Departure
 from holdfast.wire import folder_use_lock, program_fork_server, run_and_node_specs
+from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.program_fork_server import ProgramProcess
 from holdfast.wire.run_and_node_specs import NodeSpec
 
 _NAME = re.compile(r"n\d+")
 _KILL_S = 15.0
 MARK = "HOLDFAST_MARK"  # in the environment of everything a node starts, so that nothing of it can hide
+# Beside it: other users of the host can tell the path of the folder, and their processes could pose as a node's.
+_PROOF, _PROOF_FILE = "HOLDFAST_MARK_PROOF", "mark"
 
 
 def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path | None = None) -> int:
@@ -32,11 +36,12 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
     try:
         node_dir.mkdir(parents=True, exist_ok=True)
         run_and_node_specs.write_json(node_dir / "spec.json", node)
+        mutual_tls.write_new_secret(node_dir / _PROOF_FILE, secrets.token_hex(16).encode())
         with folder_use_lock.shared_lock(node_dir) as held, (node_dir / "holder.log").open("ab") as log:
             program = Program(
                 module="holdfast.agent.process_holder",
                 args=(str(node_dir),),
-                env=env | {MARK: _node_mark(node_dir)},
+                env=env | _node_mark(node_dir),
                 cwd=os.getcwd(),
             )
             files = OpenFiles(stdout=log.fileno(), stderr=log.fileno(), keep=held)  # its lock is never let go
@@ -200,8 +205,7 @@ def _reap_children() -> None:
     with _reaping:
         for pid, process in list(_holders.items()):
             if process.is_over():
-                if (code := process.exit_code()) is not None:
-                    _exits[pid] = code
+                _exits.update({pid: code} if (code := process.exit_code()) is not None else {})
                 del _holders[pid]
                 process.close()
 
@@ -209,7 +213,7 @@ def _reap_children() -> None:
 def _describe_end(holder: int, server: Path | None) -> str:
     """Return how a node's holder has ended, in words; "" if nobody knows. All its processes end with it."""
     _reap_children()
-    code = _exits.get(holder, program_fork_server.find_exit_code(server, holder)) if holder else None
+    code = _exits[holder] if holder in _exits else program_fork_server.find_exit_code(server, holder)
     return f"its holder {describe_own_exit(code)}, and with it all its processes" if code is not None else ""
 
 
@@ -220,19 +224,23 @@ def _read_pid(path: Path) -> int:
         return 0
 
 
-def _node_mark(node_dir: Path) -> str:
-    return os.path.realpath(node_dir)  # two runs may have the same id, but not the same folder
+def _node_mark(node_dir: Path) -> dict[str, str]:
+    """Return the variables that mark a node's processes. A node that an older holdfast has started has no proof."""
+    found = {MARK: os.path.realpath(node_dir)}  # two runs may have the same id, but not the same folder
+    with contextlib.suppress(OSError):
+        found[_PROOF] = (node_dir / _PROOF_FILE).read_text()
+    return found
 
 
-def _has_mark(pid: int, mark: str) -> bool:
+def _has_mark(pid: int, mark: dict[str, str]) -> bool:
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
-    return f"{MARK}={mark}".encode() in environ.split(b"\0")
+    return {f"{name}={value}".encode() for name, value in mark.items()} <= {*environ.split(b"\0")}
 
 
-def _signal_marked(pid: int, number: int, mark: str) -> bool:
+def _signal_marked(pid: int, number: int, mark: dict[str, str]) -> bool:
     """Send the signal to a process whose environment carries the mark. Return whether the signal was sent. A process
     that has only got the same pid later is never hit."""
     if not _has_mark(pid, mark):

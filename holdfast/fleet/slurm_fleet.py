@@ -25,7 +25,6 @@ from holdfast.model.observation import Departure
 from holdfast.wire import run_and_node_specs
 
 FOLDER = "slurm"  # of the run directory, and of what nodes keep: their hosts see the same file system
-EXCLUDED = "excluded"  # its file with the hosts that later jobs of the run avoid, as a value of --exclude
 _log = logging.getLogger(__name__)
 _SOON_S, _STEADY_S = 2.0, 10.0  # between surveys while nodes are on their way, and else
 _MOST_QUEUED = 8  # jobs that wait for single nodes; Slurm's queue is for others, too
@@ -111,7 +110,7 @@ class SlurmFleet:
             raise OSError(f"job {self._plan.allocation}, in which the controller runs, is about to end")
         lent = self._take_lent_hosts(count)
         missing = count - len(lent)
-        together = missing > 1 and not lent and not self._live_jobs()
+        together = missing > 1 and not lent and all(record.released for record in self._records.values())
         most = missing if together else min(missing, _MOST_QUEUED - self._count_queued())
         names = self._new_names(max(0, most))
         if together:
@@ -309,8 +308,7 @@ class SlurmFleet:
         record = self._records[node]
         if record.host and cause in _AVOIDED:
             self._excluded.add(record.host)
-            avoided = split_exclusions(self._plan.flags)[1] | self._excluded  # --exclude replaces that of the script
-            run_and_node_specs.publish_file(self._dir / EXCLUDED, ",".join(sorted(avoided)).encode())
+            slurm_node_file.note_excluded(self._dir, split_exclusions(self._plan.flags)[1] | self._excluded)
             if self._plan.drain:
                 try:
                     self._commands.drain_host(record.host, f"holdfast {self._plan.run_id}: {reason}")
@@ -366,9 +364,6 @@ class SlurmFleet:
                 _log.info("%s stays in job %s: %s", record.host, record.job, e)
 
     # --- records ------------------------------------------------------------------------------------------------
-
-    def _live_jobs(self) -> set[int]:
-        return {record.job for record in self._records.values() if not record.released}
 
     def _count_queued(self) -> int:
         return sum(not record.released and not record.host for record in self._records.values())

@@ -1,6 +1,7 @@
 """The file of the nodes on Slurm. All hosts see it, so whoever writes it compares epochs first."""
 
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from holdfast.journal.journal_errors import LeaseLostError
 from holdfast.wire.run_and_node_specs import publish_file
 
 _NAME = "nodes.json"
+EXCLUDED = "excluded"  # beside it: the hosts that later jobs of the run avoid, as a value of --exclude
 
 
 class SlurmRecords(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,3 +58,9 @@ def write_records(folder: Path, epoch: int, nodes: dict[str, NodeRecord]) -> Non
     check_newest(folder, epoch)
     records = SlurmRecords(epoch=epoch, host=socket.gethostname(), nodes=nodes)
     publish_file(folder / _NAME, msgspec.json.encode(records))
+
+
+def note_excluded(folder: Path, hosts: Iterable[str]) -> None:
+    """Note the hosts that the successor of a batch job avoids, the user's own among them: its script's --exclude does
+    not count beside another."""
+    publish_file(folder / EXCLUDED, ",".join(sorted(hosts)).encode())

@@ -13,6 +13,7 @@ from holdfast.model.last_words_diagnosis import Diagnosis
 
 _LEAST = 0.2  # where the rules find nothing, words that are less sure find nothing either
 _OVERRULES = 0.3  # words that are less sure do not speak against a rule
+_SPECIFIC, _OVERRULES_SPECIFIC = 0.9, 0.7  # nor, if they are not much surer than that, against one that is so sure
 _MOST = 0.98
 _EVIDENCE = 3
 _EVIDENCE_CHARS = 400
@@ -39,9 +40,16 @@ def weigh_words(
     sure = round(min(odds[klass], _MOST), 2)
     if klass == rules.klass and rules.confidence:
         return msgspec.structs.replace(rules, confidence=sure)
-    if klass == NOTHING or klass not in catalog.classes or sure < (_OVERRULES if rules.confidence else _LEAST):
+    if klass == NOTHING or klass not in catalog.classes or sure < _least_share(rules.confidence):
         return rules
     return _retell(rules, catalog.classes[klass], sure, _find_evidence(lines, klass, learned))
+
+
+def _least_share(confidence: float) -> float:
+    """Return the share of belief below which words do not change what rules of this confidence say."""
+    if confidence >= _SPECIFIC:
+        return _OVERRULES_SPECIFIC
+    return _OVERRULES if confidence else _LEAST
 
 
 def _doubt_eviction(rules: Diagnosis, odds: Mapping[str, float]) -> Diagnosis:

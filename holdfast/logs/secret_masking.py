@@ -8,6 +8,7 @@ In doubt a word is masked. But commit hashes, shapes, memory addresses and symbo
 depend on them. Works one line at a time, but for the bodies of private keys (see also line_templates.py).
 """
 
+import json
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ from functools import cache, cached_property
 from importlib import resources
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -83,8 +85,10 @@ class Masker:
         self._aliases: dict[str, str] = {}
 
     def learn(self, secrets: Iterable[str]) -> None:
-        """From now on mask these, too, unless they are so short that they would mask ordinary words."""
-        new = {value for value in secrets if len(value) >= _SHORTEST} - self.learned
+        """From now on mask these, too, unless they are so short that they would mask ordinary words. Mask them also as
+        they stand in addresses, in JSON and in Python's own quotes."""
+        known = [value for value in secrets if len(value) >= _SHORTEST]
+        new = {form for value in known for form in _written_forms(value)} - self.learned
         if new:
             self.learned |= new
             self._known = _any_of(self.learned)
@@ -228,6 +232,10 @@ def env_secrets(env: Mapping[str, str]) -> list[str]:
     tops = os.listdir("/") if any(value.startswith("/") for value in values) else []
     found = [value for value in values if not (value.startswith("/") and value[1:].partition("/")[0] in tops)]
     return [*found, *(line.strip() for value in found if "\n" in value for line in value.splitlines())]
+
+
+def _written_forms(value: str) -> tuple[str, ...]:
+    return value, quote(value, safe="", errors="replace"), json.dumps(value)[1:-1], repr(value)[1:-1]
 
 
 def last_bytes(text: bytes, most: int) -> bytes:

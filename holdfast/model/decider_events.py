@@ -97,6 +97,22 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
         return before is not None and before.numbered and not self.numbered and self.step < before.step
 
 
+class SlowTime(msgspec.Struct, frozen=True, kw_only=True, tag="slow_time"):
+    """A time in which the job was slower than before, for the report alone. One with the same `since` replaces it."""
+
+    generation: int
+    since: float
+    until: float  # so far
+    cost_s: float  # seconds sooner by which a job as fast as before would have been here
+    node: str = ""  # for which the others waited; "": nobody was named
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times as long steps took, on average."""
+        took_s = self.until - self.since
+        return took_s / (took_s - self.cost_s) if 0 < self.cost_s < took_s else 1.0
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """All ranks of a node are done: they have exited with code 0, or have finished their scripts and hang at exit."""
 
@@ -190,6 +206,7 @@ Event = (
     | Alarm
     | Progress
     | StorageReport
+    | SlowTime
     | Ended
     | Outcome
     | Order

@@ -5,7 +5,7 @@ import msgspec
 from holdfast.model.action import HandOver, Stop
 from holdfast.model.code_release import Release
 from holdfast.model.copy_aim import Aim
-from holdfast.model.job_and_seats import Seat
+from holdfast.model.job_and_seats import Dims, Seat
 from holdfast.model.loss_response import Ease, Skip
 from holdfast.model.message_bounds import Instant, Number
 from holdfast.model.probe_findings import Finding, PairMeeting
@@ -38,6 +38,7 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     skips: tuple[Skip, ...] = ()
     eases: tuple[Ease, ...] = ()
     keep: bool = False  # as in Launch
+    mesh: Dims = ()  # the parallel groups, as far as they are known
 
 
 class Parking(msgspec.Struct, frozen=True):

@@ -201,7 +201,7 @@ def _await_start(server: socket.socket, pid: int, begin_s: float) -> None:
 
 def find_exit_code(server: Path | None, pid: int) -> int | None:
     """Return how a program that the fork server forked has ended; None if it runs, or if nobody knows."""
-    if server is None:
+    if server is None or not pid:
         return None
     question = Program(module=_EXIT_OF, args=(str(pid),), env={})
     try:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 _SECRET = ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
 _FR_BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of torch's flight recorder
+RECORDER_ENTRIES = 64  # of it, unless a pipeline needs more: what is read once a second must not be 2,000
 
 
 def make_rank_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -13,8 +14,16 @@ def make_rank_environment(env: Mapping[str, str]) -> dict[str, str]:
     found.setdefault("OMP_NUM_THREADS", "1")
     found.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # its recorder then tells what has begun on the GPU
     if not found.keys() & set(_FR_BUFFER):
-        found[_FR_BUFFER[0]] = "64"  # entries: what is read once a second must not be 2,000
+        found[_FR_BUFFER[0]] = str(RECORDER_ENTRIES)
     return found
+
+
+def recorder_size(given: Mapping[str, str], entries: int) -> dict[str, str]:
+    """Return the variable that gives torch's recorder so many entries; nothing if the environment has another size
+    than our default, which the user must have set."""
+    name, other = _FR_BUFFER
+    ours = given.get(name) == str(RECORDER_ENTRIES) and other not in given
+    return {name: str(entries)} if ours and entries != RECORDER_ENTRIES else {}
 
 
 def with_whole_paths(env: Mapping[str, str], cwd: str) -> dict[str, str]:

@@ -30,13 +30,12 @@ from holdfast.core.agent_state_machine import (
 )
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.detect.job_progress import LEAD
-from holdfast.core.incident.incident_text import describe_cause
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing, ListedCheckpoint
 from holdfast.logs import catalog_files
 from holdfast.logs.secret_masking import Masker
 from holdfast.model.code_release import Release
 from holdfast.model.copy_aim import Aim
-from holdfast.model.detector_alarm import Alarm, Kind, Stance
+from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat, Exit
@@ -141,19 +140,6 @@ async def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path
     assert (alarm.ranks, alarm.code, alarm.generation) == ((0,), -11, 3)
     assert alarm.evidence == ("Segmentation fault",)
     assert abs(alarm.at - 500.0) < 60, "in the controller's time, whatever the machine's clock says"
-
-
-async def test_how_the_agent_before_ended_is_told_once_the_controllers_time_is_known(agent: Agent) -> None:
-    agent._staged = True
-    ranks_of(agent)._lost_agent = "was killed by SIGKILL (sender unknown)"
-    ranks_of(agent).held = {RankKey(2, 0): HolderRank(key="2:0", pid=1)}
-    agent._on_packet(ControllerPacket(1, Welcome(at=500.0, beat_s=1.0)))
-    agent._on_packet(ControllerPacket(1, Welcome(at=501.0, beat_s=1.0)))  # another link
-    [alarm] = [post.body for post in agent.life._outbox.values()]
-    assert isinstance(alarm, Alarm) and alarm.stance is Stance.NOTIFY and abs(alarm.at - 500.0) < 60
-    assert describe_cause(alarm) == (
-        "the agent of n0 was killed by SIGKILL (sender unknown); another one has its place, and the ranks went on"
-    )
 
 
 def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(agent: Agent, tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from holdfast.core.decide.incident_course import ENDED_FOR_ROOM
+from holdfast.core.incident.full_disks import name_disk
+from holdfast.core.record.solving_rungs import Rung, rung_of
 from tests.cli.driver import TRAIN, Job, gone
 
 
@@ -68,8 +71,10 @@ def blamed(job: Job, disk: Path) -> None:
     filled.unlink()
     job.trains(generation=2)
     [record] = job.report().incidents
-    assert record.cause.startswith(f"the disk that holds {disk} was full: ") and record.label == "full disk", record
-    assert "evicted" not in record.sentence and "ended for want of room" in record.sentence, record.sentence
+    failed = record.cause.partition(": ")[2]
+    assert failed and record.cause == name_disk(str(disk), failed) and record.label == "full disk", record
+    assert record.evicted and set(record.ordered.values()) == {ENDED_FOR_ROOM}, record
+    assert rung_of(record) is Rung.RESTART
 
 
 if __name__ == "__main__":

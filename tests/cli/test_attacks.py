@@ -226,6 +226,33 @@ def test_he_has_made_the_run_directory(tmp_path: Path, start: Start) -> None:
     assert list(theirs.iterdir()) == []
 
 
+COMPILES = TRAIN.replace(
+    "import holdfast",
+    """import holdfast
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+print(f"compiled in {default_cache_dir()}", flush=True)""",
+    1,
+)
+
+
+def test_he_has_made_the_folder_that_torch_compiles_in(tmp_path: Path, start: Start) -> None:
+    """Its name in the temporary folder is known, and ranks execute what they find there."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    assert as_another(lambda: subprocess.getoutput(f"mkdir -m 777 {shared}/torchinductor_ann && echo done")) == "done"
+    job = start("--nnodes", "1", script=COMPILES, TMPDIR=str(shared), USER="ann", LOGNAME="ann", OWN_SERVER="1")
+    job.trains()
+    folder = Path(next(line for line in job.text().splitlines() if "compiled in " in line).rpartition(" ")[2])
+    assert folder.parent.parent == shared and folder.parent.stat().st_uid == os.getuid()
+    assert folder.parent.stat().st_mode & 0o077 == 0, "and he cannot put anything there"
+    job.finish()
+    job.ends(0)
+
+
 def test_a_second_controller_does_not_work(watched: Job) -> None:
     job = watched
     job.trains()

@@ -252,7 +252,7 @@ def test_the_headline_is_what_the_run_found(
     )
     ranks = () if is_silence else (1,)
     record = judged(1, cause, kind=kind, ranks=ranks, failures=failures, causes=causes, sentence=sentence)
-    close_incident(run_dir, 3, record)
+    close_incident(run_dir, failures + 1, record)
     assert main(["diagnose"]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[0].strip() == head and "% sure" not in shown and "The run found" not in shown

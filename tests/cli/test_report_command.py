@@ -12,15 +12,13 @@ from rich.console import Console
 
 from holdfast.cli import main
 from holdfast.cli.commands import releases_command, report_command, status_command
-from holdfast.cli.launch import controller_console
 from holdfast.cli.run_dirs import run_dir_creation, run_directory
-from holdfast.cli.terminal.quantity_text import NO_STEP, clock_text, duration_text
+from holdfast.cli.terminal.quantity_text import clock_text, duration_text
 from holdfast.config import Settings
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.core.record.job_report import Report
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.logs.secret_masking import Masker
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Entry
@@ -30,7 +28,7 @@ from holdfast.wire.run_and_node_specs import ControllerAddress, RunSpec
 from holdfast.wire.run_and_node_specs import EntryPoint as What
 from tests.cli.console_transcript import assert_screens
 from tests.cli.driver import ROOT
-from tests.core.test_ledger import CHANGE, NEW, START, Book, account
+from tests.core.test_ledger import CHANGE, NEW, Book
 from tests.core.transcript import parse
 
 LINES = (
@@ -278,35 +276,6 @@ def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str
     assert (found.spent_s["run"], found.spent_s["start-up"], sum(found.lost_s.values())) == (196.0, 0.0, 5.0)
     assert main(["report", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ettr"] is None
-
-
-def closing_line(tmp_path: Path, *lines: str) -> str:
-    told, console = account(*lines), controller_console.SaidLog(tmp_path, Masker(hosts=False))
-    controller_console.ConsoleTeller(tmp_path, console).tell_end(told, 0)
-    console._file.close()
-    return (tmp_path / "said.log").read_text().splitlines()[-1]
-
-
-def test_an_end_without_steps(tmp_path: Path) -> None:
-    said = closing_line(tmp_path, *START[:4], "30 ended n0", "31 outcome 3 ok")
-    assert "0 incidents" in said and "%" not in said and NO_STEP in said and f"holdfast report {tmp_path}" in said
-
-
-def test_a_job_that_was_stopped_before_its_first_step_is_not_called_one_without_steps(
-    run_dir: Path, tmp_path: Path
-) -> None:
-    said = closing_line(tmp_path, *START[:2], "1.5 order stop by ann", "1.6 outcome 2 ok")
-    assert "ETTR not known, because it was stopped before its ranks began; " in said
-    ran = ("6 order stop by ann", "6.1 outcome 3 ok")
-    why = "it was stopped before its ranks made a step: they had run for 2.0 s"
-    assert f"ETTR not known, because {why}; " in closing_line(tmp_path, *START[:4], *ran)
-    long = ("400 order stop by ann", "401 outcome 3 ok")
-    assert f"because {NO_STEP}; " in closing_line(tmp_path, *START[:4], *long)
-    trained = ("40 order stop by ann", "41 outcome 3 ok")
-    assert "because" not in closing_line(tmp_path, *START, *trained)
-    write(run_dir, *LINES[:6], "5 order stop by ann", "6 outcome 3 ok")
-    shown = printed(report_command.render_report(report_command.load_report(run_dir)), width=400)
-    assert "it was stopped before its ranks made a step: they had run for 1.0 s" in shown
 
 
 HANGS_UP = """

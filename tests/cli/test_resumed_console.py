@@ -7,8 +7,8 @@ from holdfast.cli.launch import controller_console
 from holdfast.cli.terminal import quantity_text
 from holdfast.core.decide.decider import Decider
 from holdfast.logs.secret_masking import Masker
-from holdfast.model.action import Finish
-from holdfast.model.decider_events import Ended, Progress, Successor
+from holdfast.model.action import Finish, Launch
+from holdfast.model.decider_events import Ended, Progress, Successor, Tick
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Decision, Entry
@@ -56,6 +56,15 @@ def test_a_resumed_console_says_that_the_script_had_ended(tmp_path: Path) -> Non
     assert_screens("resumed_end", screens)
     for screen, instants in zip(screens.values(), ((50.0, 100.0), (50.0, 100.0, 70.0)), strict=True):
         assert re.findall(r"\d\d:\d\d:\d\d", screen)[-len(instants) :] == [*map(quantity_text.clock_text, instants)]
+
+
+def test_ranks_that_the_resumed_run_has_launched_itself_are_heard(tmp_path: Path) -> None:
+    """As in the next job of Slurm, whose script may find that it has nothing left to do."""
+    launch = Decision(phase=Phase.LAUNCHING, actions=(Launch(id=4, generation=2, seats=()),))
+    launched = Entry(seq=2, at=101.0, event=Tick(), decision=launch)
+    finish = Decision(phase=Phase.ENDING, actions=(Finish(id=5, code=0, reason="all ranks ended well", grace_s=0.0),))
+    ended = Entry(seq=3, at=103.0, event=Ended(node="n0", generation=2), decision=finish)
+    assert told_by(tmp_path / "a", launched, ended) == ""
 
 
 def told_of_takeover(folder: Path, *lines: str) -> str:

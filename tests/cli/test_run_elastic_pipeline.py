@@ -30,9 +30,11 @@ TWO = ("--nnodes", "2", "--nproc-per-node", "2")
 # A rank that is stopped by SIGSTOP is named soon; nobody is lost because the machine is busy.
 HANGS = ("--set", "silence.silence_s=40", "--set", "hang.least_s=1", "--set", "slow.stance=observe")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-POLICIES = ("replace", "reroute", "retemplate", "stochastic wiring", "memory rollback", "disk rollback")
-POLICIES += ("drop", "hybrid", "redundant layers")
-NEEDS = {"disk rollback": {"store_every": 3}, "redundant layers": {"shadows": True}}
+POLICIES = (
+    "replace", "reroute", "retemplate", "stochastic wiring", "memory rollback", "disk rollback", "drop", "hybrid",
+    "redundant layers",
+)  # fmt: skip
+NEEDS: dict[str, dict[str, object]] = {"disk rollback": {"store_every": 3}, "redundant layers": {"shadows": True}}
 
 
 def matrix() -> Iterator[ParameterSet]:
@@ -77,7 +79,7 @@ def test_a_killed_rank_is_replaced(start: Start, calm: Calm) -> None:
 @slow
 @pytest.mark.parametrize(("policy", "point", "how"), [*matrix()])
 def test_every_policy_at_every_point(start: Start, calm: Calm, policy: str, how: str, point: str) -> None:
-    asked = {"policies": [policy]} | NEEDS.get(policy, {})
+    asked = {"policies": [policy], **NEEDS.get(policy, {})}
     strikes = strike_at((1, 1, STRUCK, point, SIGNALS[how]))
     flags = CALM if how == "kill" else HANGS
     job = start(*TWO, *flags, script=TRAIN, HOLDFAST_STRIKES=strikes, HOLDFAST_JOB=json.dumps(asked))

@@ -286,6 +286,10 @@ def test_a_refusal_of_sbatch_is_its_own_sentence(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert main(["sbatch", "--run-dir", str(tmp_path / "r"), "--slurm", "bogus", script]) == 2
     assert capsys.readouterr().err == "holdfast sbatch: sbatch: unrecognized option '--bogus'\n"
+    assert not list(tmp_path.glob("r.*")), "nothing is left of what was refused"
+    (tmp_path / "r.out").write_text("of an earlier job")
+    assert main(["sbatch", "--run-dir", str(tmp_path / "r"), "--slurm", "bogus", script]) == 2
+    assert (tmp_path / "r.out").read_text() == "of an earlier job"
 
 
 @pytest.mark.parametrize("flags", [("--detach",), ("--standbys", "auto"), ("--slurm", "'")])

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.client.training import rank_flight_recorder
+from holdfast.client.training.p2p_counts import MessageCounts
 from holdfast.client.training.rank_flight_recorder import (
     FlightRecorder,
     newest_collective,
@@ -151,3 +153,57 @@ def test_without_a_place_nothing_happens(bare: Zygote, tmp_path: Path, log: str)
     ended = bare.wait(*bare.forks([env], str(tmp_path / "script.py")))
     assert (ended.code, ended.out, ended.err) == (0, "1\n", "")
     os.close(fd)
+
+
+class DearRecorder:
+    """Dumps of torch's recorder take 30 ms of the processor, and a thread posts messages for a time and then stands."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts, self.dumped, self.stood_at = MessageCounts(), list[float](), 0.0
+        self.began, self._ends = threading.Event(), threading.Event()
+        self.newest: list[FlightRecorder] = []
+        monkeypatch.setattr(rank_flight_recorder, "_NEWEST", self.newest)
+        monkeypatch.setattr(rank_flight_recorder, "find_counts", lambda: self.counts)
+        monkeypatch.setattr(rank_flight_recorder, "_read_dumps", self._dump)
+
+    def _dump(self) -> list[Any]:
+        until = time.thread_time() + 0.03
+        while time.thread_time() < until:
+            pass
+        self.dumped.append(time.monotonic())
+        return []
+
+    def train(self, seconds: float) -> None:
+        """It is nearly always seen in the same sleep."""
+        self.began.set()
+        until, posted = time.monotonic() + seconds, 0
+        while time.monotonic() < until:
+            time.sleep(0.02)
+            posted += 1
+            self.counts.posted["0", 1, True] = (posted, 0, 64)
+        self.stood_at = time.monotonic()
+        self._ends.wait(30.0)
+
+    def record(self, log: FlightLog, works_s: float, stands_s: float) -> None:
+        trains = threading.Thread(target=self.train, args=(works_s,))
+        trains.start()
+        assert self.began.wait(10) and trains.ident
+        self.newest.append(FlightRecorder(log, trains.ident))
+        records = threading.Thread(target=self.newest[0].run)
+        records.start()
+        trains.join(works_s + stands_s)
+        self.newest.clear()
+        self._ends.set()
+        trains.join(10)
+        records.join(10)
+
+
+def test_a_rank_that_stands_is_recorded_at_once_however_long_a_dump_takes(
+    memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large buffer is dumped every ten seconds while the rank works, and soon after it has stopped."""
+    dear = DearRecorder(monkeypatch)
+    dear.record(FlightLog(memory, AT, generation=1, rank=3), works_s=4.0, stands_s=3.5)
+    assert dear.stood_at and len([at for at in dear.dumped if at <= dear.stood_at]) <= 2, "it works, and dumps are dear"
+    waiting = [at - dear.stood_at for at in dear.dumped if at > dear.stood_at]
+    assert 1 <= len(waiting) <= 3 and 0.5 < waiting[0], waiting

@@ -26,11 +26,13 @@ PACKAGE = Path(torch_groups.__file__).parent
 SYMMETRIC = sys.modules[get_symm_mem_workspace.__module__]
 
 
-def make_fsdp() -> nn.Module:
+def make_fsdp() -> Any:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     fully_shard(model[1], mesh=init_device_mesh("cpu", (1,)))
+    inner: Any = model[1]
     fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    return model[1]
+    assert isinstance(inner, FSDPModule)
+    return inner
 
 
 class OwnGather:

@@ -27,7 +27,7 @@ from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits, Re
 from holdfast.linux.local_time import clock_text
 from holdfast.model.action import Acquire, Action, Dismiss, Launch, Say, Stop
 from holdfast.model.code_release import Release
-from holdfast.model.decider_events import Begin, Outcome, Ready
+from holdfast.model.decider_events import Begin, MeshReport, Outcome, Ready
 from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Job, Seat
 from holdfast.model.node_errands import Done, Errand, LaunchHere, Leave, StopHere
@@ -348,6 +348,17 @@ async def test_the_state_that_another_release_goes_on_with_is_stored() -> None:
     assert stored == [False, False, True]
     bench.registry.record_beat(0.0, Beat(node="a", generation=bench.decider.view.generation, step=9, at=0.0, stored=9))
     assert not bench.executor._recall_or_plan(msgspec.structs.replace(LAUNCH, id=10, release=Release(number=3))).store
+
+
+async def test_a_launch_tells_nodes_the_parallel_groups_that_the_script_reported() -> None:
+    bench, mesh = Bench(), (("pp", 2), ("dp", 2))
+    bench.decider.step(1.0, MeshReport(mesh=mesh))
+    carried = asyncio.create_task(bench.carry_out(LAUNCH))
+    await settle()
+    assert [errand.mesh for _, errand in bench.told if isinstance(errand, LaunchHere)] == [mesh, mesh]
+    for node in ("a", "b"):
+        bench.dispatch.on_done(Done(id=LAUNCH.id, node=node, ok=True))
+    await carried
 
 
 async def test_a_launch_restores_what_the_nodes_hold() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.config import Settings
 from holdfast.controller.job_progress_watch import StallWatch
+from holdfast.core.detect.slow import LostPace
 from holdfast.model.action import Launch
 from holdfast.model.detector_alarm import Alarm, Stance
 from holdfast.model.job_and_seats import Seat
@@ -17,6 +18,26 @@ from holdfast.model.rank_traces import Arrival, Trace
 from tests.core.diagnose.places import process, trace
 
 SLOWED = "slows GPU 2 down for heat or power at 88 °C"
+
+
+def test_what_slowness_costs_is_measured_while_the_job_trains_and_does_not_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    view: Any = SimpleNamespace(phase=Phase.TRAINING, some_ended=False, generation=1)
+    tracing: Any = None
+    watch = StallWatch(Settings(), view, tracing, lambda: 0.0)
+    monkeypatch.setattr(watch.slow, "find_lost_pace", lambda now: LostPace(since=100.0, ratio=2.0, blur_s=0.0))
+    stands: list[float] = []
+    monkeypatch.setattr(watch.hang, "stands_since", lambda now: stands[0] if stands else None)
+    told = watch.measure_slow_time(130.0)
+    assert told and (told.since, told.until, told.cost_s) == (100.0, 130.0, 15.0)
+    assert watch.measure_slow_time(134.0) is None
+    stands.append(134.0)
+    told = watch.measure_slow_time(300.0)
+    assert told and (told.until, told.cost_s) == (134.0, 17.0), "the time in which it stands is another's"
+    stands.clear()
+    view.phase = Phase.STOPPING
+    assert watch.measure_slow_time(310.0) is None
 
 
 @pytest.mark.parametrize(("hot", "said"), [("n2", f"; its machine {SLOWED}"), ("n1", ""), ("", "")])

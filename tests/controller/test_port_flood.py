@@ -54,6 +54,7 @@ async def _port(folder: Path | None) -> AsyncIterator[tuple[str, int]]:
         finally:
             receiving.cancel()
             await asyncio.wait([receiving])
+            await asyncio.sleep(0.1)  # links that were being accepted are shut down, and asyncio closes them
 
 
 @contextlib.contextmanager

@@ -6,8 +6,9 @@ import msgspec
 
 from holdfast.core.detect import nonfinite_loss
 from holdfast.core.incident import incident_text
+from holdfast.core.incident.cause_name import record_label
 from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo, is_told_elsewhere
-from holdfast.core.incident.incident_text import UNORDERED, record_label
+from holdfast.core.incident.incident_text import UNORDERED
 from holdfast.core.incident.open_incident import KEPT_ALARMS, Incident
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Record, Remedy, Verdict

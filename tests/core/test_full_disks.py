@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.incident_course import ENDED_FOR_ROOM
 from holdfast.core.incident.first_cause import launch_alarm
 from holdfast.core.incident.full_disks import FullDisks, blame_disk
 from holdfast.core.record.solving_rungs import Rung, rung_of
@@ -81,7 +82,8 @@ def test_nodes_that_ended_on_a_full_disk_are_replaced_and_not_evicted() -> None:
     assert record.cause == f"the disk that holds {WHERE} was full: a and b are gone, says their fleet"
     assert (record.label, record.verdict.remedy) == ("full disk", Remedy.RESTART)
     assert record.verdict.reason == "no node is to blame for a full disk: others take the places of a, b"
-    assert "a, b ended for want of room, admitted c, d and " in record.sentence and "evicted" not in record.sentence
+    assert record.ordered == dict.fromkeys(("a", "b"), ENDED_FOR_ROOM), "which is no eviction"
+    assert (record.evicted, record.admitted) == (("a", "b"), ("c", "d"))
     assert rung_of(record) is Rung.RESTART
 
 

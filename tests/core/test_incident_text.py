@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from holdfast.core.incident import incident_text
+from holdfast.core.incident import cause_name, incident_text
 from holdfast.core.snapshots import restore_choice
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Change, Record, Remedy, Verdict
@@ -278,21 +278,19 @@ def test_ranks_with_the_same_bad_loss_are_named_together() -> None:
 
 def test_costs_are_booked_by_what_is_known() -> None:
     killed = Alarm(kind=Kind.CRASH, at=1.0, suspects=("n0",), ranks=(0,), code=-9, reason="was killed by SIGKILL")
-    assert incident_text.cause_label(killed) == "SIGKILL of unknown sender"
+    assert cause_name.cause_label(killed) == "SIGKILL of unknown sender"
     words = msgspec.structs.replace(killed, code=1, klass="host_oom_kill", confidence=0.59, title="Host out of memory")
-    assert incident_text.cause_label(words) == "SIGKILL of unknown sender", (
-        "a child was killed, and nobody says by whom"
-    )
+    assert cause_name.cause_label(words) == "SIGKILL of unknown sender", "a child was killed, and nobody says by whom"
     counted = msgspec.structs.replace(words, code=-9, confidence=0.8)
-    assert incident_text.cause_label(counted) == "host out of memory"
+    assert cause_name.cause_label(counted) == "host out of memory"
     scarce = msgspec.structs.replace(words, code=-9, confidence=0.6, pressed="memory pressure was 43 %")
-    assert incident_text.cause_label(scarce) == "probable OOM kill"
-    assert incident_text.cause_label(msgspec.structs.replace(killed, code=-11)) == "killed by SIGSEGV"
+    assert cause_name.cause_label(scarce) == "probable OOM kill"
+    assert cause_name.cause_label(msgspec.structs.replace(killed, code=-11)) == "killed by SIGSEGV"
     guessed = msgspec.structs.replace(words, klass="cuda_error", title="CUDA error, of the driver", confidence=0.55)
-    assert incident_text.cause_label(guessed) == "CUDA error (55% sure)"
-    assert incident_text.cause_label(msgspec.structs.replace(guessed, confidence=0.7)) == "CUDA error"
-    assert incident_text.record_label(RECORD) == "host oom kill", "as journals from before have it"
-    assert incident_text.record_label(msgspec.structs.replace(RECORD, klass="")) == "crash"
+    assert cause_name.cause_label(guessed) == "CUDA error (55% sure)"
+    assert cause_name.cause_label(msgspec.structs.replace(guessed, confidence=0.7)) == "CUDA error"
+    assert cause_name.record_label(RECORD) == "host oom kill", "as journals from before have it"
+    assert cause_name.record_label(msgspec.structs.replace(RECORD, klass="")) == "crash"
 
 
 def test_a_step_is_named_once() -> None:

@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.core.decide.decider import Decider
 from holdfast.core.decide.node_wait_text import NodeWait
+from holdfast.core.terminal_sanitizer import CUT
 from holdfast.model.action import Say
 from holdfast.model.decider_events import Begin, Event, Outcome, Progress, Ready, Tick
 from holdfast.model.decider_limits import Limits
@@ -92,13 +93,11 @@ def test_the_line_has_one_cause_whole_and_others_as_far_as_it_is_wide() -> None:
     wait = NodeWait(since=0.0, awaited="3 of 64 nodes, to replace n1, n2 and n3", causes=("first",), ends="it gives up")
     assert wait.describe(0.0) == "the job waits for 3 of 64 nodes, to replace n1, n2 and n3: first; it gives up"
     more = msgspec.structs.replace(wait, causes=("first", "x" * 40, "third"))
-    assert ": first, third; it gives up" in more.describe(0.0)
+    assert more.describe(0.0) == wait.describe(0.0).replace("first", "first, third")
     assert more.facts != wait.facts
     long = msgspec.structs.replace(wait, causes=("the fleet: " + "many words " * 30,))
     told = long.describe(7300.0)
-    assert (
-        len(told) <= 110 and told.startswith("the job has waited 2.0 h for 3 of 64 nodes") and " ...; it gives" in told
-    )
+    assert 100 < len(told) <= 110 and CUT in told
 
 
 def test_a_job_that_has_its_nodes_waits_for_none() -> None:

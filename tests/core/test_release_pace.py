@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.record.release_pace import ReleasePace, ReleasePaces, describe_paces
 from holdfast.model.action import Action, Launch
 from holdfast.model.code_release import Release
-from holdfast.model.decider_events import WARM_STEPS, Begin, Event, Progress, Successor, Tick
+from holdfast.model.decider_events import WARM_STEPS, Begin, Event, Progress, SlowTime, Successor, Tick
 from holdfast.model.decider_limits import Limits
 from holdfast.model.job_and_seats import Dims, Job, Seat
 from holdfast.model.journal_entry import Decision, Entry
@@ -65,6 +65,23 @@ def test_first_steps_are_no_measure() -> None:
     assert (pace.release, pace.ranks, pace.steps, pace.seconds) == pytest.approx((1, 8, 20, 10.0))
     assert pace.steps_s == pytest.approx(2.0)
     assert (pace.tokens_s, pace.flops_s, pace.mfu) == (None, None, None), "what nobody told is not known"
+
+
+def test_slow_steps_are_none_of_steady_training() -> None:
+    """That they were slow is known only after some of them."""
+    journal = Journal()
+    journal.launch(1)
+    journal.train(step_s=0.5)  # of its 20 steady steps 10 are told at 35 s and 10 at 40 s
+    journal._add(SlowTime(generation=1, since=36.0, until=38.0, cost_s=1.0))
+    [pace] = journal.paces.list_paces()
+    assert (pace.steps, pace.seconds) == (10, 5.0)
+    journal._add(SlowTime(generation=1, since=36.0, until=39.0, cost_s=1.5))
+    journal.now += 5000.0
+    journal.tell(1, 9000)
+    journal.now += 5000.0
+    journal.tell(1, 19000)
+    [pace] = journal.paces.list_paces()
+    assert (pace.steps, pace.seconds) == (10 + 18969, 10005.0), "nor are they long after"
 
 
 def test_generations_of_a_release_add_up_and_the_time_between_does_not_count() -> None:

@@ -35,6 +35,7 @@ from holdfast.model.decider_events import (
     Outcome,
     Progress,
     Ready,
+    SlowTime,
     Successor,
     Tick,
 )
@@ -268,6 +269,13 @@ PARSERS: dict[str, Callable[[Words, float, int], Event]] = {
         epoch=int(words.next()), alone_since=float(words.after("alone", "0"))
     ),
     "mesh": _mesh,
+    "slowed": lambda words, now, generation: SlowTime(
+        generation=generation,
+        since=float(words.after("since", "0")),
+        until=float(words.after("until", str(now))),
+        cost_s=float(words.after("cost", "0")),
+        node=words.after("for", ""),
+    ),
     "cut": lambda words, now, generation: LinksDown(nodes=tuple(words.next().split(","))),
     "links": lambda words, now, generation: LinksUp(nodes=tuple(words.next().split(","))),
     "fleet": lambda words, now, generation: FleetReport(

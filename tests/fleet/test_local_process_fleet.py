@@ -24,10 +24,10 @@ from tests.fleet import places
 pytestmark = pytest.mark.e2e
 
 
-def marked(node_dir: Path) -> "subprocess.Popen[bytes]":
-    """A process that carries the mark of a node."""
-    mark = os.path.realpath(node_dir)
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
+def marked(node_dir: Path, *, posing: bool = False) -> "subprocess.Popen[bytes]":
+    """A process that carries the mark of a node; one that poses as such knows its folder and nothing else."""
+    mark = {MARK: os.path.realpath(node_dir)} if posing else local_process_fleet._node_mark(node_dir)
+    process = subprocess.Popen(["sleep", "60"], env=os.environ | mark, start_new_session=True)
     until(lambda: local_process_fleet._has_mark(process.pid, mark), "its mark")
     return process
 
@@ -47,6 +47,20 @@ async def test_what_outlives_its_holder_is_found_by_its_mark(tmp_path: Path) -> 
     for process in (hidden, other):
         process.kill()
         process.wait()
+
+
+async def test_whoever_knows_the_folder_cannot_pose_as_a_process_of_the_node(tmp_path: Path) -> None:
+    """Another user of the host can: the path stands in command lines. A node would never be gone, if root runs it."""
+    fleet = places.local(tmp_path)
+    [node] = await fleet.acquire(1)
+    holder = until(lambda: places.holder(tmp_path, node), "the holder")
+    poser = marked(tmp_path / "nodes" / node, posing=True)
+    assert local_process_fleet.node_processes(tmp_path / "nodes" / node)
+    os.kill(holder, signal.SIGKILL)
+    await fleet.give_back(node, "lost")
+    assert not gone(poser.pid) and not local_process_fleet.node_processes(tmp_path / "nodes" / node)
+    poser.kill()
+    poser.wait()
 
 
 async def test_how_the_holder_of_a_lost_node_ended_is_told(tmp_path: Path) -> None:

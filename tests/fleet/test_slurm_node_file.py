@@ -105,7 +105,7 @@ async def test_hosts_of_evicted_nodes_are_noted_for_later_jobs_of_the_run(
     fleet = SlurmFleet(tmp_path, plan, {}, mint=str, epoch=lambda: 1)
     monkeypatch.setattr(fleet._commands, "cancel", lambda what: None)
     await fleet.give_back("n0", "bad", cause)
-    noted = tmp_path / slurm_fleet.FOLDER / slurm_fleet.EXCLUDED
+    noted = tmp_path / slurm_fleet.FOLDER / slurm_node_file.EXCLUDED
     assert (noted.read_text() if noted.exists() else "") == ("" if cause is Dismissal.GONE else "c1,c[8-9]")
 
 

@@ -109,6 +109,7 @@ CODECS: dict[str, Codec] = {
     "node": _json(run_and_node_specs.NodeSpec),
     "listening": _json(run_and_node_specs.ControllerAddress),
     "ended": _json(run_and_node_specs.RunEnd),
+    "full disk": _json(run_and_node_specs.FullDiskNote),
     "waiting": _json(WaitNote),
     "challenge": _json(enrolment.Challenge),
     "enrol": _json(enrolment.EnrolmentRequest),

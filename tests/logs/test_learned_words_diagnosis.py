@@ -8,7 +8,7 @@ import pytest
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
 from holdfast.core.log_analysis.line_prefixes import parse_lines
 from holdfast.logs import catalog_files
-from holdfast.logs.learned_words import SIGNS, ZERO, LearnedWords, load_learned
+from holdfast.logs.learned_words import SIGNS, ZERO, LearnedWords, load_learned, weigh_rules
 from holdfast.logs.learned_words_diagnosis import weigh_words
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs
 from holdfast.model.last_words_diagnosis import Diagnosis
@@ -58,6 +58,17 @@ def test_words_that_agree_make_the_rules_surer_and_others_less_sure() -> None:
     rules = msgspec.structs.replace(RULES, klass="data_corrupt")
     assert weigh("torn", rules).confidence > 0.9
     assert weigh("an odd shard").confidence < weigh("an odd shard", rules).confidence
+
+
+def test_a_rule_that_is_nearly_sure_yields_only_to_words_that_are_much_surer() -> None:
+    learned = msgspec.structs.replace(LEARNED, trust=(1.0, 4.6, 20.0))
+    lines = parse_lines([(0, "the shard is torn")], 0)
+    mild = weigh_words(RULES, lines, None, CATALOG, learned)
+    assert mild.klass == "data_corrupt"
+    sure = msgspec.structs.replace(RULES, confidence=0.91)
+    odds = weigh_rules(learned.class_odds({"torn"}), sure.klass, sure.confidence, learned.trust)
+    assert 0.5 < odds["data_corrupt"] < 0.7, "the words would win, but not by far"
+    assert weigh_words(sure, lines, None, CATALOG, learned).klass == "python_exception"
 
 
 def test_words_evict_no_machine() -> None:

@@ -1,9 +1,11 @@
 """Secrets are masked, and what diagnoses are made of stays whole."""
 
+import json
 import logging
 import os
 import subprocess
 import sys
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -300,6 +302,19 @@ def test_what_the_environment_calls_a_secret() -> None:
     }
     mask = Masker(hosts=False, known=env_secrets(env))
     assert mask("got pl4in-looking-words from /tmp/agent.1, short") == "got <secret> from /tmp/agent.1, short"
+
+
+def test_a_known_secret_is_masked_however_it_is_written() -> None:
+    secret = "p@ss/w\"o'rd\\\u00fc\n100%"
+    mask = Masker(hosts=False, known=[secret])
+    for written in (
+        secret,
+        quote(secret, safe=""),
+        json.dumps(secret),
+        repr(secret),
+        f"GET /?x={quote(secret, safe='')}",
+    ):
+        assert "w" not in mask(written), written
 
 
 def test_names_that_only_look_like_those_of_secrets() -> None:

@@ -19,6 +19,7 @@ from holdfast.model.decider_events import (
     Outcome,
     Progress,
     Ready,
+    SlowTime,
     Successor,
     Tick,
 )
@@ -57,6 +58,7 @@ EVENTS: tuple[Event, ...] = (
     LinksUp(nodes=("n1",)),
     FleetReport(nodes={"n1": FleetNode(state=FleetState.QUEUED, reason="Priority", near=("rack", "switch"))}),
     StorageReport(step=5, at=1.5, missed=MissedCheckpoint(step=9, why="step 9 was not written")),
+    SlowTime(generation=1, since=2.0, until=5.0, cost_s=1.5, node="a"),
     Tick(),
     Successor(epoch=2, lost=Lost(kept=3, of=5, generation=2, release=1, phase=Phase.TRAINING)),
 )

@@ -211,7 +211,7 @@ SENTENCES = (
         r"n0: (?P<ranks>ranks? [\d, and]+) ha(?:s|ve) not ended on SIGTERM; (?:it is|they are) killed in \d+ s",
         _unended,
     ),
-    Sentence(r"(?P<ranks>ranks? [\d, and]+) do(?:es)? not end: .+", _left, _AT_MOST_ONCE),
+    Sentence(r"(?P<ranks>ranks? [\d, and]+) do(?:es)? not end: .+", _left, range(3)),  # told, then given up on
     Sentence(rf"no step for (?P<s>\d+) s{_PLACE}: .+", _stood),
     Sentence(rf".+ went on after (?P<s>\d+) s{_PLACE}", _stood),
     Sentence(r"ending: stopped by (?P<who>\S+)", _stopped, _AT_MOST_ONCE),

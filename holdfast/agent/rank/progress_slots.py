@@ -5,6 +5,7 @@ import os
 
 from holdfast.model.observation import Mark, StepValues
 from holdfast.wire.rank_memory import flight_log_reader, flight_log_writer, slot_reader
+from holdfast.wire.rank_memory.flight_log_reader import FlightReport
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 
@@ -33,6 +34,11 @@ class ProgressSlots:
             return []
         found = ((index, slot_reader.read_slot(self.arena, index)) for index in range(self._nproc))
         return [(index, reading) for index, reading in found if reading is not None]
+
+    def read_flight(self, local: int) -> FlightReport | None:
+        """Return what a rank last wrote about its collectives and messages; None if it has written nothing."""
+        at = flight_log_writer.flight_log_offset(self._nproc, local)
+        return flight_log_reader.read_flight(self.arena, at, "") if self.arena is not None else None
 
     def read_entries(self, index: int, reading: SlotReading, after: int) -> tuple[int, list[StepValues | Mark]]:
         """Return the newest entry's number, and the losses and hashes after entry number `after`, oldest first."""

@@ -17,6 +17,7 @@ from holdfast.agent.rank.holder_connection import HolderConnection
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.rank.rank_environment import rank_variables, release_environment
 from holdfast.agent.rank.rank_start_requests import RankStart
+from holdfast.agent.rank.recorder_sizes import RecorderSizes
 from holdfast.agent.rank.spare_ranks import SPARE, SpareRanks, spare_key
 from holdfast.agent.rank.survivors import Survivors
 from holdfast.agent.rank.zygote_preload import ZygotePreload
@@ -77,11 +78,10 @@ class RankProcesses:
         self.warm, self.cold = asyncio.Event(), ""  # the latter: why there is no zygote, for the log
         self.slots = ProgressSlots(node.nproc)
         self.kept = 0  # ranks that went on in their processes at the newest launch, if no stop came since
-        self._lost_agent = ""  # how the one before ended
         self._say = say
         self._staged = staged
         self._clock = clock
-        self._key = ""  # of the zygote: the environment of its release, as JSON
+        self._key, self.lost_agent = "", ""  # the zygote's environment, as JSON; how the agent before this one ended
         self._holder = HolderConnection(sock)
         self._on_rank_exit = on_rank_exit
         self._started: dict[RankKey, asyncio.Future[str]] = {}  # asked for, not answered
@@ -98,7 +98,7 @@ class RankProcesses:
         self._made: dict[str, asyncio.Future[str]] = {}
         self._imports = node_dir / "imports.json"  # written by a rank at its first step
         self._mesh = node_dir / "mesh.json"  # parallel groups, if the script tells them
-        self._preloading = ZygotePreload(node, self._imports, clock)
+        self._preloading, self._recorders = ZygotePreload(node, self._imports, clock), RecorderSizes()
 
     # --- talking to the holder ---------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class RankProcesses:
         for rank in listing.ranks:
             if rank.rank_key.generation == SPARE:  # of an agent that is gone
                 self._end_spare(rank.rank_key)
-        self.arenas, self._lost_agent = listing.arenas, listing.lost
+        self.arenas, self.lost_agent = listing.arenas, listing.lost
         self.slots.open_memory(listing.arena)
         if listing.warm:
             self._key = listing.key
@@ -162,10 +162,6 @@ class RankProcesses:
         else:
             self.cold = "this job uses no zygote"
             self.warm.set()
-
-    def take_lost_agent(self) -> str:
-        lost, self._lost_agent = self._lost_agent, ""
-        return lost
 
     def _answer_start(self, key: RankKey, error: str) -> None:
         future = self._started.pop(key, None)
@@ -230,7 +226,7 @@ class RankProcesses:
             where.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             return f"rank {rank}: cannot make its log folder {where}: {e.strerror}"
-        self.slots.clear_rank(local)
+        self._recorders.learn_and_clear(local, self.slots)
         env = self.environment_for(errand, local)
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
         if local == 0:
@@ -319,7 +315,8 @@ class RankProcesses:
     def environment_for(self, errand: LaunchHere, local: int) -> dict[str, str]:
         """Return the whole environment of a rank."""
         given = release_environment(self.spec, errand.release, self._staged(errand.release))
-        return given | rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
+        sized = given | self._recorders.variables(local, given, errand.mesh)
+        return sized | rank_variables(self.spec, errand, local, self.slots.path, self.keeper_path)
 
     def learn_imports(self, trains: bool = True) -> None:
         """Ask the holder for a new zygote if the present zygote lacks modules that the next generation will import."""
@@ -405,9 +402,8 @@ class RankProcesses:
         grace_until = self._clock.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
             stopped = own_process_settings.process_state(rank.pid) in ("T", "t")
-            self._holder.send(
-                KillRank(key=rank.key, signal=signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM)
-            )
+            by = signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM
+            self._holder.send(KillRank(key=rank.key, signal=by))
         if grace_s > 2 * _SLOW_END_S:
             await self._wait_ended(up_to, grace_until - grace_s + _SLOW_END_S)
             self._say_unended(up_to, grace_until)

@@ -12,7 +12,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.commands.report_lost_time import lost_text, render_causes, row_text, stall_texts
+from holdfast.cli.commands.report_lost_time import lost_text, render_causes, row_text, slow_texts, stall_texts
 from holdfast.cli.commands.report_unfinished_job import incidents_said, opened_said, state_said
 from holdfast.cli.run_dirs import run_directory, run_journal, run_liveness, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
@@ -243,7 +243,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False, f
     over = report.phase == Phase.DONE or bool(report.absence)
     early_end = report.early_end if report.ettr is None else ""
     parts += [Text(said)] if (said := no_step_said(report.spent_s[TimeUse.RUN], over=over, early_end=early_end)) else []
-    parts += stall_texts(report)
+    parts += [*stall_texts(report), *slow_texts(report)]
     for what, told in (("slow", report.slow), ("loss", report.losses[:_LOSSES])):
         parts += [Text(f"{what}, told at {clock_text(one.at)}: {one.text}") for one in told]
     parts += [Text(f"loss, told {more} times more")] if (more := len(report.losses) - _LOSSES) > 0 else []

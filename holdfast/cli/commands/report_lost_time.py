@@ -15,6 +15,7 @@ from holdfast.core.record.job_account import START_AND_END, Span, TimeUse
 from holdfast.core.record.job_report import Report
 from holdfast.core.record.lost_time_bill import Bill, Row
 from holdfast.core.sum_preserving_rounding import share_tenths
+from holdfast.model.decider_events import SlowTime
 from holdfast.model.incident_record import Change, Record
 
 _STALLS = 4  # that are told one by one, the longest
@@ -59,6 +60,23 @@ def stall_texts(report: Report) -> list[Text]:
     ]
     shorter = len(stalls) - len(said)
     return [Text(text) for text in (*said, *([f"and {counted_noun(shorter, 'shorter stall')}"] if shorter else []))]
+
+
+def slow_texts(report: Report) -> list[Text]:
+    """Return sentences on the times in which the job was slower than before, and what each cost; of many, the most
+    costly."""
+    costly = sorted(report.slow_times, key=lambda time: -time.cost_s)
+    said = [_slow_text(time) for time in sorted(costly[:_STALLS], key=lambda time: time.since)]
+    if rest := costly[_STALLS:]:
+        said.append(f"and slow {len(rest)} times more, for {duration_text(sum(time.cost_s for time in rest))}")
+    return [Text(text) for text in said]
+
+
+def _slow_text(time: SlowTime) -> str:
+    who = f", as others waited for {time.node}" if time.node else ""
+    took = f"steps took {time.ratio:.1f} times as long as before{who}"
+    span = f"{clock_text(time.since)} to {clock_text(time.until)}"
+    return f"slow from {span}: {took}; this cost {duration_text(time.cost_s)}, which the ETTR counts as training"
 
 
 def _stall_cause(span: Span) -> str:

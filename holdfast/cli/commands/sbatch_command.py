@@ -1,5 +1,6 @@
 """`holdfast sbatch`: writes a batch script for a run on Slurm, and submits it."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ from holdfast.cli.run_flags.run_arguments import RunArgs
 from holdfast.cli.terminal.output_file import make_private_file, replace_file
 from holdfast.config import ConfigError
 from holdfast.core.decide.fleet_news import OUT_OF_TIME
-from holdfast.fleet import slurm_fleet, slurm_replies
+from holdfast.fleet import slurm_fleet, slurm_node_file, slurm_replies
 
 _USAGE = """usage: holdfast sbatch [--dry-run] [flags of holdfast run] SCRIPT [arguments of the script]
 
@@ -142,7 +143,7 @@ def write_script(args: RunArgs, words: Sequence[str], run_dir: Path, run_id: str
         flags="\n".join(f"#SBATCH {_quoted(flag)}" for flag in (*flags, *args.slurm)),
         output=shlex.quote(str(_output_path(run_dir))),
         note=shlex.quote(str(batch_job_note.note_path(run_dir))),
-        excluded=shlex.quote(f"{run_dir}/{slurm_fleet.FOLDER}/{slurm_fleet.EXCLUDED}"),
+        excluded=shlex.quote(f"{run_dir}/{slurm_fleet.FOLDER}/{slurm_node_file.EXCLUDED}"),
         cwd=shlex.quote(os.getcwd()),
         there=shlex.quote(f"{run_dir}/run.json"),
         resume=shlex.join([*holdfast, "--resume", str(run_dir)]),
@@ -189,6 +190,10 @@ def _submit(script: str, run_dir: Path) -> int:
     except OSError as e:
         raise UsageError(f"cannot write {e.filename or path}: {e.strerror}; give another --run-dir") from None
     if done.returncode:
+        with contextlib.suppress(OSError):
+            path.unlink()
+            if not _output_path(run_dir).stat().st_size:
+                _output_path(run_dir).unlink()
         raise UsageError(f"sbatch: {slurm_replies.refusal_sentence(done.returncode, done.stderr)}")
     print(done.stdout, end="")
     print(f"holdfast: {path} runs in {run_dir}; its output goes to {_output_path(run_dir)}")

@@ -21,7 +21,7 @@ from holdfast.core.record.job_account import Account, TimeUse
 from holdfast.core.terminal_sanitizer import sentence_of_ours
 from holdfast.journal.journal_errors import JournalFullError
 from holdfast.logs.secret_masking import Masker
-from holdfast.model.action import Finish, Say
+from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.decider_events import Begin, Ended, Progress, Successor
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.job_phase import Phase
@@ -88,6 +88,8 @@ class ConsoleTeller:
                         self._say(f"ending: {action.reason}")
 
     def _watch_takeover(self, entry: Entry) -> None:
+        if any(isinstance(action, Launch) for action in entry.decision.actions):
+            self._unheard = None  # what ranks do from here on is heard
         match entry.event:
             case Successor():
                 self._unheard, self._unheard_until, self._last_step_at = entry.event, entry.at, 0.0

@@ -8,9 +8,10 @@ from pathlib import Path
 from holdfast.agent.rank import last_words
 from holdfast.cli.run_dirs import run_directory, run_journal, run_selection
 from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.core.incident.cause_name import is_guessed_kill
 from holdfast.core.incident.failure_sequence import describe_all_failures
 from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo
-from holdfast.core.incident.incident_text import describe_stop, is_guessed_kill
+from holdfast.core.incident.incident_text import describe_stop
 from holdfast.journal.journal_errors import JournalError
 from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, open_log
 from holdfast.model.decider_events import Progress

@@ -22,7 +22,8 @@ from holdfast.wire.run_and_node_specs import COMPILED_ARCHIVES, RunSpec
 
 _DRAFT = re.compile(r"\..+\.\d+")  # a file that was being written, and by whom
 _WANTS = "want-*.json"  # in the folders of nodes
-_NODE_KEPT = ("left", "released", folder_use_lock.NAME)  # why it is gone; a run that is resumed gives no name twice
+# Why it is gone, and what its processes would be known by. A run that is resumed gives no name twice.
+_NODE_KEPT = ("left", "released", "mark", folder_use_lock.NAME)
 
 
 class Leftover(msgspec.Struct, frozen=True):

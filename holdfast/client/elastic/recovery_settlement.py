@@ -131,12 +131,11 @@ def find_finished(reports: Sequence[RankReport], plan: RoutePlan) -> dict[int, R
     """Return the microbatches that were finished before the plan's first step broke off, each with the workers that
     have its gradients, as a route. Each of them still holds the layers in question, and will sum their gradients."""
     owner: dict[tuple[int, int], int] = {}
-    for rank, report in enumerate(reports):
-        if report.kept_step == plan.resume_step and not plan.rollback:
-            mine = frozenset(plan.held[rank])
-            for layer, m in report.kept:
-                if layer in mine:
-                    owner.setdefault((layer, m), rank)
+    for rank, report in enumerate(() if plan.rollback else reports):
+        mine = frozenset(plan.held[rank] if report.kept_step == plan.resume_step else ())
+        for layer, m in report.kept:
+            if layer in mine:
+                owner.setdefault((layer, m), rank)
     found: dict[int, Route] = {}
     for m, route in enumerate(plan.routes):
         layers = range(route[-1].end) if route else ()

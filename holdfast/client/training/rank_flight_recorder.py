@@ -3,6 +3,7 @@
 The records lie in shared memory, so the node can read them when the rank is stopped or can no longer run Python. The
 thread is unknown to `threading`, takes no signals and no lock, and does not keep the process from ending. A dump of
 torch's recorder takes half a millisecond for 64 entries. The thread holds the GIL meanwhile, so no fork happens then.
+A large recorder, as pipelines get it, is dumped less often, and once more soon after the rank has come to a stand.
 """
 
 import _thread
@@ -36,6 +37,7 @@ from holdfast.wire.rank_memory.slot_writer import open_slot_memory
 _LOOK_S = 0.25  # how often a question for stacks is looked for
 _SHARE = 0.002  # of a core that dumps may take: a large buffer is dumped less often
 _RARELY_S = 10.0  # but not more rarely than this
+_STANDS_S = 1.0  # a rank that has not moved for so long stands; recorded again after twice as long, and so on
 _KEEP = 16  # arrivals of one group
 _A_SECOND = 6  # arrivals of one group, about
 _SPREAD, _WHOLE = 0x9E3779B1, 1 << 32  # multiples of the golden ratio of it lie evenly, whatever they are counted by
@@ -76,6 +78,8 @@ class FlightRecorder:
         self._across: frozenset[str] = frozenset()  # our names of groups that have both ends of a message
         self._arrivals: dict[str, dict[int, tuple[float, float | None]]] = {}
         self._answered = log.newest_question()
+        self._place: tuple[object, ...] = ()  # where the main thread is, and how many messages it has posted
+        self._place_at, self._stands_s = 0.0, _STANDS_S
 
     def run(self) -> None:
         """Record at whole seconds, so that ranks sample the same collectives. Ends when another recorder starts."""
@@ -87,13 +91,27 @@ class FlightRecorder:
                 time.sleep(_LOOK_S - now % _LOOK_S)
                 self._answer_stacks()
                 self.set_up.look()
-                if now >= due:
+                stands = self._stands(now)
+                if now >= due or stands:
                     # On a busy machine most of a dump's time is spent waiting for a core, which costs nobody anything.
                     began = time.thread_time()
                     self._note_flight()
                     due = int(now) + min(max(1.0, (time.thread_time() - began) / _SHARE), _RARELY_S)
         except Exception:
             return  # of no use to the script, so nothing to tell it
+
+    def _stands(self, now: float) -> bool:
+        """Return whether the rank has stood still for long enough to record once more what it waits for. A main thread
+        is often seen at the same place; one that posts messages meanwhile does not stand."""
+        frame, counts = sys._current_frames().get(self._main), find_counts()
+        posted = sum(count for count, _, _ in list(counts.posted.values())) if counts else 0
+        place = (frame.f_code, frame.f_lasti, posted) if frame else (posted,)
+        if place != self._place:
+            self._place, self._place_at, self._stands_s = place, now, _STANDS_S
+        if now - self._place_at < self._stands_s:
+            return False
+        self._stands_s *= 2
+        return True
 
     def _note_flight(self) -> None:
         counts = find_counts()

@@ -254,6 +254,7 @@ class ActionExecutor:
                 eases=action.eases,
                 # Ranks that have no state to restore would go on from what they had, and others from the beginning.
                 keep=action.keep and (plan.is_held or plan.stored >= 0 or action.carries),
+                mesh=self.view.mesh,
             )
             for seat in action.seats
         }

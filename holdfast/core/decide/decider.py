@@ -31,6 +31,7 @@ from holdfast.model.decider_events import (
     Outcome,
     Progress,
     Ready,
+    SlowTime,
     Successor,
     Tick,
 )
@@ -86,7 +87,7 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             pass  # a journal begins with a Begin and has no other
         case _, Successor():
             return controller_takeover.on_successor(state, now, event)
-        case _, StorageReport():
+        case _, StorageReport() | SlowTime():
             return ""  # for the report: state in memory is what decisions are made of
         case _, MeshReport():
             return told_mesh.on_mesh_report(state, event)
@@ -125,6 +126,7 @@ def _dispatch(state: JobState, now: float, event: Event) -> str:
             state.emit(*actions)
             return reason
         case _, Alarm() if event.stance is not Stance.ACT:
+            state.full_disks.on_alarm(event)
             return launching.tell_alarm(state, event)
         case _, Alarm(signature=signature) if signature == SWITCH:
             return shared_network_outage.on_links_lost(state, now, event)

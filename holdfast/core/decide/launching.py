@@ -67,7 +67,6 @@ def tell_alarm(state: JobState, alarm: Alarm, more: str = "") -> str:
     """Report an alarm that does not stop the job. Remember a standstill until a step or the next verdict ends it."""
     named = state.standing is not None and state.standing.suspects and state.standing.generation == state.generation
     stands = alarm.signature == NO_STEP and not named
-    state.full_disks.on_alarm(alarm)
     if alarm.kind is Kind.HANG and (alarm.suspects or stands) and alarm.generation == state.generation:
         state.standing = alarm
     if alarm.stance is not Stance.OBSERVE:

@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.first_cause import is_told_elsewhere
+from holdfast.core.incident.full_disk_remedy import replace_ended_nodes
 from holdfast.core.incident.incident_case import IncidentCase, PastFailure
 from holdfast.core.incident.ladder import find_verdict
 from holdfast.core.incident.open_incident import Incident
@@ -137,7 +138,7 @@ class FailureHistory:
     def judge_case(self, now: float, case: IncidentCase) -> Verdict:
         """Return the verdict on a failure and record it. Nodes without an answer are evicted, unless the job gives
         up."""
-        cause, verdict, lost = case.cause, find_verdict(case), set(case.lost)
+        cause, verdict, lost = case.cause, replace_ended_nodes(case) or find_verdict(case), set(case.lost)
         if verdict.remedy is Remedy.EVICT and case.is_guess:
             self._guessed_at.extend([now] * len(verdict.nodes))
             verdict = msgspec.structs.replace(verdict, guess=True)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 import msgspec
 
-from holdfast.core.incident import incident_text
+from holdfast.core.incident import cause_name, incident_text
 from holdfast.core.rank_ranges import format_ranks
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.incident_record import Record
@@ -56,10 +56,10 @@ def list_texts(failures: Sequence[JudgedFailure]) -> tuple[str, ...]:
 def join_labels(labels: Sequence[str], failures: int) -> str:
     """Return the name under which the cost of an incident is booked. `labels` are those of the causes of all its
     failures. Each cause is named once, and the name is as certain as the least certain of them."""
-    parts = [incident_text.split_sureness(label) for label in labels]
+    parts = [cause_name.split_sureness(label) for label in labels]
     names = list(dict.fromkeys(name for name, _ in parts))
     many = f"{failures} failures: " if failures > 1 and len(names) > 1 else ""
-    return incident_text.describe_sureness(f"{many}{incident_text.list_some(names)}", [min(sure for _, sure in parts)])
+    return cause_name.describe_sureness(f"{many}{incident_text.list_some(names)}", [min(sure for _, sure in parts)])
 
 
 def describe_all_failures(record: Record, place: str = "") -> str:

@@ -107,6 +107,11 @@ def list_alike(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
     return [alarm for alarm in same if not set(alarm.ranks) <= set(cause.ranks)]
 
 
+def add_alike(causes: list[Alarm], alarms: list[Alarm]) -> list[Alarm]:
+    """Return these causes, and the alarms about other ranks that raised the same as one of them."""
+    return [*causes, *(alike for cause in causes for alike in list_alike(cause, alarms))]
+
+
 def is_told_elsewhere(cause: Alarm, alarms: list[Alarm]) -> bool:
     """Return whether ranks on other nodes crashed with the same error as the cause. Ranks that a signal killed do not
     count, because they leave no error."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof, is_switch_loss
+from holdfast.core.incident.full_disks import DISK_FULL
 from holdfast.core.snapshots.node_eviction_bonds import Bonds
 from holdfast.model.detector_alarm import GPU_HANG, MACHINE_LOST, UNNAMED, Alarm, Kind
 
@@ -90,6 +91,11 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def is_spike(self) -> bool:
         """Return whether a finite loss stood out. Only an alarm about it has the response that the user chose."""
         return self.cause.response is not None
+
+    @property
+    def awaited_service(self) -> str:
+        """Return in words what has to come back before a restart is of use."""
+        return "room on the disk" if self.cause.klass == DISK_FULL else "an external service"
 
     @property
     def recent_failures(self) -> tuple[PastFailure, ...]:

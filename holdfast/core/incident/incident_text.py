@@ -1,12 +1,10 @@
 """Sentences about incidents: which rank failed on which node and why, the step resumed from, and the cost."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from holdfast.core.incident.first_cause import ECHOES, is_switch_loss
-from holdfast.core.incident.incident_case import TOLD
 from holdfast.core.incident.node_swap_text import describe_doubts, describe_evicted, staying_nodes
 from holdfast.core.incident.plural_reasons import plural_reason
 from holdfast.core.rank_ranges import format_ranks
@@ -34,18 +32,12 @@ _NOTICED_S = 0.1  # exits of one host that were noticed within this may have bee
 SHOWN_S = 0.05  # which is more than nothing in tenths
 _NAMED = 4  # of nodes that share a cause
 _HEARD_OF = (("has a loss of ", "tells of a loss of "), ("had losses that", "tells of losses that"))
-_UNSURE = re.compile(r" \((\d+)% sure\)$")
 
 
 def describe_exit(code: int) -> str:
     if code < 0:
         return f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
     return f"exited with code {code}"
-
-
-def describe_own_exit(code: int) -> str:
-    """Return how a process of holdfast's own ended. Nobody knows who sent a SIGKILL: a person, or the OOM killer."""
-    return describe_exit(code) + (" (sender unknown)" if code == -9 else "")
 
 
 def describe_cause(alarm: Alarm) -> str:
@@ -117,54 +109,6 @@ def describe_echo(alarm: Alarm) -> str:
 def describe_round(first: Alarm) -> str:
     """Return in words what the first alarm of a round that is not judged yet says."""
     return describe_echo(first) if first.klass in ECHOES else describe_cause(first)
-
-
-def cause_label(alarm: Alarm) -> str:
-    """Return the short name of an alarm's cause. The report adds up the cost of incidents with one name. A SIGKILL
-    without signs of memory shortage is "of unknown sender", though most come from the OOM killer."""
-    guessed = is_guessed_kill(alarm)
-    if alarm.full_disk:
-        return "full disk"
-    if (guessed or not alarm.klass) and (guessed or alarm.code == -9):
-        return "probable OOM kill" if alarm.pressed else "SIGKILL of unknown sender"
-    if alarm.code is not None and alarm.code < 0 and not alarm.klass:
-        return describe_exit(alarm.code).removeprefix("was ")
-    title = alarm.title.partition(",")[0]  # these words stand in a list
-    sure = f" ({alarm.confidence:.0%} sure)" if 0.0 < alarm.confidence < TOLD else ""
-    named = title if title[1:2].isupper() else f"{title[:1].lower()}{title[1:]}"
-    return (named or _class_words(alarm.klass)) + sure
-
-
-def is_guessed_kill(alarm: Alarm) -> bool:
-    """Return whether the OOM killer is only guessed from a rank's log, without a report by the kernel."""
-    return alarm.klass == "host_oom_kill" and 0.0 < alarm.confidence < TOLD
-
-
-def record_label(record: Record) -> str:
-    """Return the cause to which an incident's cost is charged or, in older journals, its failure class or kind."""
-    return record.label or _class_words(record.klass) or record.kind
-
-
-def split_label(record: Record) -> tuple[str, int]:
-    """Return the cause to which an incident's cost is charged, and the certainty of that cause in percent."""
-    return split_sureness(record_label(record))
-
-
-def split_sureness(label: str) -> tuple[str, int]:
-    """Return the name of a cause without its certainty, and that certainty in percent."""
-    unsure = _UNSURE.search(label)
-    return (label[: unsure.start()], int(unsure[1])) if unsure else (label, 100)
-
-
-def describe_sureness(label: str, sure: Iterable[int]) -> str:
-    """Return a cause with the range of its certainty in percent; only the cause if every incident is 100 % sure."""
-    least, most = min(sure := list(sure)), max(sure)
-    told = f" ({least}{f' to {most}' if most > least else ''}% sure)"
-    return label + (told if least < 100 else "")
-
-
-def _class_words(klass: str) -> str:
-    return klass.replace("_", " ")
 
 
 def list_some(names: Sequence[str]) -> str:

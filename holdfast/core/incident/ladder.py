@@ -26,7 +26,6 @@ import msgspec
 
 from holdfast.core.incident import incident_text, loss_remedy
 from holdfast.core.incident.first_cause import NOT_STARTED, is_echo
-from holdfast.core.incident.full_disks import DISK_FULL
 from holdfast.core.incident.incident_case import ALL_IN_DOUBT, EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
 from holdfast.core.incident.node_swap_text import describe_lack
 from holdfast.core.snapshots.node_eviction_bonds import may_leave
@@ -46,8 +45,6 @@ def find_verdict(case: IncidentCase) -> Verdict:
     """Return the verdict of the first rule that applies, within the limits on evictions and on code changes."""
     if case.cause.klass == ALL_IN_DOUBT:
         return _give_up("to go on would mean to start from step 0, which a person must want")
-    if case.cause.kind is Kind.SILENCE and case.cause.full_disk and len(case.lost) <= case.may_lose:
-        return _replace_for_room(case)
     verdict = _first_remedy(case)
     if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose and not case.together:
         return _give_up("more nodes were lost within the hour than the job has")
@@ -245,15 +242,6 @@ def _evict_proven(case: IncidentCase) -> Verdict:
     return Verdict(remedy=Remedy.EVICT, nodes=nodes, reason=reason)
 
 
-def _replace_for_room(case: IncidentCase) -> Verdict:
-    """Return the verdict on nodes that are gone because a disk was full: others take their places, and none of them is
-    to blame."""
-    nodes = tuple(sorted({*case.cause.suspects, *case.together, *case.lost}))
-    places = f"place{'s' if len(nodes) > 1 else ''} of {', '.join(nodes)}"
-    reason = f"no node is to blame for a full disk: others take the {places}"
-    return Verdict(remedy=Remedy.RESTART, nodes=nodes, reason=reason)
-
-
 def _judge_switch(case: IncidentCase) -> Verdict:
     """Return the verdict on lost links of several machines: evict if enough standbys have links, else restart."""
     if pointless := _reason_to_give_up(case):
@@ -372,8 +360,7 @@ def _wait_for_service(case: IncidentCase) -> Verdict:
         waited = f"{sum(_PATIENCE_S) / 60:.0f} minutes"
         return _give_up(f"it did not come back within {waited} of waiting")
     wait_s = _PATIENCE_S[tried]
-    what = "room on the disk" if case.cause.klass == DISK_FULL else "an external service"
-    reason = f"waiting for {what}: restarted in place after {wait_s:g} s"
+    reason = f"waiting for {case.awaited_service}: restarted in place after {wait_s:g} s"
     return Verdict(remedy=Remedy.RESTART, wait_s=wait_s, reason=reason)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.core.incident import incident_text
+from holdfast.core.incident import cause_name, incident_text
 from holdfast.core.incident.failure_sequence import (
     JudgedFailure,
     add_raisers,
@@ -14,6 +14,7 @@ from holdfast.core.incident.failure_sequence import (
 )
 from holdfast.core.incident.first_cause import (
     TIMED_OUT,
+    add_alike,
     first_cause,
     is_echo,
     is_killed,
@@ -244,10 +245,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.last_kind = cause.kind.value
         if self.first is None:
             self.first, self.first_text = self.shared_cause, self.cause_text
-            named = [self.first, *self.other_causes]
-            self.first_named = incident_text.join_alarms(
-                [*named, *(alike for one in named for alike in list_alike(one, self.alarms))]
-            )
+            self.first_named = incident_text.join_alarms(add_alike([self.first, *self.other_causes], self.alarms))
         return cause
 
     @property
@@ -335,7 +333,7 @@ class Incident(msgspec.Struct, kw_only=True):
         eviction, is marked as unconfirmed."""
         if cause in self.departures:
             return "rank left early"
-        label = incident_text.cause_label(cause)
+        label = cause_name.cause_label(cause)
         told = is_unwitnessed_fault(cause) and not is_echo(cause) and not self.evicted
         return f"unconfirmed: {label}" if told else label or cause.kind.value
 
@@ -392,7 +390,6 @@ class Incident(msgspec.Struct, kw_only=True):
             brought_in=self.brought_in,
             counted=self._is_counted,
             label=join_labels([self._label_cost(alarm) for one in self.told for alarm in one.causes], self.rounds),
-            causes=list_texts(self.told),
             made_step=self.made_step,
             again_at=self.again_at,
             earlier_s=self.earlier_s,
@@ -409,7 +406,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     def _complete_record(self, record: Record) -> Record:
         """Return the record with what people did, and with its sentence."""
-        record = msgspec.structs.replace(record, asked_s=self.asked_s, held_s=self.held_s)
+        told = {"causes": list_texts(self.told), "asked_s": self.asked_s, "held_s": self.held_s}
+        record = msgspec.structs.replace(record, **told)
         record = msgspec.structs.replace(record, ordered=self.ordered, passed=self.passed, fleet_said=self.fleet_said)
         return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
 

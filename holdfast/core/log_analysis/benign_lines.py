@@ -14,10 +14,13 @@ _WELL = re.compile(
     r"|\b(?:healthy|passed|recovered|cleared|corrected)\b|\b0 (?:error|failure)s?\b|(?:errors|failures)[:=] ?0\b",
     re.IGNORECASE,
 )
+_ACCEPTED = re.compile(
+    r"\baccepting this\b|\bsafe(?:ly)? (?:to )?ignore|\bcan be (?:safely )?ignored\b|\bharmless\b", re.IGNORECASE
+)
 _ZERO = re.compile(
     r"(?:error|err|violation|failure|fault|dbe|retired|remap|slowdown|throttl|xid|down|discard|replay|lost|ecc|bit"
     r"|pending|blacklist|uncorrect|flap)[\w ()./-]{0,60}[:=|,] {0,3}"
-    r"(?:0\b(?![.x\d])|none\b|no\b|n/a\b|false\b|not active\b|ok\b|pass\w*\b|\[\])"
+    r"(?:0\b(?![.x\d])|none\b|no\b(?! \w)|n/a\b|false\b|not active\b|ok\b|pass\w*\b|\[\])"
     r"|\b(?:no|zero|without) (?:\w+ ){0,3}(?:xids?|sxids?|errors?|faults?|violations?|throttling)\b"
     r"|^DCGM_FI_\w+\{.{0,400}\} 0(?:\.0)?$",
     re.IGNORECASE,
@@ -40,7 +43,8 @@ _RULE = re.compile(
     r"|(?:detection|monitoring|reporting|protection|checks?) (?:is |are )?(?:enabled|on|started|running|configured)\b"
     r"|monitoring for\b|excluded?(?: nodes?| hosts?)?:|avoiding nodes?\b|denylist\b|blocklist\b|blacklisted nodes?\b"
     r"|requested by\b|op=Exists\b|(?:planned|scheduled) (?:reboot|maintenance|shutdown)\b|for maintenance\b"
-    r"|is running\b|active \(running\)|state: (?:completed|active|up)\b)|: running\b",
+    r"|\bnot (?:in|part of) (?:this|the|our) job\b|is running\b|active \(running\)|state: (?:completed|active|up)\b)"
+    r"|: running\b",
     re.IGNORECASE,
 )
 _LIMIT = re.compile(r"\b(?:threshold|limit|shutdown temp|slowdown temp)\w*\b", re.IGNORECASE)
@@ -63,6 +67,8 @@ _MUTE = 1.0  # too light to be a cause or a hint
 
 def discount_benign(weight: float, klass: str, text: str) -> float:
     """Return the weight of a line, reduced if the line says that all is well or that the fault is over."""
+    if weight < 9 and _ACCEPTED.search(text):
+        return min(weight, _MUTE)
     well = weight < 9 and _is_well(text)
     if klass in MACHINES and weight > _MUTE and not _EVENT.search(text) and (well or _is_bygone(text)):
         return _MUTE

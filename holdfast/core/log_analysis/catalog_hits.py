@@ -24,7 +24,7 @@ _CARRIER = re.compile(
 # Services outside are not at fault where collectives, stores, a configuration library or the local disk speak.
 _SERVICES = frozenset({"hub_network_error", "tracker_service_error"})
 _OF_JOBS = re.compile(
-    r"\bNCCL (?:WARN|INFO|ERROR)\b|\bgloo\b|ProcessGroup|TCPStore|\bc10d\b|HYDRA_FULL_ERROR|\bibv_"
+    r"\bNCCL (?:WARN|INFO|ERROR)\b|\b(?:pyxis|enroot): |\bgloo\b|ProcessGroup|TCPStore|\bc10d\b|HYDRA_FULL_ERROR|\bibv_"
     r"|\[Errno (?:5|12|13|24|28|30|122)\]|No space left"
 )
 _LESS = 2.5
@@ -78,28 +78,35 @@ class CatalogHit(msgspec.Struct, kw_only=True):
 def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[CatalogHit]:
     """Return the catalog hits of these lines. Of a chain of exceptions, the exception that says most gives hits."""
     traces = list(parse_tracebacks(lines))
+    joined = {id(raised): raised.joined_message() for trace in traces for raised in trace.chain}
     heard = [*lines, *(trace.last.said for trace in traces if trace.last.cut)]
-    known = {id(heard[index]): rows for index, rows in catalog.candidate_rows([said.raw for said in heard]).items()}
+    wanted = [said.raw for said in heard]
+    for one in (said for said in joined.values() if said is not None):
+        heard.append(one)
+        wanted.append(one.text)
+    known = {id(heard[index]): rows for index, rows in catalog.candidate_rows(wanted).items()}
     inside: set[int] = set()
     found: list[CatalogHit] = []
     for trace in traces:
         for raised in trace.chain:
             inside |= {id(said) for said in (raised.said, *raised.more)}
-        found += _hits_of_trace(trace, known)
+        found += _hits_of_trace(trace, known, joined)
     for said in lines:
         if id(said) not in inside and id(said) in known and not said.code:
             found += _keep_heaviest(list(_hits_of_line(said, known[id(said)], None)))
     return found
 
 
-def _hits_of_trace(trace: ExceptionChain, known: dict[int, list[RowPattern]]) -> Iterator[CatalogHit]:
+def _hits_of_trace(
+    trace: ExceptionChain, known: dict[int, list[RowPattern]], joined: dict[int, LogLine | None]
+) -> Iterator[CatalogHit]:
     """Yield the hits of the exception in a chain with the heaviest hit; among equals, of the first exception."""
     best: list[CatalogHit] = []
     worth = -1.0
     for place, raised in enumerate(trace.chain):
         if best and raised.is_wrapper:
             continue  # it names the type of its cause, and nothing more
-        hits = _hits_of_exception(raised, known)
+        hits = _hits_of_exception(raised, known, joined[id(raised)])
         after = trace.chain[place + 1].link if place + 1 < len(trace.chain) else ""
         less = (
             _LESS if (after == "during" and raised.name in _FLOW) or (after and _CARRIER.search(raised.name)) else 0.0
@@ -110,9 +117,11 @@ def _hits_of_trace(trace: ExceptionChain, known: dict[int, list[RowPattern]]) ->
     yield from best
 
 
-def _hits_of_exception(raised: RaisedException, known: dict[int, list[RowPattern]]) -> list[CatalogHit]:
+def _hits_of_exception(
+    raised: RaisedException, known: dict[int, list[RowPattern]], joined: LogLine | None
+) -> list[CatalogHit]:
     found: list[CatalogHit] = []
-    for said in (raised.said, *raised.more):
+    for said in (raised.said, *raised.more, *((joined,) if joined else ())):
         plain = (row for row in known.get(id(said), ()) if row.row.role != "hint")
         found += _hits_of_line(said, plain, raised)
     if _ANYTHING.fullmatch(raised.name) and all(_is_type_only(hit) for hit in found):
@@ -128,8 +137,8 @@ def _hits_of_exception(raised: RaisedException, known: dict[int, list[RowPattern
         return [*found, _make_hit(_LIVE, raised.said, raised)] if _is_live(raised) else found
     if raised.name == "KeyboardInterrupt":
         return [_make_hit(_STOPPED, raised.said, raised)]
-    if raised.name == "SystemExit":
-        return found
+    if raised.name == "SystemExit" or raised.is_mere_report:
+        return found  # what it wraps is cut off, and its type says nothing
     theirs = raised.name == "RuntimeError" and raised.frames and not raised.frames[-1].is_user_code
     return [*found, _make_hit((_FRAMEWORK if theirs else _PYTHON) if raised.frames else _BARE, raised.said, raised)]
 

@@ -22,6 +22,7 @@ _LOSS = re.compile(
     re.I,
 )
 _NORM = re.compile(r"\bgrad(?:ient)?[ _-]?norm['\"]?\s?[:=]?\s?'?(?P<norm>\d{1,12}(?:\.\d+)?(?:e[+-]?\d+)?)", re.I)
+_SKIPPED = 3  # falls in a row, which say something only if nothing else does
 _FALLS = 4  # in a row, with no rise between: the start of training has some and then recovers
 _FELL = 2.0**8  # from the first scale to the last
 _LOW = 4.0  # or where it ends: a sound run settles far above
@@ -31,6 +32,9 @@ _LOSS_JUMP, _NORM_JUMP = 2.0, 10.0  # against the middle of those before
 _LONG, _STAYS, _FAR = 5, 3, 4.0  # where no norm is logged: losses before and after, and how far above the worst before
 _FALLING = CatalogRow(
     klass="nan_divergence", source="overflow after overflow, with a loss scale that only falls", weight=5
+)
+_SKIPS = CatalogRow(
+    klass="nan_divergence", source="overflow after overflow, and no step between", weight=3, role="hint"
 )
 _SMALL = CatalogRow(klass="nan_divergence", source="a loss scale far below one", weight=5)
 _JUMPED = CatalogRow(klass="nan_divergence", source="a loss and a gradient norm that jump and stay", weight=4)
@@ -46,17 +50,21 @@ def find_divergence(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
 
 
 def _falling_scale(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:
+    spoken = [said for said in lines if _SPOKEN.search(said.text)]
+    skipped = {id(said): found for said in spoken if (found := _OVERFLOW.search(said.text[:400]))}
     scales = [
         (float(found["scale"]), said)
-        for said in lines
-        if _SPOKEN.search(said.text) and (found := _OVERFLOW.search(said.text[:400]) or _SCALE.search(said.text[:600]))
+        for said in spoken
+        if (found := skipped.get(id(said)) or _SCALE.search(said.text[:600]))
     ]
     falls = [said for (before, _), (after, said) in pairwise(scales) if after < before]
     rises = any(after > before for (before, _), (after, _) in pairwise(scales))
     if len(falls) >= _FALLS and not rises and (scales[0][0] >= _FELL * scales[-1][0] or scales[-1][0] <= _LOW):
         yield CatalogHit(row=_FALLING, said=falls[-1], weight=_FALLING.weight, rank=falls[-1].rank)
-    elif scales and 0 < scales[-1][0] < _TINY:
+    elif scales and scales[-1][0] < _TINY and (scales[-1][0] or id(scales[-1][1]) in skipped):
         yield CatalogHit(row=_SMALL, said=scales[-1][1], weight=_SMALL.weight, rank=scales[-1][1].rank)
+    elif len(falls) >= _SKIPPED and not rises and len(skipped) == len(scales):
+        yield CatalogHit(row=_SKIPS, said=falls[-1], weight=_SKIPS.weight, rank=falls[-1].rank)
 
 
 def _jumped_loss(lines: Sequence[LogLine]) -> Iterator[CatalogHit]:

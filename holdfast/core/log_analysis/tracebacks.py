@@ -23,11 +23,13 @@ _GROUPED = re.compile(r"^\s*(?:\||\+(?=[-+ ]))[-+ ]?(?:-{0,80}\+?-{1,80} (?:\d+|
 _BOXED = re.compile(r"^\s*[│╭╰|][─ ]*(?:❱ *)?")
 _BOX_FRAME = re.compile(r"^(?P<file>[/<][^:]{1,400}):(?P<line>\d+) in (?P<function>\S{1,200})")
 _STACK_FRAMES, _FILE_CHARS, _FUNCTION_CHARS = 200, 240, 60  # that rows with `frames` are searched for in
+_STATEMENT_CHARS = 200
 _DURING = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
 _WRAPS = re.compile(
     r"^Caught \w+ in |^-- Process \d+ terminated|_?RemoteTraceback$|ExceptionGroup$|RayTaskError|ProcessRaised"
 )
+_REPORTS = re.compile(r"^Caught RuntimeError in (?:replica|DataLoader worker|pin memory)\b")
 _PROCESS = re.compile(r"-- Process (\d+) terminated with the following error")
 _SUMMARY = "ChildFailedError"  # what follows is torchrun's list, not its message
 _LIBRARY = re.compile(
@@ -48,6 +50,7 @@ _QUOTED = re.compile(r"""^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception))\(["']?(?P
 CUT = "CutTraceback"  # the type of an exception that nothing tells
 _OPEN = 12  # lines of others that may stand between a frame and what follows it
 _MESSAGE = 40  # lines that a message may have
+_JOINED_LINES, _JOINED_CHARS = 8, 600  # of a message that begins below the exception's name
 
 
 class TracebackFrame(msgspec.Struct, frozen=True):
@@ -76,6 +79,7 @@ class RaisedException(msgspec.Struct, kw_only=True):
     headless: bool = False  # no "Traceback" stands above its frames
     ignored: bool = False  # in a destructor or the like, where nobody can catch it
     raising: str = ""  # the statement below its last frame, if that raises a new exception
+    statement: str = ""  # the statement below its last frame
 
     @property
     def name(self) -> str:
@@ -86,14 +90,29 @@ class RaisedException(msgspec.Struct, kw_only=True):
         """Return whether the message only announces the traceback of another process or thread below it."""
         return self.message.startswith("Caught ") and _WRAPS.search(self.message) is not None
 
+    def joined_message(self) -> LogLine | None:
+        """Return the message as one line, if it begins below the exception's name; else None."""
+        words = [said for said in self.more[:_JOINED_LINES] if said.text.strip()]
+        if self.message or len(words) < 2:
+            return None
+        text = f"{self.type}: {' '.join(said.text.strip() for said in words)}"
+        return msgspec.structs.replace(words[0], text=text[:_JOINED_CHARS])
+
+    @property
+    def is_mere_report(self) -> bool:
+        """Return whether this says only that a thread or a loader's process raised something, and not what."""
+        return _REPORTS.search(self.message) is not None
+
     @property
     def stack(self) -> str:
-        """The words before the traceback and then its frames, one per line; the innermost frame is last, so that a
-        row's pattern can anchor to it. Of very many or very long frames only some is told: rows search it."""
+        """The words before the traceback, the statement of the innermost frame after "> ", and then the frames, one per
+        line; the innermost is last, so that a row's pattern can anchor to it. Of very many or very long frames only
+        some is told: rows search it."""
         half = _STACK_FRAMES // 2
         frames = self.frames if len(self.frames) <= 2 * half else [*self.frames[:half], *self.frames[-half:]]
         told = (f"{frame.file[-_FILE_CHARS:]} {frame.function[:_FUNCTION_CHARS]}" for frame in frames)
-        return "\n".join((self.before, *told))
+        statement = (f"> {self.statement[:_STATEMENT_CHARS]}",) if self.statement else ()
+        return "\n".join((self.before, *statement, *told))
 
     @property
     def origin(self) -> str:
@@ -119,6 +138,7 @@ class _TracebackParser:
         self._frames: list[TracebackFrame] | None = None  # of a traceback whose exception is still to come
         self._code: LogLine | None = None  # the last line of code shown
         self._raising = ""  # the statement that raises, shown below the last frame
+        self._statement = ""  # what is shown below the last frame
         self._headless = False
         self._indent = 0
         self._waited = 0
@@ -146,7 +166,7 @@ class _TracebackParser:
                 self._headless = True
             assert self._frames is not None
             self._frames.append(TracebackFrame(found["file"], int(found["line"]), (found["function"] or "").strip()))
-            self._waited, self._raising = 0, ""
+            self._waited, self._raising, self._statement = 0, "", ""
             said.code = True  # names of files and functions sound like anything
         elif text.startswith((_DURING, _DIRECT)):
             self._link = "during" if text.startswith(_DURING) else "direct"
@@ -165,7 +185,7 @@ class _TracebackParser:
     def _begin_traceback(self, indent: int, kind: str) -> None:
         self._inner = kind == "Original " or (not self._link and self._is_wrapped())
         self._frames, self._indent, self._waited = [], indent, 0
-        self._headless = False
+        self._headless, self._statement = False, ""
         self._before, self._last = self._last, ""
 
     def _is_wrapped(self) -> bool:
@@ -190,6 +210,7 @@ class _TracebackParser:
         if self._frames and indent > self._indent + 2:
             said.code, self._code = True, said
             words = text.strip()
+            self._statement = f"{self._statement} {words}".lstrip()[:_STATEMENT_CHARS]
             self._raising = f"{self._raising} {words}" if self._raising else words if words.startswith("raise ") else ""
         elif self._frames is not None:
             if found and indent <= self._indent and _is_type(found["type"], strict=self._waited > 0):
@@ -231,6 +252,7 @@ class _TracebackParser:
             before=self._before,
             ignored=self._ignored,
             raising=self._raising if frames else "",
+            statement=self._statement if frames else "",
         )
         self._before = self._last = ""
         self._ignored = False
@@ -256,7 +278,7 @@ class _TracebackParser:
         words = f"{name}: {found['text']}" if found and found["text"] else name
         said = msgspec.structs.replace(code, text=words, raw=words, code=False)
         one = RaisedException(type=name, message=words, said=said, frames=frames or [], before=self._before, cut=True)
-        one.headless = self._headless
+        one.headless, one.statement = self._headless, self._statement
         self.traces.append(ExceptionChain(chain=[one]))
 
 

@@ -6,9 +6,11 @@ import msgspec
 
 from holdfast.core.detect.slow import PresentSlowness
 from holdfast.core.incident import incident_text
+from holdfast.core.incident.cause_name import split_label
 from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice, describe_slow
+from holdfast.model.decider_events import SlowTime
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.job_phase import Phase
 from holdfast.model.stored_checkpoint_report import StorageReport
@@ -117,6 +119,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any
     opinions: tuple[str, ...] = ()  # of language models and people, on incidents
     slow: tuple[AlarmNotice, ...] = ()  # for which no incident was opened
+    slow_times: tuple[SlowTime, ...] = ()  # in which it trained more slowly than before, and what that cost
     losses: tuple[AlarmNotice, ...] = ()  # that were bad, and for which none was opened either; the first of many
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
@@ -182,7 +185,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     def lost_s(self) -> dict[str, float]:
         """Return the seconds lost by cause, redone work included."""
-        causes = {r.number: incident_text.split_label(r)[0] for r in self.incidents}
+        causes = {r.number: split_label(r)[0] for r in self.incidents}
         lost: dict[str, float] = {}
         for span in self.spans:
             if span.use not in NOT_LOST:

@@ -8,6 +8,7 @@ from holdfast.core.record.open_trouble import Standing
 from holdfast.core.record.release_pace import ReleasePace
 from holdfast.core.record.report_only_alarms import AlarmNotice
 from holdfast.core.record.solving_rungs import count_rungs
+from holdfast.model.decider_events import SlowTime
 from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.stored_checkpoint_report import StorageReport
 
@@ -53,6 +54,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     unwatched: tuple[UnwatchedTime, ...] = ()
     opinions: tuple[str, ...] = ()
     slow: tuple[AlarmNotice, ...] = ()  # for which no incident was opened
+    slow_times: tuple[SlowTime, ...] = ()  # in which it trained more slowly than before, and what that cost
     losses: tuple[AlarmNotice, ...] = ()  # that were bad, and for which none was opened either; the first of many
     lost_standbys: tuple[str, ...] = ()  # which, and why
     paces: tuple[ReleasePace, ...] = ()  # of releases in steady training
@@ -88,6 +90,7 @@ def report_of(account: Account) -> Report:
         unwatched=account.unwatched,
         opinions=account.opinions,
         slow=account.slow,
+        slow_times=account.slow_times,
         losses=account.losses,
         lost_standbys=account.lost_standbys,
         paces=account.paces,

@@ -15,7 +15,7 @@ from holdfast.core.record.report_only_alarms import AlarmNotices
 from holdfast.core.record.span_cuts import ALONE, TRAINED, USES, OpenStandstill, book_stall, find_first_cut, split_end
 from holdfast.model.action import Finish, Launch, Say
 from holdfast.model.code_release import Release
-from holdfast.model.decider_events import Begin, Ended, Progress, Successor
+from holdfast.model.decider_events import Begin, Ended, Progress, SlowTime, Successor
 from holdfast.model.detector_alarm import LEFT, OPINION, Alarm
 from holdfast.model.incident_record import Change, Record, is_given_up
 from holdfast.model.job_phase import Phase
@@ -37,6 +37,7 @@ class Ledger:
         self.changes: list[Change] = []
         self.opinions, self._lost_standbys = list[str](), list[str]()
         self._notices = AlarmNotices()
+        self._slow_times = dict[float, SlowTime]()
         self._standing = StandingFold()
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
@@ -94,6 +95,8 @@ class Ledger:
             self.incidents.append(decision.closed)
             self._on_recovery(decision.closed, RedoneSteps(incident=decision.closed.number))
         self.storage = read_storage(event) or self.storage
+        if isinstance(event, SlowTime):
+            self._slow_times[event.since] = event
         if isinstance(event, Alarm) and event.signature == OPINION:
             self.opinions.append(event.reason)
         self._notices.add(entry)
@@ -189,6 +192,7 @@ class Ledger:
             storage=self.storage,
             opinions=tuple(self.opinions),
             slow=tuple(self._notices.slow),
+            slow_times=tuple(self._slow_times.values()),
             losses=tuple(self._notices.losses),
             lost_standbys=tuple(self._lost_standbys),
             paces=self.paces.list_paces(),

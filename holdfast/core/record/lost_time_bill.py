@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.incident.incident_text import describe_sureness, split_label
+from holdfast.core.incident.cause_name import describe_sureness, split_label
 from holdfast.core.record.job_account import CAUSES, NOT_LOST, PLANNED, START_AND_END, UNSETTLED, TimeUse
 from holdfast.core.record.job_report import Report
 from holdfast.core.sum_preserving_rounding import in_tenths, share_tenths

@@ -2,8 +2,9 @@
 
 import msgspec
 
+from holdfast.core.incident.cause_name import record_label
 from holdfast.core.incident.failure_sequence import describe_all_failures
-from holdfast.core.incident.incident_text import describe_kept, lost_steps, phases_s, record_label
+from holdfast.core.incident.incident_text import describe_kept, lost_steps, phases_s
 from holdfast.core.incident.node_swap_text import describe_evicted, staying_nodes
 from holdfast.core.record.job_account import Span, TimeUse
 from holdfast.core.record.lost_time_bill import Bill

@@ -1,19 +1,24 @@
 """The pace of each release in steady training, computed from the journal: steps per second, tokens per second and MFU.
 
 A stretch of training lies between two reports of progress in one generation. It counts if it comes after the
-generation's first steps, if the job had a controller, and if the job did not stand still meanwhile. Pace depends on the
-number of ranks. So each number of ranks is measured by itself, and releases are compared only on the same number.
+generation's first steps, if the job had a controller, and if the job neither stood still nor was slower than before
+meanwhile. That it was slow is known later, so the newest stretches wait before they count. Pace depends on the number
+of ranks. So each number of ranks is measured by itself, and releases are compared only on the same number.
 """
+
+from collections import deque
+from typing import NamedTuple
 
 import msgspec
 
 from holdfast.core.detect.job_progress import splits_model
 from holdfast.model.action import Launch
-from holdfast.model.decider_events import Begin, Progress, Successor
+from holdfast.model.decider_events import Begin, Progress, SlowTime, Successor
 from holdfast.model.job_and_seats import world_size
 from holdfast.model.journal_entry import Decision, Entry
 
 FLOPS_A_TOKEN = 6  # for each parameter: two forward, four backward (Kaplan et al. 2020)
+_RECENT_S = 600.0  # slowness is known by then
 LEAST_STEPS = 20  # steady steps of a release, before it is compared with another
 
 
@@ -76,6 +81,15 @@ class PaceTally(msgspec.Struct):
         )
 
 
+class SteadyStretch(NamedTuple):
+    """A stretch of steady training between two reports, of a release on a number of ranks (`crew`)."""
+
+    crew: tuple[int, int]
+    before: Progress
+    after: Progress
+    whole: bool  # the parameters that it tells are those of the whole model
+
+
 class ReleasePaces:
     """Measures the pace of each release from journal entries, which it takes one by one."""
 
@@ -84,6 +98,8 @@ class ReleasePaces:
         self._release = self._ranks = self._generation = 0
         self._whole = True
         self._last: Progress | None = None  # steady, of this generation
+        self._recent: deque[SteadyStretch] = deque()  # which may yet turn out to be of a slow time
+        self._slow: dict[float, SlowTime] = {}  # lately
 
     def add(self, entry: Entry) -> None:
         match entry.event:
@@ -93,6 +109,8 @@ class ReleasePaces:
                 self._on_progress(progress, entry.decision)
             case Successor():
                 self._last = None  # ranks may have stood while there was no controller
+            case SlowTime() as slow:
+                self._slow[slow.since] = slow
         for action in entry.decision.actions:
             if isinstance(action, Launch):
                 self._release = action.release.number or self._release
@@ -104,17 +122,27 @@ class ReleasePaces:
         if last is None or self._last is None or decision.stood_since is not None:
             return
         if progress.step > last.step and progress.at > last.at and _is_same_count(last, progress):
-            tally = self._tallies.setdefault((self._release, self._ranks), PaceTally())
-            tally.add_stretch(last, progress, whole=self._whole)
+            self._recent.append(SteadyStretch((self._release, self._ranks), last, progress, self._whole))
+        while self._recent and self._recent[0].after.at < progress.at - _RECENT_S:
+            self._count_stretch(self._tallies, self._recent.popleft())
+        self._slow = {since: slow for since, slow in self._slow.items() if slow.until > progress.at - 2 * _RECENT_S}
+
+    def _count_stretch(self, tallies: dict[tuple[int, int], PaceTally], one: SteadyStretch) -> None:
+        if not any(slow.since < one.after.at and one.before.at < slow.until for slow in self._slow.values()):
+            tallies.setdefault(one.crew, PaceTally()).add_stretch(one.before, one.after, whole=one.whole)
 
     def measure_anew(self) -> None:
         """Drop the measurements so far, so that a report measures only what comes after."""
         self._tallies.clear()
+        self._recent.clear()
 
     def list_paces(self) -> tuple[ReleasePace, ...]:
         """Return the pace of every release that has trained steadily, in the order of release numbers."""
         longest: dict[int, ReleasePace] = {}
-        for (release, ranks), tally in self._tallies.items():
+        tallies = {crew: msgspec.structs.replace(tally) for crew, tally in self._tallies.items()}
+        for one in self._recent:
+            self._count_stretch(tallies, one)
+        for (release, ranks), tally in tallies.items():
             if release not in longest or tally.seconds > longest[release].seconds:
                 longest[release] = tally.make_pace(release, ranks)
         return tuple(pace for _, pace in sorted(longest.items()))

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.incident.incident_text import split_label
+from holdfast.core.incident.cause_name import split_label
 from holdfast.core.record.job_report import Report
 from holdfast.core.record.release_pace import LEAST_STEPS, ReleasePace
 

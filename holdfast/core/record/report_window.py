@@ -46,6 +46,7 @@ def _clip_account(account: Account, before: Account, since: float) -> Account:
         unwatched=tuple(time for time in account.unwatched if time.until > since),
         opinions=account.opinions[len(before.opinions) :],
         slow=account.slow[len(before.slow) :],
+        slow_times=tuple(time for time in account.slow_times if time.until > since),
         losses=account.losses[len(before.losses) :],
         lost_standbys=account.lost_standbys[len(before.lost_standbys) :],
     )

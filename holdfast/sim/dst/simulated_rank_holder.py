@@ -76,9 +76,6 @@ class SimHolder:
                     self.warm.set()
             self._sent.task_done()
 
-    def take_lost_agent(self) -> str:
-        return ""
-
     async def make_arena(self, name: str, size_bytes: int) -> str:
         self._check_alive()
         return self._machine.memory.make_arena(name, size_bytes)

@@ -113,11 +113,15 @@ def train_counted(breaks_at: tuple[int, ...], **asked: Any) -> tuple[dict[int, f
     pipeline = holdfast.ElasticPipeline(
         **GOOD | {"layers": layers, "loss": loss}, snapshot_every=2, clip_norm=0.1, **asked
     )
+
+    def make_steps() -> None:
+        for step in pipeline.steps(4):
+            losses[step] = pipeline.step(lambda step, m: (torch.full((3, 2), step + m / 4), torch.zeros(3, 2)))
+
     with one_rank_group():
         while max(losses, default=0) < 4:
             with suppress(ConnectionError):
-                for step in pipeline.steps(4):
-                    losses[step] = pipeline.step(lambda step, m: (torch.full((3, 2), step + m / 4), torch.zeros(3, 2)))
+                make_steps()
         return losses, pipeline.digest(), [one.kept for one in pipeline.recoveries], len(passes)
 
 

@@ -49,6 +49,9 @@ def test_a_loss_scale_that_only_falls() -> None:
     assert diverged(scales(*(2.0**n for n in range(16, 4, -1)))) == 1
     assert diverged(scales(65536, 32768, 16384)) == 0, "usual at the start"
     assert diverged(scales(*(2.0**n for n in range(16, 8, -1)), 2.0**16, 2.0**8)) == 0, "it recovers"
+    (hint,) = find_divergence(said(scales(*(2.0**n for n in range(24, 20, -1)))))
+    assert hint.row.role == "hint", "four in a row and no step: something, if nothing else is known"
+    assert diverged(scales(2.0**-30, 0.0)) == 1 and diverged("loss scale: 0.0") == 0, "only overflows lead to nothing"
     logged = "\n".join(f"iteration {n} | lm loss: 2.0 | loss scale: {2.0 ** (16 - n)} |" for n in range(12))
     assert diverged(logged) == 1
 

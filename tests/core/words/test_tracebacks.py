@@ -230,3 +230,39 @@ def test_a_stack_without_a_head() -> None:
     assert (trace.last.type, trace.last.headless) == (CUT, True)
     (trace,) = traces('Traceback (most recent call last):\n  File "/a/queue.py", line 179, in get\n    self.wait()')
     assert not trace.last.headless
+
+
+def test_the_statement_of_the_innermost_frame_is_kept() -> None:
+    (trace,) = traces("""
+Traceback (most recent call last):
+  File "/workspace/train.py", line 88, in <module>
+    resume(args)
+  File "/workspace/train.py", line 12, in resume
+    optimizer.load_state_dict(
+        checkpoint["optimizer"])
+KeyError: 'optimizer'
+""")
+    assert trace.last.statement == 'optimizer.load_state_dict( checkpoint["optimizer"])'
+    assert trace.last.stack.splitlines()[1:] == [
+        f"> {trace.last.statement}",
+        "/workspace/train.py <module>",
+        "/workspace/train.py resume",
+    ]
+
+
+def test_a_message_that_begins_below_the_name_is_one_line() -> None:
+    ((one,), (other,)) = [
+        trace.chain
+        for trace in traces("""
+RuntimeError:
+        An attempt has been made to start a new process before the
+        current process has finished its bootstrapping phase.
+
+ValueError: a message of its own
+  and more
+""")
+    ]
+    joined = one.joined_message()
+    assert joined is not None and joined.raw.strip().startswith("An attempt")
+    assert joined.text.startswith("RuntimeError: An attempt has been made to start a new process before the current")
+    assert other.joined_message() is None
