@@ -18,12 +18,18 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.survival import torch_groups
 from holdfast.client.survival.survival_refusal import find_refusal
 from tests.client.one_rank_group import one_rank_group
 
 PACKAGE = Path(torch_groups.__file__).parent
 SYMMETRIC = sys.modules[get_symm_mem_workspace.__module__]
+
+
+@pytest.fixture(autouse=True)
+def _no_checkpointer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RankWorld, "count", 0)  # other tests of this process have made some
 
 
 def make_fsdp() -> Any:

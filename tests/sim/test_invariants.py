@@ -43,7 +43,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, bug: obje
 
 
 def test_a_launch_on_a_lost_node_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(state: JobState, now: float, nodes: object, silent: object, *, examine: bool = True) -> str:
+    def nobody(*_: object, **flags: object) -> str:
         return "nobody"
 
     assert planted(monkeypatch, launching, "evict_nodes", nobody) is Invariant.NO_LOST_NODE
