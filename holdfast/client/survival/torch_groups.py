@@ -221,8 +221,8 @@ def uses_symmetric_memory(model: torch.nn.Module | None) -> bool:
         return False
     if any(getattr(torch_memory, name, None) for name in ("_group_name_to_store", "_group_name_to_workspace_tensor")):
         return True
-    is_mapped = getattr(torch_memory, "is_symm_mem_tensor", None)
-    tensors = [*model.parameters(), *model.buffers()] if model is not None and is_mapped else []
+    is_mapped = getattr(torch_memory, "is_symm_mem_tensor", lambda tensor: False)
+    tensors = [*model.parameters(), *model.buffers()] if model is not None else []
     return any(is_mapped(tensor) for tensor in tensors if tensor.is_cuda)
 
 
