@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.linux.regular_files import open_file
 from holdfast.model.node_errands import ReplayHere
 from holdfast.model.replay_task import ReplayResult
 from holdfast.wire import replay_environment
@@ -43,7 +44,7 @@ class ReplayRank:
         return self.done or self.bad_step >= 0 or self.process.returncode is not None
 
     def read_progress(self, arena: memoryview, index: int) -> None:
-        with contextlib.suppress(FileNotFoundError), open(self._told, "rb") as file:
+        with contextlib.suppress(OSError), open_file(Path(self._told)) as file:
             for step, state, sent in replay_environment.decode_signatures(file.read()):
                 self.marks[step] = state
                 if sent is not None:

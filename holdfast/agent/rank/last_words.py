@@ -1,9 +1,9 @@
 """Reads a rank's last words from its output files."""
 
-import os
 from pathlib import Path
 
 from holdfast.core.terminal_sanitizer import strip_controls
+from holdfast.linux.regular_files import read_end
 from holdfast.logs.secret_masking import last_bytes
 
 _TAIL_BYTES = 512 << 10  # of each file: a cause may lie far before the end, behind what others shouted
@@ -39,10 +39,7 @@ def _written_at(path: Path) -> float:
 
 def _read_tail(path: Path) -> tuple[str, ...]:
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES - 1))
-            text = last_bytes(file.read(), _TAIL_BYTES).decode("utf-8", "replace")
+        text = last_bytes(read_end(path, _TAIL_BYTES + 1), _TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ()
     lines = (line.rstrip()[:_LINE_CHARS] for line in strip_controls(text.replace("\r", "\n")).split("\n"))

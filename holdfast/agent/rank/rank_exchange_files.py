@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from holdfast.decoding import from_json
+from holdfast.linux.regular_files import read_start
 from holdfast.model.job_and_seats import Dims
 from holdfast.wire import progress_environment, replay_environment, run_and_node_specs
 from holdfast.wire.agent_messages import JobFigures
 
+_JSON_BYTES = 16 << 20  # of the mesh, and of the note on replays
 _NOTE_BYTES = 200  # of a file in which a rank says where its losses are read from, or which trackers it uses
 
 
@@ -24,7 +26,7 @@ def read_notes(mesh: Path) -> dict[str, Any]:
 def read_mesh(path: Path) -> Dims:
     """Return the parallel groups that a rank has reported; empty if the file is missing or damaged."""
     try:
-        return from_json(path.read_bytes(), Dims)
+        return from_json(read_start(path, _JSON_BYTES), Dims)
     except (OSError, msgspec.DecodeError):
         return ()
 
@@ -32,7 +34,7 @@ def read_mesh(path: Path) -> Dims:
 def read_replayable(folder: Path) -> str:
     """Return "seeded" or "unseeded", as the script declared for replays; empty if it declared nothing."""
     try:
-        note = from_json((folder / replay_environment.NOTE).read_bytes(), dict[str, object])
+        note = from_json(read_start(folder / replay_environment.NOTE, _JSON_BYTES), dict[str, object])
     except (OSError, msgspec.DecodeError):
         return ""
     return "seeded" if note.get("seeded") else "unseeded"
@@ -50,7 +52,7 @@ def read_trackers(folder: Path) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes()[:_NOTE_BYTES].decode("utf-8", "replace")
+        return read_start(path, _NOTE_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 
