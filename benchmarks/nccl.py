@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks._detect_scene import RANKS, Failed, Named, Scene, at_random
 from benchmarks._detect_slow import Window, windows
 from benchmarks._harness import Job
+from benchmarks._mps import shared_gpu
 from benchmarks._nccl_exact_scene import KINDS, by_torchrun, exactness
 from benchmarks._report import FULL, Findings, median, report
 from holdfast.model.detector_alarm import Kind, Stance
@@ -150,19 +151,30 @@ def calm(seed: int) -> list[Named]:
     return found
 
 
-def slowed(seed: int) -> list[Window]:
+def slowed(seed: int, env: Mapping[str, str]) -> list[Window]:
     """A rank whose GPU takes longer while its process runs ahead of it as the others do; and windows without one."""
     flags = (*FLAGS, "--set=slow.shared_gpus=true", "--set=slow.stance=observe")
-    return windows([SLOW_TIMES, 1.0] * SLOW_EACH, seed, SCRIPT, flags, paths() | {"BENCH_ON_GPU": "1"})
+    return windows([SLOW_TIMES, 1.0] * SLOW_EACH, seed, SCRIPT, flags, {**paths(), "BENCH_ON_GPU": "1", **env})
 
 
-def judge_slow(found: list[Window], table: Table, findings: Findings) -> None:
+def judge_all_slow(table: Table, findings: Findings) -> None:
+    """First ranks that take turns on the GPU; then those that use it at the same time, where MPS starts."""
+    judge_slow([one for n in range(ROUNDS) for one in slowed(SEED + n, {})], table, findings)
+    with shared_gpu(RANKS) as mps:
+        if mps.refusal:
+            findings.skipped["slow under MPS"] = f"{mps.refusal}; tests/client/test_nccl_dumps.py has recorded dumps"
+        else:
+            found = [one for n in range(ROUNDS) for one in slowed(SEED + n, mps.env)]
+            judge_slow(found, table, findings, "under MPS, ")
+
+
+def judge_slow(found: list[Window], table: Table, findings: Findings, of: str = "") -> None:
     for name, times in (("slow", SLOW_TIMES), ("clean", 1.0)):
         mine = [one for one in found if one.times == times]
         right, named = sum(one.right for one in mine), median([one.named_s for one in mine])
-        table.add_row("GPU slow", f"{times:g} times", f"{right} of {len(mine)}", f"{named} s" if named else "", "")
-        findings.figures |= {f"{name} right": right, f"{name} windows": len(mine), f"{name} named_s": named}
-        findings.goals[f"{name}_right"] = right >= RIGHT_GOAL * len(mine)
+        table.add_row(f"{of}GPU slow", f"{times:g} times", f"{right} of {len(mine)}", f"{named} s" if named else "", "")
+        findings.figures |= {f"{of}{name} right": right, f"{of}{name} windows": len(mine), f"{of}{name} named_s": named}
+        findings.goals[f"{of}{name}_right"] = right >= RIGHT_GOAL * len(mine)
 
 
 def judge(name: str, found: list[Trial], table: Table, findings: Findings, of: str = "") -> None:
@@ -202,7 +214,7 @@ def main() -> int:
             judge(name, found, table, findings, f"{name}, ")
             findings.goals[f"{name}_right"] = all(trial.right and trial.stepping_s for trial in found)
     if "slow" in PARTS:
-        judge_slow([one for n in range(ROUNDS) for one in slowed(SEED + n)], table, findings)
+        judge_all_slow(table, findings)
     if "calm" in PARTS:
         false = calm(SEED)
         acted = [alarm for alarm in false if alarm.stance == Stance.ACT.value]
