@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.linux.regular_files import open_file
+from holdfast.linux.regular_files import read_start
 from holdfast.model.node_errands import ReplayHere
 from holdfast.model.replay_task import ReplayResult
 from holdfast.wire import replay_environment
@@ -19,6 +19,7 @@ from holdfast.wire.rank_memory import slot_reader
 from holdfast.wire.run_and_node_specs import EntryPoint
 
 _LOOK_S = 0.1
+_TOLD_BYTES = 64 << 20  # of a rank's signatures
 _LINGER_S = 0.5  # for others to have received what a rank that is done has sent
 _APART = ("HOLDFAST_KEEPER", "HOLDFAST_FLIGHT", "HOLDFAST_IMPORTS", "HOLDFAST_MESH")  # training's own
 
@@ -44,8 +45,8 @@ class ReplayRank:
         return self.done or self.bad_step >= 0 or self.process.returncode is not None
 
     def read_progress(self, arena: memoryview, index: int) -> None:
-        with contextlib.suppress(OSError), open_file(Path(self._told)) as file:
-            for step, state, sent in replay_environment.decode_signatures(file.read()):
+        with contextlib.suppress(OSError):
+            for step, state, sent in replay_environment.decode_signatures(read_start(Path(self._told), _TOLD_BYTES)):
                 self.marks[step] = state
                 if sent is not None:
                     self.signed[step] = sent

@@ -13,8 +13,8 @@ from holdfast.model.job_and_seats import Dims
 from holdfast.wire import progress_environment, replay_environment, run_and_node_specs
 from holdfast.wire.agent_messages import JobFigures
 
-_JSON_BYTES = 16 << 20  # of the mesh, and of the note on replays
-_NOTE_BYTES = 200  # of a file in which a rank says where its losses are read from, or which trackers it uses
+_WORDS_BYTES = 200  # of a file in which a rank says where its losses are read from, or which trackers it uses
+_NOTE_BYTES, _MESH_BYTES = 4096, 16 << 20  # a larger one is no such note, or of more ranks than any job has
 
 
 def read_notes(mesh: Path) -> dict[str, Any]:
@@ -26,16 +26,16 @@ def read_notes(mesh: Path) -> dict[str, Any]:
 def read_mesh(path: Path) -> Dims:
     """Return the parallel groups that a rank has reported; empty if the file is missing or damaged."""
     try:
-        return from_json(read_start(path, _JSON_BYTES), Dims)
-    except (OSError, msgspec.DecodeError):
+        return from_json(read_start(path, _MESH_BYTES), Dims)
+    except (OSError, msgspec.DecodeError, RecursionError):
         return ()
 
 
 def read_replayable(folder: Path) -> str:
     """Return "seeded" or "unseeded", as the script declared for replays; empty if it declared nothing."""
     try:
-        note = from_json(read_start(folder / replay_environment.NOTE, _JSON_BYTES), dict[str, object])
-    except (OSError, msgspec.DecodeError):
+        note = from_json(read_start(folder / replay_environment.NOTE, _NOTE_BYTES), dict[str, object])
+    except (OSError, msgspec.DecodeError, RecursionError):
         return ""
     return "seeded" if note.get("seeded") else "unseeded"
 
@@ -52,7 +52,7 @@ def read_trackers(folder: Path) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        return read_start(path, _NOTE_BYTES).decode("utf-8", "replace")
+        return read_start(path, _WORDS_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 
