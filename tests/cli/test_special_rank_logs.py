@@ -13,6 +13,7 @@ from holdfast.agent.sources.rank_logs import LogFollower
 from holdfast.cli import main
 from holdfast.cli.page.page_sources import RunSource
 from holdfast.cli.run_dirs import run_dir_creation, run_directory
+from holdfast.cli.terminal.rank_console import Console, ConsoleStyle
 from holdfast.config import Settings
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux.regular_files import open_regular, read_end, read_start
@@ -140,3 +141,12 @@ def test_a_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
     assert (read_start(path, 2), read_end(path, 2), read_end(path, 10)) == (b"ab", b"ef", b"abcdef")
     os.truncate(path, 1 << 40)  # sparse
     assert read_end(path, 3) == bytes(3)
+
+
+@special
+def test_the_console_shows_the_other_logs(run_dir: Path, make: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    make(error_log(run_dir))
+    style = ConsoleStyle(nproc=2, shown=lambda local: 3)
+    console = Console(run_dir / "logs", style, run_dir / "said.log")
+    console.drain_output()
+    assert "torch.OutOfMemoryError" in capfd.readouterr().out
