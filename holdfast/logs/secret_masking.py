@@ -39,6 +39,7 @@ _NAMED = re.compile(
 _COUNTED = re.compile(r"TOKENS", re.IGNORECASE)  # MAX_TOKENS, where the value is a number
 _FLAG = re.compile(r"([-+~]*[A-Za-z][\w.-]*)(=?)")  # of a command line; `hydra.key=value` is one, too
 _HARMLESS = re.compile(r"(?i)true|false|none|null|yes|no|auto|")  # values of flags that only sound like a secret
+_SURE = re.compile(r"PASS|SECRET|TOKEN|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)  # no other kind of key
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
 _NUMBERED = re.compile(r"TOKEN|PASS(?:ES|_)", re.IGNORECASE)  # --pad-token-id 0, --passes 3
 _ESCAPE = re.compile(r"%[0-9A-F]{2}")
@@ -254,9 +255,10 @@ def env_secrets(env: Mapping[str, str]) -> list[str]:
 
 
 def argv_secrets(argv: Sequence[str]) -> list[str]:
-    """Return the values of flags with names like --hub-token, and their parts."""
+    """Return the values of flags with names like --hub-token, and their parts. Leave out what may be an ordinary word."""
     found = ((name, value) for _, _, name, value in _flag_values(argv))
-    return _with_parts((name, value) for name, value in found if _is_flag_secret(name, value))
+    named = ((name, value) for name, value in found if _is_flag_secret(name, value))
+    return [value for value in _with_parts(named) if not _is_wordy(value)]
 
 
 def _with_parts(named: Iterable[tuple[str, str]]) -> list[str]:
@@ -276,10 +278,13 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _is_flag_secret(name: str, value: str) -> bool:
-    harmless = _HARMLESS.fullmatch(value) or (
-        len(value) < _SHORTEST and _NUMBERED.search(name) and _NUMBER.fullmatch(value)
-    )
-    return not harmless and _is_secret(name, value)
+    number = len(value) < _SHORTEST and _NUMBERED.search(name) and _NUMBER.fullmatch(value)
+    word = _is_wordy(value) and not _SURE.search(name)  # --sort-key timestamp, --auth kerberos
+    return not (number or word or _HARMLESS.fullmatch(value)) and _is_secret(name, value)
+
+
+def _is_wordy(value: str) -> bool:
+    return len(value) < _LONG_WORD and not any(c.isdigit() for c in value)
 
 
 def _flag_values(argv: Sequence[str]) -> Iterator[tuple[int, int, str, str]]:

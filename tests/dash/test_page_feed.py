@@ -91,12 +91,12 @@ def test_a_page_that_listens_sees_what_a_new_page_sees() -> None:
 def test_secrets_of_a_command_line_are_on_no_page() -> None:
     class GivenSource(GrowingSource):
         def read_entries(self, after: int) -> Iterable[Entry]:
-            begin, *rest = super().read_entries(after) or [None]
-            if begin and isinstance(begin.event, Begin):
-                argv = ("job.py", "--hub-token", "ArgTok55aaQQ1", "--wandb_key=ArgKey66bbRR2", "--lr", "0.1")
-                release = replace(begin.event.release, argv=argv)
-                begin = replace(begin, event=replace(begin.event, release=release))
-            return [begin, *rest] if begin else []
+            argv = ("job.py", "--hub-token", "ArgTok55aaQQ1", "--wandb_key=ArgKey66bbRR2", "--lr", "0.1")
+            for entry in super().read_entries(after):
+                event = entry.event
+                if isinstance(event, Begin):
+                    event = replace(event, release=replace(event.release, argv=argv))
+                yield replace(entry, event=event)
 
     source = GivenSource()
     source.there = 5

@@ -399,9 +399,10 @@ def test_what_is_no_secret_of_a_command_line_stays() -> None:
         "train.py", "--max-tokens", "1000000000", "--pad-token-id", "50256", "--token-dropout=0.1", "--passes", "3",
         "--use-auth-token", "true", "--key", "/tmp/key.pem", "--tokenizer", "meta-llama/Llama-3", "--commit", HEX40,
         "--hub-token", "--author", "jane", "-v", "lr=3e-4", "--", "data/train.bin",
+        "--sort-key", "timestamp", "--auth=kerberos", "--primary_key", "sample_id",
     ]  # fmt: skip
     assert Masker(hosts=False).mask_argv(argv) == argv
-    assert argv_secrets(argv) == []
+    assert argv_secrets(argv) == argv_secrets(["--hub-token", "batteries"]) == []
 
 
 def test_names_that_only_look_like_those_of_secrets() -> None:
