@@ -255,7 +255,7 @@ def env_secrets(env: Mapping[str, str]) -> list[str]:
 
 
 def argv_secrets(argv: Sequence[str]) -> list[str]:
-    """Return the values of flags with names like --hub-token, and their parts. Leave out what may be an ordinary word."""
+    """Return the values of flags with names like --hub-token, and their parts. Leave out ordinary words."""
     found = ((name, value) for _, _, name, value in _flag_values(argv))
     named = ((name, value) for name, value in found if _is_flag_secret(name, value))
     return [value for value in _with_parts(named) if not _is_wordy(value)]
