@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from holdfast.core.agent_state_machine import AlarmNoticed, ErrandDone, News
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing, fit_text
-from holdfast.logs.secret_masking import Masker, env_secrets
+from holdfast.logs.secret_masking import Masker, argv_secrets, env_secrets
 from holdfast.model.code_release import Release
 from holdfast.model.observation import Beat
 
@@ -35,6 +35,6 @@ def mask_listing(mask: Masker, listing: CheckpointListing) -> CheckpointListing:
 
 
 def learn_secrets(mask: Masker, *releases: Release) -> None:
-    """Have secrets masked that these releases bring into the environment of ranks."""
+    """Have secrets masked that these releases bring into the environment or the command line of ranks."""
     for release in releases:
-        mask.learn(env_secrets(release.env))
+        mask.learn([*env_secrets(release.env), *argv_secrets(release.argv)])

@@ -37,7 +37,7 @@ from holdfast.core.record.job_account import TimeUse
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.release_pace import describe_paces
 from holdfast.decoding import from_json
-from holdfast.logs.secret_masking import HIDDEN
+from holdfast.logs.secret_masking import HIDDEN, make_secret_masker
 from holdfast.model.decider_events import Order
 from holdfast.model.job_and_seats import world_size
 from holdfast.model.job_phase import Phase
@@ -332,8 +332,10 @@ def _no_such_rank(controller: Controller) -> str:
 
 
 def _redact_for_caller(value: object) -> object:
-    """Hide the values of environment variables from callers who may not set them."""
-    return value if CALLER.get().right is Right.ADMIN else _hide_env_values(msgspec.to_builtins(value))
+    """Hide the values of environment variables, and secrets in command lines, from callers who may not set them."""
+    if CALLER.get().right is Right.ADMIN:
+        return value  # `holdfast update` makes the next release of the last one
+    return make_secret_masker().mask_commands(_hide_env_values(msgspec.to_builtins(value)))
 
 
 def _hide_env_values(tree: Any) -> Any:

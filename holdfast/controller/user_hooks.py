@@ -28,7 +28,7 @@ from holdfast.core.record.hook_notices import (
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.decoding import from_json
 from holdfast.linux import own_process_settings
-from holdfast.logs.secret_masking import Masker, env_secrets, last_bytes
+from holdfast.logs.secret_masking import Masker, argv_secrets, env_secrets, last_bytes
 from holdfast.model.journal_entry import Entry
 
 _PROGRESS = "hooked.json"
@@ -83,7 +83,7 @@ class UserHooks:
 
     def on_entry(self, entry: Entry, standing: JobStanding) -> None:
         for release in standing.known.values():
-            self._mask.learn(env_secrets(release.env))
+            self._mask.learn([*env_secrets(release.env), *argv_secrets(release.argv)])
         for notice in self._notices.on_entry(entry, standing):
             if notice.seq > self._seq and self.is_enabled:
                 self._pacer.add_notice(notice)

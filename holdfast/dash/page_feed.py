@@ -12,6 +12,7 @@ from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.dash.page_assets import render_page
 from holdfast.dash.page_source import PageSource, SourceError
 from holdfast.dash.release_diff import compare_releases
+from holdfast.logs.secret_masking import make_secret_masker
 
 _PATCHES = 120  # that are kept; who is further behind gets the whole view again
 _STORIES = 300  # of incidents, the newest, in a file
@@ -24,8 +25,10 @@ Sections = dict[str, Any]
 
 
 def shown_sections(view: PageView) -> Sections:
-    """Return the view as plain values, without control characters that could falsify the text."""
+    """Return the view as plain values, without control characters that could falsify the text, and without secrets in
+    command lines."""
     sections: Sections = strip_tree(msgspec.to_builtins(view))
+    sections["releases"] = make_secret_masker().mask_commands(sections["releases"])
     return sections
 
 

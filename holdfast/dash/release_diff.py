@@ -6,11 +6,13 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.dash.page_source import PageSource, SourceError
+from holdfast.logs.secret_masking import make_secret_masker
 from holdfast.model.code_release import Release
 from holdfast.wire.releases.tree_archive import ArchiveError, archive_contents, archive_files
 
 _FILES, _LINES, _LINE_CHARS = 50, 600, 400
 _FILE_BYTES = 1 << 16
+_ONLY_SECRETS = "of the command line only secrets differ, which are not shown"
 
 
 class ReleaseDiff(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +37,13 @@ def compare_releases(source: PageSource, before: Release, after: Release) -> Rel
 
 
 def _compare_commands(before: Release, after: Release) -> Iterator[str]:
-    one, other = (" ".join((release.script, *release.argv)).strip() for release in (before, after))
-    if one != other:
-        yield from ("the command line", f"-{one}", f"+{other}")
+    pair, mask = (before, after), make_secret_masker()
+    one, other = (" ".join((release.script, *release.argv)).strip() for release in pair)
+    shown, other_shown = (" ".join((release.script, *mask.mask_argv(release.argv))).strip() for release in pair)
+    if shown != other_shown:
+        yield from ("the command line", f"-{shown}", f"+{other_shown}")
+    elif one != other:
+        yield _ONLY_SECRETS
     changed = sorted({name for name, _ in before.env.items() ^ after.env.items()})
     if changed:
         yield f"variables of the environment that differ: {', '.join(changed)}"  # their values may be secret

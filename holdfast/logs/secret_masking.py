@@ -8,6 +8,7 @@ In doubt a word is masked. But commit hashes, shapes, memory addresses and symbo
 depend on them. Works one line at a time, but for the bodies of private keys (see also line_templates.py).
 """
 
+import base64
 import json
 import logging
 import os
@@ -16,12 +17,12 @@ import socket
 import sys
 import threading
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from importlib import resources
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import msgspec
 
@@ -31,10 +32,19 @@ from holdfast.model.detector_alarm import Alarm
 _FIXED = frozenset({"who", "owner", "node", "nodes", "suspects", "run_id", "digest", "signature"})
 HIDDEN = "..."  # in the place of a value that may be a secret
 _SHORTEST = 8  # a known secret that is shorter would mask ordinary words
+_LONG_WORD = 16  # letters, more than ordinary words have
 _NAMED = re.compile(
     r"PASS|SECRET|TOKEN(?!IZ)|CREDENTIAL|API_?KEY|ACCESS_?KEY|_KEY$|_PWD$|AUTH(?!OR(?!IZ))", re.IGNORECASE
 )
 _COUNTED = re.compile(r"TOKENS", re.IGNORECASE)  # MAX_TOKENS, where the value is a number
+_FLAG = re.compile(r"([-+~]*[A-Za-z][\w.-]*)(=?)")  # of a command line; `hydra.key=value` is one, too
+_HARMLESS = re.compile(r"(?i)true|false|none|null|yes|no|auto|")  # values of flags that only sound like a secret
+_SURE = re.compile(r"PASS|SECRET|TOKEN|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)  # no other kind of key
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", re.IGNORECASE)
+_NUMBERED = re.compile(r"TOKEN|PASS(?:ES|_)", re.IGNORECASE)  # --pad-token-id 0, --passes 3
+_ESCAPE = re.compile(r"%[0-9A-F]{2}")
+_PARTED = re.compile(r"[\s,;]+")
+_LOGIN = re.compile(r"(?:\w+://)?[^:/@\s]*:(?!//)(\S+)")  # user:password, also in an address
 _PLACE = re.compile(r"^(?:~|\.\.?)/|^\w+://[^@]*$")  # paths of sockets and files, and addresses: no secrets
 _IP = re.compile(
     r"(?<![\w.=-])(?<!\w=)(?:10(?:\.\d{1,3}){3}|(?:192\.168|169\.254|172\.(?:1[6-9]|2\d|3[01])|100\.(?:6[4-9]|[7-9]\d"
@@ -86,7 +96,7 @@ class Masker:
 
     def learn(self, secrets: Iterable[str]) -> None:
         """From now on mask these, too, unless they are so short that they would mask ordinary words. Mask them also as
-        they stand in addresses, in JSON and in Python's own quotes."""
+        they stand in addresses, in JSON, in Python's own quotes and in base64."""
         known = [value for value in secrets if len(value) >= _SHORTEST]
         new = {form for value in known for form in _written_forms(value)} - self.learned
         if new:
@@ -117,6 +127,23 @@ class Masker:
             masked.append("<private key>" if hidden else self(line))
         return tuple(masked)
 
+    def mask_argv(self, argv: Sequence[str]) -> list[str]:
+        """Mask the words of a command line, and the values of flags with names like --hub-token or --api_key=."""
+        words = [self(word) for word in argv]
+        for n, start, name, value in _flag_values(argv):
+            if _is_flag_secret(name, value):
+                words[n] = f"{argv[n][:start]}<secret>"
+        return words
+
+    def mask_commands(self, tree: Any) -> Any:
+        """Return a tree of dicts and lists in which the command lines alone are masked."""
+        if isinstance(tree, list | tuple):
+            return [self.mask_commands(inner) for inner in tree]
+        if not isinstance(tree, dict):
+            return tree
+        hidden = {"argv": self.mask_argv(tree["argv"])} if _is_argv(tree.get("argv")) else {}
+        return {key: self.mask_commands(inner) for key, inner in tree.items()} | hidden
+
     def mask_end(self, text: str, most: int) -> str:
         """Return the last `most` characters of a text, which is masked before it is cut."""
         return "\n".join(self.mask_lines(text.splitlines())).strip()[-most:]
@@ -146,6 +173,8 @@ class Masker:
     def _mask_field(self, name: object, value: Any) -> Any:
         if name == "env" and isinstance(value, dict):
             return dict.fromkeys(value, HIDDEN)
+        if name == "argv" and _is_argv(value):
+            return self.mask_argv(value)
         return value if name in _FIXED else self.mask_tree(value)
 
     def _without_heads(self, text: str) -> str:
@@ -220,22 +249,111 @@ def make_masker(*, hosts: bool, known: Iterable[str] = ()) -> Masker:
 
 
 def env_secrets(env: Mapping[str, str]) -> list[str]:
-    """Return the values of environment variables with names like PASSWORD, and each line of those that have several.
-    Leave out addresses and paths. A key in base64 may begin with a slash, so a path is absolute only in a folder that
-    this host has."""
-    values = [
-        value
-        for name, value in env.items()
-        if _NAMED.search(name) and not _PLACE.search(value) and not (value.isdigit() and _COUNTED.search(name))
-    ]
+    """Return the values of environment variables with names like PASSWORD, as they are and stripped, and their parts.
+    Leave out addresses and paths."""
+    return _with_parts((name, value) for name, value in env.items() if _is_secret(name, value))
+
+
+def argv_secrets(argv: Sequence[str]) -> list[str]:
+    """Return the values of flags with names like --hub-token, and their parts. Leave out ordinary words."""
+    found = ((name, value) for _, _, name, value in _flag_values(argv))
+    named = ((name, value) for name, value in found if _is_flag_secret(name, value))
+    return [value for value in _with_parts(named) if not _is_wordy(value)]
+
+
+def _with_parts(named: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the values, and then their parts, without repeats."""
+    found = list(named)
+    parts = [part for name, value in found for part in _parts_of(value) if _is_secret(name, part)]
+    return list(dict.fromkeys([*(value for _, value in found), *parts]))
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Tell whether a variable's value is a secret. A key in base64 may begin with a slash, so a path is absolute only
+    in a folder that this host has."""
+    if not _NAMED.search(name) or _PLACE.search(value) or (value.isdigit() and _COUNTED.search(name)):
+        return False
     # Its entries are not looked at: one may be a mount that hangs.
-    tops = os.listdir("/") if any(value.startswith("/") for value in values) else []
-    found = [value for value in values if not (value.startswith("/") and value[1:].partition("/")[0] in tops)]
-    return [*found, *(line.strip() for value in found if "\n" in value for line in value.splitlines())]
+    return not (value.startswith("/") and value[1:].partition("/")[0] in os.listdir("/"))
 
 
-def _written_forms(value: str) -> tuple[str, ...]:
-    return value, quote(value, safe="", errors="replace"), json.dumps(value)[1:-1], repr(value)[1:-1]
+def _is_flag_secret(name: str, value: str) -> bool:
+    number = len(value) < _SHORTEST and _NUMBERED.search(name) and _NUMBER.fullmatch(value)
+    word = _is_wordy(value) and not _SURE.search(name)  # --sort-key timestamp, --auth kerberos
+    return not (number or word or _HARMLESS.fullmatch(value)) and _is_secret(name, value)
+
+
+def _is_wordy(value: str) -> bool:
+    return len(value) < _LONG_WORD and not any(c.isdigit() for c in value)
+
+
+def _flag_values(argv: Sequence[str]) -> Iterator[tuple[int, int, str, str]]:
+    """Yield of each value of a command line its word's number, where in that it begins, its flag's name as a variable
+    would be called, and itself."""
+    for n, word in enumerate(argv):
+        flag = _FLAG.match(word)
+        if not flag:
+            continue
+        name = "_" + flag[1].lstrip("-+~").replace("-", "_").replace(".", "_")
+        if flag[2]:
+            yield n, flag.end(), name, word[flag.end() :]
+        elif word.startswith("-") and flag.end() == len(word) and n + 1 < len(argv) and not argv[n + 1].startswith("-"):
+            yield n + 1, 0, name, argv[n + 1]
+
+
+def _parts_of(value: str) -> Iterator[str]:
+    """Yield what of a variable's value may be printed alone: it stripped, its lines, each of several values in a list,
+    and a password behind its user. Ordinary words are none, nor are the words of JSON but in its lists."""
+    lines = [line.strip() for line in value.splitlines()]
+    yield from (value.strip(), *lines)
+    if value.lstrip().startswith(("{", "[")):
+        yield from _listed_in_json(value)
+        return
+    for line in lines:
+        whole = len(lines) > 1 and " " in line  # a file's, such as YAML
+        for part in (line,) if whole else (line, *_PARTED.split(line)):
+            if not _is_ordinary(part):
+                yield part
+            if login := _LOGIN.fullmatch(part):
+                yield from (login[1], login[1].rpartition("@")[0])
+
+
+def _is_ordinary(word: str) -> bool:
+    """Tell whether a part of a variable's value may also be a word of any text."""
+    plain = word.isalpha() and len(word) < _LONG_WORD and (word.islower() or word.isupper() or word.istitle())
+    return plain or word.startswith("-----") or word.endswith("-----")
+
+
+def _listed_in_json(text: str) -> list[str]:
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [one for one in said if isinstance(one, str)] if isinstance(said, list) else []
+
+
+def _is_argv(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+
+
+def _written_forms(value: str) -> Iterator[str]:
+    """Yield a secret as it is, and as addresses, JSON, Python and base64 write it."""
+    yield value
+    for quoted in (
+        quote(value, safe="", errors="replace"),
+        quote(value, errors="replace"),
+        quote(value, safe="!*'()", errors="replace"),
+        quote_plus(value, errors="replace"),
+    ):
+        yield quoted
+        yield _ESCAPE.sub(lambda m: m[0].lower(), quoted)
+    for text in (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]):
+        yield text
+        yield text.replace("/", r"\/")
+    raw, written = value.encode(errors="replace"), repr(value)[1:-1]
+    yield from (written, repr(raw)[2:-1], value.replace("\\", "\\\\").replace("'", r"\'"))
+    yield base64.b64encode(raw).decode().rstrip("=")
+    yield base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def last_bytes(text: bytes, most: int) -> bytes:

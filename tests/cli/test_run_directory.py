@@ -110,6 +110,21 @@ def test_a_home_that_is_no_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -
     assert ls_command.main([]) == 2
 
 
+def test_secrets_of_a_command_line_are_not_listed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = published(run_dir_creation.make_run_dir(None, "r"))
+    argv = ("job.py", "--hub-token", "ArgTok55aaQQ1", "--wandb_key=ArgKey66bbRR2", "--lr", "0.1")
+    run = run_directory.read_spec(run_dir)
+    given = msgspec.structs.replace(run, entry=EntryPoint(argv=argv))
+    (run_dir / "run.json").write_bytes(msgspec.json.encode(given))
+    run_selection.remember_run(run_dir)
+    for flags in ([], ["--json"]):
+        assert ls_command.main(flags) == 0
+        assert "job.py --hub-token <secret> --wandb_key=<secret> --lr 0.1" in capsys.readouterr().out
+    assert run_directory.read_spec(run_dir).entry.argv == argv
+
+
 def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:
     run_dir = published(run_dir_creation.make_run_dir(str(tmp_path / "here"), "r"))
     with pytest.raises(UsageError, match="--resume"):

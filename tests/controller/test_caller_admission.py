@@ -101,21 +101,27 @@ async def test_a_token_is_revoked_while_the_job_runs(
         assert (await client.get("/api/v1/status", headers=shown("own"))).status == 200
 
 
+ARGV = ("t.py", "--hub-token", "ArgTok55aaQQ1")
+
+
 @pytest.mark.parametrize("right", [Right.VIEW, Right.ADMIN])
-async def test_values_of_the_environment_are_for_those_who_may_set_them(
+async def test_environments_and_secret_arguments_are_for_those_who_may_set_them(
     desk_of: Open, tmp_path: Path, right: Right
 ) -> None:
     people, digest = tmp_path / "people.json", "ab" * 32
     token = user_tokens.add_token(people, "ann", right)
     (tmp_path / f"{digest}.tar").write_bytes(b"an archive")
     async with desk_of(port=port(people)) as desk:
-        release = {"number": 0, "digest": digest, "argv": ["t.py"], "env": {"WANDB_API_KEY": "s3cret"}}
+        release = {"number": 0, "digest": digest, "argv": list(ARGV), "env": {"WANDB_API_KEY": "s3cret"}}
         body = {"verb": "update", "release": release}
         answer = await desk.client.post("/api/v1/orders", json=body, headers=shown("own"))
         assert answer.status == 200, await answer.text()
         for path in ("/api/v1/entries", "/api/v1/releases"):
             text = await (await desk.client.get(path, headers=shown(token))).text()
             assert "WANDB_API_KEY" in text and ("s3cret" in text) is (right is Right.ADMIN)
+            assert "--hub-token" in text and ("ArgTok55aaQQ1" in text) is (right is Right.ADMIN)
+        known = desk.controller.view.releases
+        assert known[max(known)].argv == ARGV, "what ranks get is what was given"
 
 
 def test_names(tmp_path: Path) -> None:
@@ -153,10 +159,11 @@ def test_secrets_are_not_written_down(tmp_path: Path) -> None:
         release: dict[str, object]
 
     AuditLog(tmp_path).record_order(
-        "ann", "here", Body("update", {"env": {"WANDB_API_KEY": "s3cret"}, "message": "faster"})
+        "ann", "here", Body("update", {"env": {"WANDB_API_KEY": "s3cret"}, "argv": ARGV, "message": "faster"})
     )
     text = (tmp_path / "audit.log").read_text()
-    assert "s3cret" not in text and "WANDB_API_KEY" in text and "faster" in text
+    assert "s3cret" not in text and "ArgTok55aaQQ1" not in text and "--hub-token" in text
+    assert "WANDB_API_KEY" in text and "faster" in text
 
 
 def test_a_flood_of_strangers_is_a_line_a_second(tmp_path: Path) -> None:

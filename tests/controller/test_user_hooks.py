@@ -102,6 +102,8 @@ async def test_a_command_gets_the_notice_and_variables(tmp_path: Path) -> None:
 
 HARM = "\x1b]52;c;ZWNobyBoaQ==\x07\x1b[2J\u202e"  # the clipboard, the screen, the direction of reading
 SECRET, TOKEN = "correct-horse-battery", "hf_" + "aB3dE5fG7hJ9kL1m"
+ARGUMENT = "ArgTok55aaQQ1"
+ARGV = ("job.py", "--hub-token", ARGUMENT, "--lr", "0.1")
 QUOTED = f"rank 0 failed: {HARM}no login with {TOKEN} and {SECRET}"
 CLEAN = "rank 0 failed: no login with <token> and <secret>"
 
@@ -111,7 +113,9 @@ async def test_nobody_outside_gets_a_secret_or_what_a_terminal_obeys(tmp_path: P
     """Of an older journal, whose alarms were not masked; a release brought the secret into the environment."""
     verdict = msgspec.structs.replace(RECORD.verdict, reason=QUOTED)
     record = msgspec.structs.replace(RECORD, cause=QUOTED, sentence=QUOTED, verdict=verdict)
-    release = Release(number=2, digest="ab" * 32, env={"HUB_PASSWORD": SECRET, "LR": "0.25"}, who="ann@example.org")
+    release = Release(
+        number=2, digest="ab" * 32, env={"HUB_PASSWORD": SECRET, "LR": "0.25"}, who="ann@example.org", argv=ARGV
+    )
     standing = JobStanding(fates={2: Fate.REFUSED}, told={2: QUOTED}, known={2: release})
     inbox = Inbox()
     command = "cat >> got.json; echo >> got.json; env -0 >> variables"
@@ -122,10 +126,13 @@ async def test_nobody_outside_gets_a_secret_or_what_a_terminal_obeys(tmp_path: P
     left = (tmp_path / "got.json").read_text(), (tmp_path / "variables").read_text(), json.dumps(inbox.got)
     for told in left:
         assert CLEAN in told or CLEAN.replace("<", "&lt;").replace(">", "&gt;") in told
-        assert not [harm for harm in (SECRET, TOKEN, "ZWNo", "\x1b", "\\u001b", "\u202e", "\\u202e") if harm in told]
+        assert not [
+            harm for harm in (SECRET, ARGUMENT, TOKEN, "ZWNo", "\x1b", "\\u001b", "\u202e", "\\u202e") if harm in told
+        ]
     notices = [json.loads(line) for line in left[0].splitlines()]
     refused = next(notice for notice in notices if notice["release"])
     assert refused["release"]["env"] == {"HUB_PASSWORD": "...", "LR": "..."}
+    assert refused["release"]["argv"] == ["job.py", "--hub-token", "<secret>", "--lr", "0.1"]
     assert refused["owner"] == refused["release"]["who"] == "ann@example.org", "it is told whose release it was"
     assert teller.said == []
 

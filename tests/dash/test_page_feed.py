@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.dash.page_feed import PageFeed, compare_sections
 from holdfast.dash.page_source import JobPresence, SourceError
-from holdfast.model.decider_events import Progress
+from holdfast.model.decider_events import Begin, Progress
 from holdfast.model.job_phase import Phase
 from holdfast.model.journal_entry import Entry
 from tests.core.test_page_view import simulated
@@ -85,6 +86,23 @@ def test_a_page_that_listens_sees_what_a_new_page_sees() -> None:
     assert view == msgspec.json.decode(feed.whole)["sections"]
     assert len(view["incidents"]) == 2
     assert feed.patches_since(feed.version) == []
+
+
+def test_secrets_of_a_command_line_are_on_no_page() -> None:
+    class GivenSource(GrowingSource):
+        def read_entries(self, after: int) -> Iterable[Entry]:
+            argv = ("job.py", "--hub-token", "ArgTok55aaQQ1", "--wandb_key=ArgKey66bbRR2", "--lr", "0.1")
+            for entry in super().read_entries(after):
+                event = entry.event
+                if isinstance(event, Begin):
+                    event = replace(event, release=replace(event.release, argv=argv))
+                yield replace(entry, event=event)
+
+    source = GivenSource()
+    source.there = 5
+    page = PageFeed(source).render()
+    assert "--hub-token" in page and "--wandb_key" in page
+    assert "ArgTok55aaQQ1" not in page and "ArgKey66bbRR2" not in page
 
 
 def test_nothing_new_is_no_version_and_who_is_far_behind_begins_anew() -> None:

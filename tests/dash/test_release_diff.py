@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.cli.page.page_sources import RunSource
@@ -37,6 +38,21 @@ def test_lines_files_and_words_that_differ_are_told(tmp_path: Path) -> None:
         below = found.lines[found.lines.index(path) + 1]
         assert below.startswith("  ") and " 64 KiB" in below, "no lines of it"
     assert "same.py" not in text and found.left_out == 0
+
+
+def test_secrets_of_the_command_line_are_not_told(tmp_path: Path) -> None:
+    one = pack(tmp_path, 1, {"train.py": b"a"})
+    one, two, other = (
+        msgspec.structs.replace(one, number=n, argv=("train.py", "--hub-token", f"ArgTok55aaQQ{n}", "--lr", lr))
+        for n, lr in ((1, "1"), (2, "1"), (3, "2"))
+    )
+    assert compare_releases(RunSource(tmp_path), one, two).lines == (
+        "of the command line only secrets differ, which are not shown",
+    )
+    assert compare_releases(RunSource(tmp_path), one, other).lines[1:] == (
+        "-train.py train.py --hub-token <secret> --lr 1",
+        "+train.py train.py --hub-token <secret> --lr 2",
+    )
 
 
 def test_what_is_long_is_cut_and_counted(tmp_path: Path) -> None:

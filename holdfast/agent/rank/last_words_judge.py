@@ -29,7 +29,7 @@ from holdfast.decoding import Content, make_decoder
 from holdfast.linux import own_process_settings, preimported_fork
 from holdfast.linux.preimported_fork import OpenFiles, Program
 from holdfast.logs import catalog_files
-from holdfast.logs.secret_masking import Masker, keep_masked_log, make_secret_masker
+from holdfast.logs.secret_masking import Masker, argv_secrets, keep_masked_log, make_secret_masker
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Exit
 from holdfast.wire import holder_messages, run_and_node_specs
@@ -251,6 +251,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent's, and then ours when it ends
     sock = socket.socket(fileno=int(sys.argv[2]))
     node = run_and_node_specs.read_json(Path(sys.argv[1]) / "spec.json", run_and_node_specs.NodeSpec)
+    mask.learn(argv_secrets(node.entry.argv))
     JudgeProcess(sock, load_catalog(node.settings.words), mask, (node.entry.cwd, sys.argv[1])).run()
 
 

@@ -18,6 +18,7 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantity_text import duration_text, phase_said, step_said
 from holdfast.core.terminal_sanitizer import strip_controls
 from holdfast.journal.journal_errors import JournalError
+from holdfast.logs.secret_masking import make_secret_masker
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.controller_request import ControllerNotRunning
 from holdfast.wire.run_and_node_specs import EntryPoint, RunEnd
@@ -115,11 +116,13 @@ def _make_row(run_dir: Path) -> RunRow:
 
 
 def _script_text(entry: EntryPoint) -> str:
-    """Return the script and its arguments as the user gave them; a path that begins with `..` is made absolute."""
+    """Return the script and its arguments as the user gave them, but for secrets; a path that begins with `..` is made
+    absolute."""
     first, *more = entry.argv
     if not entry.module and entry.cwd and os.path.normpath(first).split(os.sep)[0] == os.pardir:
         first = os.path.normpath(os.path.join(entry.cwd, first))
-    return " ".join(("-m", first, *more) if entry.module else (first, *more))
+    words = make_secret_masker().mask_argv((first, *more))
+    return " ".join(("-m", *words) if entry.module else words)
 
 
 def _ask_status(run_dir: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from holdfast.core.record.ledger import Ledger
 from holdfast.core.record.release_history import ReleaseHistory, ReleaseOverview, new_and_redone
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.journal_errors import JournalError
+from holdfast.logs.secret_masking import make_secret_masker
 from holdfast.model.code_release import Fate
 from holdfast.model.job_phase import Phase
 from holdfast.wire.controller_request import ControllerNotRunning
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
         print(f"holdfast releases: {e}", file=sys.stderr)
         return 2
     if args.json:
-        print(msgspec.json.encode(told).decode())
+        print(msgspec.json.encode(make_secret_masker().mask_commands(msgspec.to_builtins(told))).decode())
     else:
         make_output().print(render_releases(told, time.time()))
     return 0

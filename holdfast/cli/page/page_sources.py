@@ -19,8 +19,8 @@ from holdfast.decoding import from_json
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux.regular_files import read_end
-from holdfast.logs.secret_masking import env_secrets, last_bytes, make_secret_masker, trim_line
-from holdfast.model.decider_events import Order
+from holdfast.logs.secret_masking import argv_secrets, env_secrets, last_bytes, make_secret_masker, trim_line
+from holdfast.model.decider_events import Begin, Order
 from holdfast.model.journal_entry import Entry
 from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 
@@ -76,8 +76,8 @@ class RunSource(JournalSource):
 
     def read_entries(self, after: int) -> Iterator[Entry]:
         for entry in super().read_entries(after):
-            if isinstance(entry.event, Order) and entry.event.release:
-                self._mask.learn(env_secrets(entry.event.release.env))
+            if isinstance(entry.event, Order | Begin) and (release := entry.event.release):
+                self._mask.learn([*env_secrets(release.env), *argv_secrets(release.argv)])
             yield entry
 
     def open_journal(self) -> Journal:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.logs.secret_masking import HIDDEN
+from holdfast.logs.secret_masking import HIDDEN, make_secret_masker
 
 _MOST_BYTES = 64 << 20  # then refusals are no longer written; orders are
 _MOST_SHOWN = 4096  # characters of what was refused
@@ -74,4 +74,6 @@ def _redact_body(body: object) -> str:
     release = tree.get("release") if isinstance(tree, dict) else None
     if release and release.get("env"):
         release["env"] = dict.fromkeys(release["env"], HIDDEN)
+    if release and release.get("argv"):
+        release["argv"] = make_secret_masker().mask_argv(release["argv"])
     return msgspec.json.encode(tree).decode()
