@@ -85,7 +85,9 @@ def _assemble_parts(
         dialer=dialer,
         notes=AgentStateFiles(node_dir),
         ranks=ranks,
-        tracer=NodeTracer(StackTracer(spec.node, spec.nproc, clock, ras=ras_address(os.environ)), ranks.slots),
+        tracer=NodeTracer(
+            StackTracer(spec.node, spec.nproc, clock, ras=ras_address(os.environ), mask=mask), ranks.slots
+        ),
         keeper=keeper,
         staging=staging,
         diagnosis=NodeDiagnosis(spec, node_dir, ranks.environment_for, ranks.entry_for, staging.release_fault),

@@ -52,11 +52,15 @@ def rotate_file(path: Path, limit_bytes: int) -> bool:
     return True
 
 
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _keep_end(path: Path, start: int, count: int) -> None:
     """Copy `count` bytes, from offset `start`, to PATH.1. The file may grow meanwhile, so the count is fixed."""
     older = path.with_name(f"{path.name}.1")
     try:
-        with path.open("rb") as source, older.open("wb") as kept:
+        with path.open("rb") as source, open(older, "wb", opener=_open_private) as kept:
             source.seek(start)
             while count and (chunk := source.read(min(count, _CHUNK))):
                 kept.write(chunk)
