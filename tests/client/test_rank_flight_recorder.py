@@ -104,7 +104,7 @@ def test_own_stacks() -> None:
 
 def test_a_name_that_is_too_long_is_cut_between_its_parts() -> None:
     """Nobody could tell that a part of a part is a secret."""
-    whole, path = "outer.<locals>.inner", "/home/job/train.py"
+    whole, path = "outer.<locals>.inner", "/srv/job/train.py"
     assert (_fit_name(whole, "."), _fit_name(path, "/")) == (whole, path)
     assert _fit_name(f"/x/{'s' * 190}/{path[1:]}", "/") == path[1:]
     assert _fit_name("s" * 190 + "e" * 20, ".") == "s" * 190 + "e" * 10, "its beginning is known"
