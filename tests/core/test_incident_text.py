@@ -135,6 +135,14 @@ def test_a_loss_has_one_step() -> None:
     )
 
 
+def test_a_bad_state_that_the_script_restored_is_told() -> None:
+    cause = "rank 0 on n0 has a loss of nan since step 29"
+    assert told_before_phases(cause=cause, kind="loss", good_step=28, made_step=31, resumed_from=30) == (
+        f"{cause} (last good step: 28); restarted in place from step 30, a state that the script saved after its last "
+        "good step (remove that checkpoint, or it fails again), lost 1 step and 1.2 s"
+    )
+
+
 def test_failures_are_counted_besides_incidents() -> None:
     again = msgspec.structs.replace(RECORD, failures=4)
     assert incident_text.count_failures([again, RECORD]) == 5

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from holdfast.agent.rank.rank_exchange_files import read_rank_file
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.model.node_errands import ReplayHere
 from holdfast.model.replay_task import ReplayResult
@@ -18,6 +19,7 @@ from holdfast.wire.rank_memory import slot_reader
 from holdfast.wire.run_and_node_specs import EntryPoint
 
 _LOOK_S = 0.1
+_TOLD_BYTES = 64 << 20  # of a rank's signatures
 _LINGER_S = 0.5  # for others to have received what a rank that is done has sent
 _APART = ("HOLDFAST_KEEPER", "HOLDFAST_FLIGHT", "HOLDFAST_IMPORTS", "HOLDFAST_MESH")  # training's own
 
@@ -43,8 +45,10 @@ class ReplayRank:
         return self.done or self.bad_step >= 0 or self.process.returncode is not None
 
     def read_progress(self, arena: memoryview, index: int) -> None:
-        with contextlib.suppress(FileNotFoundError), open(self._told, "rb") as file:
-            for step, state, sent in replay_environment.decode_signatures(file.read()):
+        with contextlib.suppress(OSError):
+            for step, state, sent in replay_environment.decode_signatures(
+                read_rank_file(Path(self._told), _TOLD_BYTES)
+            ):
                 self.marks[step] = state
                 if sent is not None:
                     self.signed[step] = sent

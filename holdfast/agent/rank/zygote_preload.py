@@ -7,7 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 from holdfast.agent.agent_clock import AgentClock
+from holdfast.agent.rank.rank_exchange_files import read_rank_file
+from holdfast.decoding import from_json
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import PreloadZygote
 from holdfast.wire.rank_environment_defaults import make_rank_environment, with_whole_paths
@@ -18,6 +22,7 @@ _IDLE_S = 5.0  # a node that has been without ranks for so long is a standby
 # import themselves meanwhile, and in no more time; unless they would have to share processors.
 _SOON_S = 1.0
 _BETTER_S = 45.0
+_NAMES_BYTES = 4 << 20
 _NAMES_S = 5.0  # after its first step is seen, a rank has so long to write what it has imported
 
 
@@ -118,7 +123,8 @@ class ZygotePreload:
     def _learn_imports(self, held: bool) -> None:
         self._heard = self._heard or self._imports.exists()
         names = _read_names(self._imports)
-        self._imports.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a rank has put something else there
+            self._imports.unlink(missing_ok=True)
         if not names and not held:
             names = (*(_read_names(self._shared) if self._shared else ()), *self._told)
         known = {*self._asked, *self._learned}
@@ -136,6 +142,6 @@ def _processors() -> int:
 def _read_names(path: Path) -> tuple[str, ...]:
     """Return the module names listed in a file; empty if the file cannot be read."""
     try:
-        return tuple(map(str, json.loads(path.read_bytes())))
-    except (OSError, ValueError):
+        return from_json(read_rank_file(path, _NAMES_BYTES), tuple[str, ...])
+    except (OSError, msgspec.DecodeError, RecursionError):
         return ()

@@ -144,10 +144,17 @@ def _describe_recovery(record: Record) -> str:
     else:
         made = lost_steps(record)
         lost = f"{count_steps(made)} and " if made is not None else ""
-        where = f"{describe_disks(record.disks)}{_describe_apart(record)}"
+        where = f"{describe_disks(record.disks)}{_describe_apart(record)}{_describe_bad_start(record)}"
         text += f" from step {record.resumed_from}{where}{held}, lost {lost}{lost_s:.1f} s"
     stood_s = record.good_at - record.stepped_at if record.stepped_at else 0.0
     return f"{text} ({describe_phases(record)}){describe_stood(stood_s)}"
+
+
+def _describe_bad_start(record: Record) -> str:
+    """Return a clause that the script went on from a state that it had saved when its loss was bad already."""
+    if record.kind != Kind.LOSS or record.counted or not 0 <= record.good_step < (record.resumed_from or 0):
+        return ""
+    return ", a state that the script saved after its last good step (remove that checkpoint, or it fails again)"
 
 
 def describe_stood(seconds: float) -> str:

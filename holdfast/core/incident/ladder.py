@@ -342,8 +342,8 @@ def _judge_loss(case: IncidentCase) -> Verdict:
         return _restarts_used_up(case)
     cause = case.cause
     if case.max_restarts is None and case.is_stuck:
-        what = "stood out" if case.is_spike else "was not finite"
-        return _give_up(f"the loss {what} {case.fruitless_restarts + 1} times without progress: data or code")
+        what = f"{'stood out' if case.is_spike else 'was not finite'} {case.fruitless_restarts + 1} times"
+        return _give_up(f"the loss {what} without progress: data, code, or a checkpoint of the script with a bad state")
     skips, eases = loss_remedy.apply_response(cause.response, case.step, cause.not_after)
     if eases or (skips and case.skippable):  # a rank that leaves none out would wait for the others for ever
         return Verdict(remedy=Remedy.SKIP, skips=skips, eases=eases, reason=loss_remedy.describe_remedy(skips, eases))

@@ -292,10 +292,11 @@ class Incident(msgspec.Struct, kw_only=True):
         return min((alarm.not_after for alarm in self.alarms if alarm.not_after is not None), default=None)
 
     def _good_step(self, resumed_from: int | None) -> int:
-        """Return the last good step. The step resumed from counts even if a silent node never reported it."""
+        """Return the last good step. The step resumed from counts even if a silent node never reported it, unless it is
+        in doubt: a script may have saved, and restored, a state that was bad already."""
         good_step = self.good_step if self.good_step >= 0 else self.stood_step
-        told = not self._is_counted and good_step >= 0 and resumed_from is not None
-        return max(good_step, resumed_from or 0) if told else good_step
+        reached = max(good_step, resumed_from or 0) if good_step >= 0 and not self._is_counted else good_step
+        return reached if self.not_after is None else min(reached, max(good_step, self.not_after))
 
     @property
     def _is_counted(self) -> bool:

@@ -161,7 +161,12 @@ def _explain_finding(finding: CauseFinding, klass: FailureClass) -> str:
         return f"{klass.title}. This is what ranks say when another one has failed, and nothing shows which, or why."
     if root.row.role == "hint":
         return f"{klass.title}, perhaps: nobody says so plainly, what {who.strip() or 'somebody'} says hints at it."
-    first = f"{who.strip() or 'somebody'} said so first" if not is_own_sentence(root.said) else "holdfast said so"
+    others = {hit.rank for hit in finding.hits if hit.klass == root.klass and hit.row.role == "cause"} - {
+        root.rank,
+        None,
+    }
+    order = "first" if not others or root.rank is None else "and others, in an order that is not known"
+    first = f"{who.strip() or 'somebody'} said so {order}" if not is_own_sentence(root.said) else "holdfast said so"
     at = f", at {root.raised.origin}" if root.raised and root.raised.origin else ""
     count = finding.echoes
     lines = "1 line is a mere echo" if count == 1 else f"{count} lines are mere echoes"
