@@ -1,6 +1,7 @@
 """Logs of ranks that write too much: the bound on what they take of the disk."""
 
 import resource
+import stat
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,7 @@ def test_rotation_keeps_the_end(tmp_path: Path) -> None:
         assert rotate_file(path, 100)
         assert path.read_bytes() == b""
         assert (tmp_path / "stdout.log.1").read_bytes() == b"a" * 50 + b"b" * 50
+        assert stat.S_IMODE((tmp_path / "stdout.log.1").stat().st_mode) == 0o600
         writer.write(b"c")
         assert path.read_bytes() == b"c", "its writers are none the wiser"
         writer.write(b"d" * 1000)

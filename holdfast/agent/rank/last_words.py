@@ -16,6 +16,12 @@ def rank_folder(log_dir: str, generation: int, rank: int) -> Path:
     return Path(log_dir) / f"gen-{generation}" / f"rank-{rank}"
 
 
+def make_rank_folder(where: Path) -> None:
+    """Make a rank's log folder and its generation's, for this user alone: what ranks print may be secret."""
+    where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    where.mkdir(mode=0o700, exist_ok=True)
+
+
 def last_words(where: Path) -> tuple[str, ...]:
     """Return the last lines of stdout, then the last lines of stderr, where the cause usually stands."""
     return (*_read_tail(where / "stdout.log"), *_read_tail(where / "stderr.log"))
