@@ -33,6 +33,7 @@ from holdfast.core.incident.alarm_rate_limit import AlarmRateLimit
 from holdfast.core.log_analysis import megatron_progress
 from holdfast.core.log_analysis.megatron_progress import MegatronProgress
 from holdfast.core.record.gpu_peak import peak_of_ranks
+from holdfast.linux.regular_files import read_start
 from holdfast.logs import catalog_files
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.observation import Gauge, Line, LinkTraffic, StepValues, Strain
@@ -46,6 +47,7 @@ _LOGS_S = 1.0
 _LOOK_S = 2.0  # how often the threads themselves are looked at
 _SLICE_S = 0.02  # of the loop, for what ranks write: it may be made of nothing but lines that rows look for
 _HURRY_S = 0.05  # what a rank's end may wait for the kernel's log
+_SHORT_BYTES = 1024  # of files that hold a pid or a host's name
 _log = logging.getLogger("holdfast.agent")
 
 
@@ -364,6 +366,6 @@ def _lock_file(path: Path) -> int | None:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text()
+        return read_start(path, _SHORT_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""

@@ -79,13 +79,14 @@ def _assemble_parts(
         lambda: [*ranks.held.values()], controller_clock.wall_s, clock,
     )  # fmt: skip
     health = HealthMonitor(node_dir, spec, ties)
+    tracer = StackTracer(spec.node, spec.nproc, clock, ras=ras_address(os.environ), mask=mask)
     return AgentParts(
         clock=clock,
         controller_clock=controller_clock,
         dialer=dialer,
         notes=AgentStateFiles(node_dir),
         ranks=ranks,
-        tracer=NodeTracer(StackTracer(spec.node, spec.nproc, clock, ras=ras_address(os.environ)), ranks.slots),
+        tracer=NodeTracer(tracer, ranks.slots),
         keeper=keeper,
         staging=staging,
         diagnosis=NodeDiagnosis(spec, node_dir, ranks.environment_for, ranks.entry_for, staging.release_fault),

@@ -241,7 +241,7 @@ class Holder:
         files = [own_process_settings.open_input(request.stdin)]
         try:
             for path in (request.stdout, request.stderr):
-                files.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+                files.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
             pid = child_process.start(list(request.argv), request.env, request.cwd, (files[0], files[1], files[2]))
         except OSError as e:
             self._send_agent(StartRefused(key=request.key, error=str(e)))

@@ -5,7 +5,6 @@ import errno
 import fcntl
 import mmap
 import os
-import stat
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from contextlib import suppress
 from holdfast.checkpoint.manifest import BLOCK_BYTES, block_count, checksum_block
 from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.write_lane import WritePulse
+from holdfast.linux.regular_files import open_regular
 
 THREADS = 4  # they wait more than they work: while one checks its block, the device still has enough to do
 _ALIGNED = 4096  # addresses, offsets and lengths of direct I/O are multiples of this
@@ -132,15 +132,6 @@ def _write_blocks(file: "_OutputFile", source: MemoryRanges, threads: int, pulse
 
     run_in_threads(len(sums), threads, work)
     return "".join(sums)
-
-
-def open_regular(path: str) -> int:
-    """Open a file for reading. Raise OSError for a pipe or another special file, because it might block for ever."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise OSError(errno.EINVAL, "it is no regular file")
 
 
 def make_room(fd: int, size: int) -> None:

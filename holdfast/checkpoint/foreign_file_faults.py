@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
-from holdfast.checkpoint.direct_io import open_regular
 from holdfast.checkpoint.pickle_outline import Blank, OutlineError, outline_pickle
+from holdfast.linux.regular_files import open_file
 
 _HEAD_BYTES = 8  # of a safetensors file: the length of its header
 _MOST_HEADER_BYTES = 100_000_000
@@ -99,11 +99,6 @@ def _is_whole_record(record: io.BufferedReader) -> bool:
     while record.read(_PIECE_BYTES):
         pass
     return True
-
-
-def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading. Raise OSError for a pipe or another special file, because it might block for ever."""
-    return open(open_regular(str(path)), "rb")
 
 
 def read_small(path: Path, most: int) -> bytes:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from holdfast.checkpoint.direct_io import InputFile, open_regular, write_file
+from holdfast.checkpoint.direct_io import InputFile, write_file
 from holdfast.checkpoint.manifest import (
     WriteAttempt,
     check_small,
@@ -20,6 +20,7 @@ from holdfast.checkpoint.manifest import (
 )
 from holdfast.checkpoint.storage_errors import StorageError
 from holdfast.checkpoint.write_lane import WritePulse
+from holdfast.linux.regular_files import open_regular
 
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 

@@ -21,7 +21,6 @@ from holdfast.checkpoint.foreign_file_faults import (
     distcp_fault,
     end_fault,
     first_fault,
-    open_file,
     read_json,
     read_places,
 )
@@ -30,6 +29,7 @@ from holdfast.checkpoint.pickle_outline import Blank, OutlineError, outline_pick
 from holdfast.core.terminal_sanitizer import plain_line
 from holdfast.decoding import from_json
 from holdfast.linux.limited_child import ChildEndedError, call_in_child
+from holdfast.linux.regular_files import open_file
 
 _STATES = "mp_rank_*model_states.pt"
 _ZERO = re.compile(r"(\w*zero_pp_rank)_(\d+)_mp_rank_(\d+)_((?:optim|model)_states\.pt)")

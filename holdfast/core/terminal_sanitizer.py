@@ -48,6 +48,11 @@ def plain_line(text: str) -> str:
     return _as_text(strip_controls(text)).replace("\n", " ")
 
 
+def plain_lines(text: str) -> list[str]:
+    """Return the lines of a text of others without anything that a terminal would obey."""
+    return _as_text(strip_controls(text)).split("\n")
+
+
 def _as_text(text: str) -> str:
     """Return the text with U+FFFD in place of bytes that are no valid text. File names may contain such bytes."""
     return _HALVES.sub("\ufffd", text)

@@ -14,6 +14,7 @@ from holdfast.core.log_analysis.failure_catalog import UNKNOWN, FailureCatalog
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.holdfast_console_log import read_last_incident
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
+from holdfast.linux.regular_files import open_file
 from holdfast.logs.learned_words import LearnedWords
 from holdfast.logs.learned_words_diagnosis import weigh_words
 from holdfast.logs.telling_lines_reader import read_telling_lines
@@ -54,7 +55,7 @@ def open_log(path: Path) -> RankLog:
     """Return the log at this path. The path tells which rank wrote it, and whether it is a kernel log."""
     found = _RANK.search(path.name) or _FOLDER.search("/".join(path.parts[-3:-1]))
     rank = int(found[1]) if found else None
-    return RankLog(open=lambda: path.open("rb"), rank=rank, kernel=bool(_KERNEL.search(path.name)))
+    return RankLog(open=lambda: open_file(path), rank=rank, kernel=bool(_KERNEL.search(path.name)))
 
 
 def diagnose_logs(

@@ -72,7 +72,8 @@ def _open_logs(request: OpinionRequest) -> list[RankLog]:
     """Return the ends of the generation's logs, with those of failed ranks last. If there are no logs, return the last
     lines that the request brings."""
     first = {f"rank-{rank}" for rank in request.ranks}
-    paths = sorted(Path(request.folder).rglob("*.log"), key=lambda path: (path.parent.name not in first, path))
+    found = filter(Path.is_file, Path(request.folder).rglob("*.log"))
+    paths = sorted(found, key=lambda path: (path.parent.name not in first, path))
     chosen = reversed(paths[:_FILES])
     logs = [RankLog(open=lambda path=path: _open_end(path)) for path in chosen]  # type: ignore[misc]
     return logs or [RankLog(open=lambda: io.BytesIO("\n".join(request.last_lines).encode("utf-8", "replace")))]

@@ -26,7 +26,7 @@ from urllib.parse import quote, quote_plus
 
 import msgspec
 
-from holdfast.core.terminal_sanitizer import CUT, cut_words
+from holdfast.core.terminal_sanitizer import CUT, cut_words, plain_lines
 from holdfast.model.detector_alarm import Alarm
 
 _FIXED = frozenset({"who", "owner", "node", "nodes", "suspects", "run_id", "digest", "signature"})
@@ -211,7 +211,8 @@ class MaskingFormatter(logging.Formatter):
         self._mask = mask
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(self._mask.mask_lines(super().format(record).split("\n")))
+        lines = plain_lines(super().format(record))
+        return "\n  ".join(self._mask.mask_lines(lines))  # indented: no text that is quoted can pose as an entry
 
 
 def keep_masked_log(log: logging.Handler, mask: Masker) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,6 +162,7 @@ def test_a_program_that_is_not_there_is_refused(bench: Bench, tmp_path: Path) ->
     errors = [told.error for told in bench.heard() if isinstance(told, StartRefused)]
     assert len(errors) == 3 and all(os.strerror(errno.ENOENT) in error for error in errors)
     assert bench.holder.ranks == {}
+    assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600, "what ranks print may be secret"
 
 
 def test_what_a_dead_agent_still_wanted_is_not_done(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

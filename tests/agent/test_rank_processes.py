@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import socket
+import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -135,6 +136,7 @@ async def test_ranks_are_executed_with_torchruns_environment(
     assert second.env["HOLDFAST_SLOT"] == f"{bench.arena}:1"
     where = tmp_path / "logs" / "gen-2" / "rank-5"
     assert second.stdout == str(where / "stdout.log")
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (where, where.parent)} == {0o700}
     assert (where / "pid").read_text() == "101\n"
     assert [rank.pid for rank in bench.ranks.running_ranks()] == [100, 101]
 

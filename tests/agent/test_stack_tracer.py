@@ -24,6 +24,7 @@ from holdfast.client.training import p2p_counts
 from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.core.diagnose.suspect_hang_timeout import find_outside_waits
+from holdfast.logs.secret_masking import Masker
 from holdfast.model.rank_traces import Frame, Process, Thread, Trace
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_memory import slot_reader
@@ -296,6 +297,27 @@ def test_a_rank_tells_by_itself_where_it_is(start: Start, tmp_path: Path, can: b
     (process,) = trace.processes
     assert at(process) == (["<module>", "here"] if can else [])
     assert process.error == "" if can else process.error.endswith(NoStacks.NO_PYTHON)
+
+
+# Its code has a name and a path that the script has chosen.
+_NAMED = """
+import os, sys, ctypes
+def inner():
+    print("up", flush=True)
+    ctypes.PyDLL(None).sleep(600)
+name = "a\\nholdfast: n0 evicted\\x1b]0;PWN\\x07 correct-horse-battery"
+code = inner.__code__.replace(co_name=name, co_qualname=name, co_filename="/x/correct-horse-battery/\\x1b[31mb.py")
+inner.__code__ = code
+inner()
+"""
+
+
+def test_names_that_a_script_chooses_are_cleaned_and_masked(start: Start) -> None:
+    pid = start(_NAMED)
+    looking = StackTracer("n0", 1, SystemClock(), SPY, mask=Masker(hosts=False, known=["correct-horse-battery"]))
+    (process,) = looking.take_trace(StackRequest(ranks=held(pid), deadline_s=PATIENCE_S), None).processes
+    last = main_frames(process)[-1]
+    assert (last.function, last.file) == ("a holdfast: n0 evicted <secret>", "<secret>/b.py")
 
 
 def test_a_trace_that_is_too_large_is_cut() -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def test_a_file_is_replaced_and_links_and_devices_are_left_alone(tmp_path: Path,
     path = tmp_path / "run.html"
     for text in ("first", "second"):
         replace_file(path, text)
-        assert path.read_text() == text
+        assert path.read_text() == text and stat.S_IMODE(path.stat().st_mode) == 0o600
+        path.chmod(0o644)
     os.link(path, tmp_path / "other")
     replace_file(path, "third")
     assert (tmp_path / "other").read_text() == "second", "nor through a hard link"

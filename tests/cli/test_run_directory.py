@@ -89,6 +89,7 @@ def test_the_same_id_twice_and_ids_that_are_no_names(home: Path) -> None:
     assert second.parent == first.parent and second.name.startswith(first.name + "-")
     logs = [run_dir_creation.make_log_dir(str(home / "logs"), first, "a/b") for _ in range(2)]
     assert len(set(logs)) == 2 and all(log.parent == home / "logs" for log in logs)
+    assert {stat.S_IMODE(log.stat().st_mode) for log in logs} == {0o700}, "ranks may print secrets"
     assert run_dir_creation.make_log_dir(None, first, "a/b") == first / "logs"
 
 

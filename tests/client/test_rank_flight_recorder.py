@@ -14,6 +14,7 @@ from holdfast.client.training import rank_flight_recorder
 from holdfast.client.training.p2p_counts import MessageCounts
 from holdfast.client.training.rank_flight_recorder import (
     FlightRecorder,
+    _fit_name,
     newest_collective,
     sample_arrivals,
     thread_stacks,
@@ -99,6 +100,14 @@ def test_own_stacks() -> None:
     assert (tid, main) == (threading.main_thread().ident, True)
     assert any(function.startswith("test_own_stacks") for function, _, _ in frames)
     assert recorder.ident not in {tid for tid, *_ in others}
+
+
+def test_a_name_that_is_too_long_is_cut_between_its_parts() -> None:
+    """Nobody could tell that a part of a part is a secret."""
+    whole, path = "outer.<locals>.inner", "/srv/job/train.py"
+    assert (_fit_name(whole, "."), _fit_name(path, "/")) == (whole, path)
+    assert _fit_name(f"/x/{'s' * 190}/{path[1:]}", "/") == path[1:]
+    assert _fit_name("s" * 190 + "e" * 20, ".") == "s" * 190 + "e" * 10, "its beginning is known"
 
 
 SCRIPT = """

@@ -79,7 +79,9 @@ def test_a_bad_folder_or_log_is_told_and_nothing_is_lost(bare: Zygote, tmp_path:
 
 def test_output_is_appended(bare: Zygote, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os, fcntl; print(bool(fcntl.fcntl(1, fcntl.F_GETFL) & os.O_APPEND))")
-    assert bare.run("script.py", cwd=tmp_path).out == "True\n"
+    rank = bare.fork("script.py", cwd=tmp_path)
+    assert bare.wait(rank).out == "True\n"
+    assert (rank.folder / "out").stat().st_mode & 0o777 == 0o600, "what ranks print may be secret"
 
 
 def children(zygote: Zygote) -> list[int]:

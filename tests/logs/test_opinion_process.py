@@ -72,6 +72,17 @@ def test_it_reads_the_end_of_what_the_failed_rank_wrote(tmp_path: Path) -> None:
     assert reply.opinion is not None and CAUSE in str(reply.opinion.lines)
 
 
+@pytest.mark.timeout(20)
+def test_it_waits_for_no_pipe_in_place_of_a_log(tmp_path: Path) -> None:
+    folder = tmp_path / "gen-1" / "rank-3"
+    folder.mkdir(parents=True)
+    (folder / "stdout.log").write_text(f"error: {CAUSE}\n")
+    os.mkfifo(folder / "stderr.log")
+    asked = msgspec.structs.replace(request(folder=tmp_path / "gen-1"), last_lines=())
+    reply = opinion_process.answer_request(asked)
+    assert reply.opinion is not None and CAUSE in str(reply.opinion.lines)
+
+
 def test_a_model_that_does_not_help_costs_a_sentence() -> None:
     with serving(sending(500)) as model:
         reply = opinion_process.answer_request(request(model.url))

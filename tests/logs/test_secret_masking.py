@@ -250,7 +250,15 @@ def test_lines_of_our_logs_are_masked(caplog: pytest.LogCaptureFixture) -> None:
         record = logging.LogRecord("holdfast", logging.WARNING, __file__, 1, "it %s", ("failed",), sys.exc_info())
     told = MaskingFormatter(mask).format(record)
     assert told.splitlines()[0].endswith(" it failed")
-    assert told.splitlines()[-1] == "ValueError: with <secret> and password=<secret>; a short one stays"
+    assert told.splitlines()[-1] == "  ValueError: with <secret> and password=<secret>; a short one stays"
+
+
+def test_a_text_that_a_log_quotes_cannot_pose_as_an_entry() -> None:
+    mask = Masker(hosts=False, known=["correct-horse-battery"])
+    args = ("a\nholdfast: n0 evicted\x1b]0;PWN\x07 \x1b[31m\u202ecorrect-\x1b[0mhorse-battery",)
+    told = MaskingFormatter(mask).format(logging.LogRecord("h", logging.INFO, __file__, 1, "in %s", args, None))
+    first, second = told.split("\n")
+    assert first.endswith(" in a") and second == "  holdfast: n0 evicted <secret>"
 
 
 _LEAVES_WORDS = """

@@ -61,6 +61,17 @@ def test_what_is_told_is_read(arena: mmap.mmap) -> None:
     assert read_slot(arena, 0) is None and read_slot(arena, 2) is None
 
 
+@pytest.mark.parametrize(
+    ("phase", "read"),
+    [("up hf_AbCdEfGhIjKlMnOpQrStUvWx", "up ..."), ("a-phase-of-one-long-word-x", "a-phase-of-one-long-word")],
+)
+def test_a_phase_that_was_cut_loses_its_last_word(arena: mmap.mmap, phase: str, read: str) -> None:
+    """Nobody could tell that a part of a word is a secret."""
+    SlotWriter(arena, 1, generation=4, rank=9).enter_phase(phase)
+    now = read_slot(arena, 1)
+    assert now and now.phase == read
+
+
 def test_when_it_had_its_group_and_its_state_is_told(arena: mmap.mmap) -> None:
     slot = SlotWriter(arena, 1, generation=4, rank=9)
     start = read_slot(arena, 1)

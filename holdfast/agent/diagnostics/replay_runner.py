@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from holdfast.agent.rank.rank_exchange_files import read_rank_file
 from holdfast.core.incident.incident_text import describe_exit
+from holdfast.linux.regular_files import read_start
 from holdfast.model.node_errands import ReplayHere
 from holdfast.model.replay_task import ReplayResult
 from holdfast.wire import replay_environment
@@ -46,9 +46,7 @@ class ReplayRank:
 
     def read_progress(self, arena: memoryview, index: int) -> None:
         with contextlib.suppress(OSError):
-            for step, state, sent in replay_environment.decode_signatures(
-                read_rank_file(Path(self._told), _TOLD_BYTES)
-            ):
+            for step, state, sent in replay_environment.decode_signatures(read_start(Path(self._told), _TOLD_BYTES)):
                 self.marks[step] = state
                 if sent is not None:
                     self.signed[step] = sent

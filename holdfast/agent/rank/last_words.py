@@ -1,9 +1,9 @@
 """Reads a rank's last words from its output files."""
 
-import os
 from pathlib import Path
 
 from holdfast.core.terminal_sanitizer import strip_controls
+from holdfast.linux.regular_files import read_end
 from holdfast.logs.secret_masking import last_bytes
 
 _TAIL_BYTES = 512 << 10  # of each file: a cause may lie far before the end, behind what others shouted
@@ -14,6 +14,12 @@ _OURS = "holdfast: "
 
 def rank_folder(log_dir: str, generation: int, rank: int) -> Path:
     return Path(log_dir) / f"gen-{generation}" / f"rank-{rank}"
+
+
+def make_rank_folder(where: Path) -> None:
+    """Make a rank's log folder and its generation's, for this user alone: what ranks print may be secret."""
+    where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    where.mkdir(mode=0o700, exist_ok=True)
 
 
 def last_words(where: Path) -> tuple[str, ...]:
@@ -39,10 +45,7 @@ def _written_at(path: Path) -> float:
 
 def _read_tail(path: Path) -> tuple[str, ...]:
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES - 1))
-            text = last_bytes(file.read(), _TAIL_BYTES).decode("utf-8", "replace")
+        text = last_bytes(read_end(path, _TAIL_BYTES + 1), _TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ()
     lines = (line.rstrip()[:_LINE_CHARS] for line in strip_controls(text.replace("\r", "\n")).split("\n"))

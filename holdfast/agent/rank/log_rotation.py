@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from holdfast.agent.rank import last_words
+from holdfast.linux.regular_files import open_file
 from holdfast.wire.holder_messages import HolderRank, RankKey
 from holdfast.wire.run_and_node_specs import NodeSpec
 
@@ -52,11 +53,16 @@ def rotate_file(path: Path, limit_bytes: int) -> bool:
     return True
 
 
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _keep_end(path: Path, start: int, count: int) -> None:
     """Copy `count` bytes, from offset `start`, to PATH.1. The file may grow meanwhile, so the count is fixed."""
     older = path.with_name(f"{path.name}.1")
     try:
-        with path.open("rb") as source, older.open("wb") as kept:
+        older.unlink(missing_ok=True)  # never into what a rank may have put there, such as a pipe
+        with open_file(path) as source, open(older, "xb", opener=_open_private) as kept:
             source.seek(start)
             while count and (chunk := source.read(min(count, _CHUNK))):
                 kept.write(chunk)

@@ -2,30 +2,19 @@
 the job's figures, trackers, where losses are read, and whether the script can be replayed."""
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.direct_io import open_regular
 from holdfast.decoding import from_json
+from holdfast.linux.regular_files import read_start
 from holdfast.model.job_and_seats import Dims
 from holdfast.wire import progress_environment, replay_environment, run_and_node_specs
 from holdfast.wire.agent_messages import JobFigures
 
 _WORDS_BYTES = 200  # of a file in which a rank says where its losses are read from, or which trackers it uses
 _NOTE_BYTES, _MESH_BYTES = 4096, 16 << 20  # a larger one is no such note, or of more ranks than any job has
-
-
-def read_rank_file(path: Path, most: int) -> bytes:
-    """Return at most this much of a file that a rank may write. Raise OSError for a pipe or a device, which could keep
-    the agent waiting for ever."""
-    fd = open_regular(str(path))
-    try:
-        return os.read(fd, most)
-    finally:
-        os.close(fd)
 
 
 def read_notes(mesh: Path) -> dict[str, Any]:
@@ -37,7 +26,7 @@ def read_notes(mesh: Path) -> dict[str, Any]:
 def read_mesh(path: Path) -> Dims:
     """Return the parallel groups that a rank has reported; empty if the file is missing or damaged."""
     try:
-        return from_json(read_rank_file(path, _MESH_BYTES), Dims)
+        return from_json(read_start(path, _MESH_BYTES), Dims)
     except (OSError, msgspec.DecodeError, RecursionError):
         return ()
 
@@ -45,7 +34,7 @@ def read_mesh(path: Path) -> Dims:
 def read_replayable(folder: Path) -> str:
     """Return "seeded" or "unseeded", as the script declared for replays; empty if it declared nothing."""
     try:
-        note = from_json(read_rank_file(folder / replay_environment.NOTE, _NOTE_BYTES), dict[str, object])
+        note = from_json(read_start(folder / replay_environment.NOTE, _NOTE_BYTES), dict[str, object])
     except (OSError, msgspec.DecodeError, RecursionError):
         return ""
     return "seeded" if note.get("seeded") else "unseeded"
@@ -63,7 +52,7 @@ def read_trackers(folder: Path) -> str:
 
 def _read_text(path: Path) -> str:
     try:
-        return read_rank_file(path, _WORDS_BYTES).decode("utf-8", "replace")
+        return read_start(path, _WORDS_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 

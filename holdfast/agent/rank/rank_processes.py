@@ -223,7 +223,7 @@ class RankProcesses:
         if key in self.held:
             return ""  # an earlier agent got this far with the same errand
         try:
-            where.mkdir(parents=True, exist_ok=True)
+            last_words.make_rank_folder(where)
         except OSError as e:
             return f"rank {rank}: cannot make its log folder {where}: {e.strerror}"
         self._recorders.learn_and_clear(local, self.slots)
@@ -280,7 +280,7 @@ class RankProcesses:
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
         start = self._make_start(errand, spare_key(rank), where, env)
         if start.entry.zygote and not self.cold:
-            where.mkdir(parents=True, exist_ok=True)
+            last_words.make_rank_folder(where)
             self._spares.start(rank, self._request_start(start.key, start.fork()), how)
 
     def _end_spare(self, key: RankKey) -> None:

@@ -21,15 +21,15 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
+from holdfast.agent.masked_news import mask_trace
 from holdfast.agent.rank.nccl_ras import ask_ras
 from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.system import procfs
 from holdfast.agent.system.procfs import ProcessStat
 from holdfast.core.diagnose.ras_status import telling_lines
-from holdfast.core.diagnose.stack_folding import shorten_path
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.decoding import make_decoder
-from holdfast.logs.secret_masking import make_secret_masker
+from holdfast.logs.secret_masking import Masker, make_secret_masker
 from holdfast.model.rank_traces import Flight, Frame, Process, Thread, Trace
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import TraceRequest
@@ -110,8 +110,18 @@ def find_spy() -> str | None:
 
 
 class StackTracer:
-    def __init__(self, node: str, nproc: int, clock: AgentClock, spy: str | None = None, ras: str = "") -> None:
+    def __init__(
+        self,
+        node: str,
+        nproc: int,
+        clock: AgentClock,
+        spy: str | None = None,
+        ras: str = "",
+        *,
+        mask: Masker | None = None,
+    ) -> None:
         """`ras` is the address at which ranks answer for NCCL; empty if none does."""
+        self._mask = mask or make_secret_masker()
         self._node = node
         self._nproc = nproc
         self._clock = clock
@@ -147,7 +157,7 @@ class StackTracer:
             stacks = self._ask_ranks(arena, subjects, stacks, until)
             slots = {r.rank: r for i in range(self._nproc) if (r := slot_reader.read_slot(arena, i))}
         found = [self._describe_process(s, one, slots.get(s[0])) for s, one in zip(subjects, stacks, strict=True)]
-        return Trace(
+        trace = Trace(
             node=self._node,
             at=began_at + asked.offset_s,
             processes=(*found, *lost),
@@ -155,6 +165,7 @@ class StackTracer:
             ras=ras.result(),
             took_s=self._clock.monotonic() - began,
         )
+        return mask_trace(self._mask, trace)
 
     def _known_ranks(self, ranks: Sequence[HolderRank]) -> tuple[list[Subject], list[Process]]:
         """Return the ranks whose pids still belong to them, and a record of each rank that is gone."""
@@ -337,7 +348,7 @@ def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     own = frames[ours[-1] + 1 :] if ours and len(frames) > ours[-1] + 1 else frames
     if len(own) > _FRAMES:
         own = own[:_OUTER] + own[_OUTER - _FRAMES :]
-    return tuple(Frame(f.function[:200], shorten_path(f.file)[-200:], f.line) for f in own)
+    return own
 
 
 def fit_trace(trace: Trace, limit_bytes: int) -> Trace:

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.agent_clock import AgentClock
-from holdfast.agent.rank.rank_exchange_files import read_rank_file
 from holdfast.decoding import from_json
+from holdfast.linux.regular_files import read_start
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.holder_messages import PreloadZygote
 from holdfast.wire.rank_environment_defaults import make_rank_environment, with_whole_paths
@@ -142,6 +142,6 @@ def _processors() -> int:
 def _read_names(path: Path) -> tuple[str, ...]:
     """Return the module names listed in a file; empty if the file cannot be read."""
     try:
-        return from_json(read_rank_file(path, _NAMES_BYTES), tuple[str, ...])
+        return from_json(read_start(path, _NAMES_BYTES), tuple[str, ...])
     except (OSError, msgspec.DecodeError, RecursionError):
         return ()

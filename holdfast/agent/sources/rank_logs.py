@@ -7,6 +7,7 @@ from pathlib import Path
 
 from holdfast.agent.rank import last_words
 from holdfast.agent.sources import Signal
+from holdfast.linux.regular_files import open_file
 from holdfast.model.observation import Line
 
 _LINE_BYTES = 4096  # of one line; the rest of it is dropped
@@ -79,11 +80,11 @@ class LogFollower:
             if size == self._offset:
                 return b""
             start = max(self._offset, size - limit_bytes)
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 file.seek(start)
                 text = file.read(size - start)
         except OSError:
-            return b""  # not there yet
+            return b""  # not there yet, or no regular file
         if start > self._offset:
             self._skipped += start - self._offset
             self._torn = b""

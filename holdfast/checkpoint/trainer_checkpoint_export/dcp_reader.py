@@ -10,11 +10,12 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from holdfast.checkpoint import dcp
-from holdfast.checkpoint.foreign_file_faults import open_file, read_small
+from holdfast.checkpoint.foreign_file_faults import read_small
 from holdfast.checkpoint.manifest import METADATA
 from holdfast.checkpoint.state_image import StateError
 from holdfast.checkpoint.trainer_checkpoint_export.kept_pickle import NotUnderstoodError, load_kept
 from holdfast.checkpoint.trainer_checkpoint_export.whole_tensors import MODEL, OPTIMIZER, LaterTensor, WholeState
+from holdfast.linux.regular_files import open_file
 
 _MOST_METADATA_BYTES = 2 << 30
 _STATE = re.compile(r"(?:chained_\d+\.)?optim(?:izer)?\.")  # what names of an optimizer's tensors begin with

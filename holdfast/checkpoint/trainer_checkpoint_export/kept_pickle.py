@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2
 
-from holdfast.checkpoint.foreign_file_faults import open_file
 from holdfast.checkpoint.pickle_outline import PICKLE_DAMAGE
 from holdfast.checkpoint.storage_errors import StorageError
+from holdfast.linux.regular_files import open_file
 
 _MOST_PICKLE_BYTES = 1 << 30  # it holds no tensors
 _TORCHSCRIPT = "constants.pkl"  # torch.load would hand such a file to another loader

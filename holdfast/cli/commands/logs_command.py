@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from holdfast.cli.terminal.rank_console import (
     write_all,
 )
 from holdfast.core.rank_ranges import format_ranks
+from holdfast.linux.regular_files import open_file
 from holdfast.wire import run_and_node_specs
 from holdfast.wire.run_and_node_specs import RunEnd, RunSpec
 
@@ -139,12 +141,22 @@ def _show_end(path: Path, fd: int, prefix: bytes, count: int) -> None:
     lines: deque[tuple[bytes, Path]] = deque(maxlen=count or None)
     for one in (path.with_name(f"{path.name}.1"), path):  # what was rotated away comes before
         try:
-            with one.open("rb") as file:
-                lines.extend((line, one) for line in file)
+            lines.extend((line, one) for line in _read_lines(one))
         except FileNotFoundError:
             continue
+        except OSError as e:
+            print(f"holdfast: cannot read {one}: {e.strerror}", file=sys.stderr, flush=True)
     for line, one in lines:
         write_all(fd, prefix + shown_line(line.rstrip(b"\r\n").rpartition(b"\r")[2], one) + b"\n")
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines that a file has now: a rank may write faster than we read."""
+    with open_file(path) as file:
+        left = os.fstat(file.fileno()).st_size
+        while line := file.readline(left):
+            yield line
+            left -= len(line)
 
 
 def _log_console(run: RunSpec, said: Path, ranks: frozenset[int], streams: int) -> Console:

@@ -1,6 +1,5 @@
 """Where the page's facts come from: a run directory and its controller, a journal alone, or a distant controller."""
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from holdfast.dash.page_source import JobPresence, SourceError, may_order
 from holdfast.decoding import from_json
 from holdfast.journal.journal_errors import JournalError
 from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.linux.regular_files import read_end
 from holdfast.logs.secret_masking import argv_secrets, env_secrets, last_bytes, make_secret_masker, trim_line
 from holdfast.model.decider_events import Begin, Order
 from holdfast.model.journal_entry import Entry
@@ -135,10 +135,11 @@ def _run_secrets(run_dir: Path) -> list[str]:
 def _last_lines(folder: Path) -> Iterable[str]:
     for name in ("stdout.log", "stderr.log"):
         try:
-            with (folder / name).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES - 1))
-                text = last_bytes(file.read(), _TAIL_BYTES)
-        except OSError:
+            text = last_bytes(read_end(folder / name, _TAIL_BYTES + 1), _TAIL_BYTES)
+        except FileNotFoundError:
+            continue
+        except OSError as e:
+            yield f"{name[3:6]}  cannot read {name}: {e.strerror}"
             continue
         lines = text.decode("utf-8", "replace").removesuffix("\n").split("\n") if text else []
         yield from (f"{name[3:6]}  {trim_line(line.rstrip())}" for line in lines[-_LINES:])

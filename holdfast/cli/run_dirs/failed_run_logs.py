@@ -2,7 +2,8 @@
 
 import contextlib
 import io
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.agent.rank import last_words
@@ -63,11 +64,22 @@ def read_failed_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
         group=next((alarm.group for alarm in last if alarm.group), ""),
     )
     here = last_words.rank_folder(run_directory.read_spec(run_dir).log_dir, generation, 0).parent
-    logs = [open_log(path) for path in sorted(here.rglob("*.log"))]
-    logs = [log for log in logs if not first or log.rank in first]
+    logs = list(_open_logs(here, first))
     said = [line for alarm in last for line in alarm.evidence if not logs]  # they lie on other machines
     logs += [RankLog(open=lambda: io.BytesIO("\n".join(said).encode()))] if said else []
     return logs, ends
+
+
+def _open_logs(folder: Path, ranks: Sequence[int]) -> Iterator[RankLog]:
+    """Yield the logs in a generation's folder, of these ranks or, if none are given, of all."""
+    for path in sorted(folder.rglob("*.log")):
+        log = open_log(path)
+        if ranks and log.rank not in ranks:
+            continue
+        if path.is_file():
+            yield log
+        else:  # a pipe would keep us waiting for ever
+            print(f"holdfast diagnose: {path} is no regular file: it is not read", file=sys.stderr)
 
 
 def _find_record(entries: Sequence[Entry], generation: int) -> Record | None:

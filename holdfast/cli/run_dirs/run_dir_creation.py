@@ -88,9 +88,9 @@ def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
 
 
 def _try_to_make(folder: Path) -> bool:
-    """Make a folder. Return False if it exists already."""
+    """Make a folder for this user alone, as ranks may print secrets. Return False if it exists already."""
     try:
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
     except FileExistsError:
         return False
     return True

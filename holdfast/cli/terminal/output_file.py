@@ -7,9 +7,10 @@ import stat
 from pathlib import Path
 
 
-def replace_file(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file whole or not at all; the umask applies to `mode`. Raise OSError if that fails, or if the path exists
-    and is no plain file: in a shared folder it may be another user's link to one of this user's files."""
+def replace_file(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file whole or not at all; other users cannot read it unless `mode` says so. Raise OSError if that fails,
+    or if the path exists and is no plain file: in a shared folder it may be another user's link to one of this user's
+    files."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EEXIST, "it is a link, or no plain file; name another", str(path))
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

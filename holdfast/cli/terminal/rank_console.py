@@ -20,6 +20,7 @@ from holdfast.cli.terminal.overwritten_rows import show_newest, split_rows
 from holdfast.cli.terminal.quantity_text import counted_noun
 from holdfast.cli.terminal.traceback_folding import TracebackFolding
 from holdfast.core.terminal_sanitizer import sanitize_line, sentence_of_ours
+from holdfast.linux.regular_files import open_file
 from holdfast.wire.run_and_node_specs import RunSpec
 
 _PUMP_S = 0.1
@@ -224,7 +225,7 @@ class Console:
                 file.offset, file.open_rows = 0, [b""]  # it was rotated
             while file.offset < size and (chunk := self._read_chunk(file, size)):
                 self._show_chunk(file, chunk)
-        except FileNotFoundError:
+        except OSError:  # it is gone, or no regular file
             return
 
     def _read_chunk(self, file: _FollowedFile, size: int) -> bytes:
@@ -234,7 +235,7 @@ class Console:
             note = f"... {behind - _KEEP} bytes not shown here; see {file.path}\n"
             write_all(file.fd, file.prefix + note.encode())
             file.open_rows = [b""]
-        with file.path.open("rb") as source:
+        with open_file(file.path) as source:
             source.seek(file.offset)
             chunk = source.read(min(_CHUNK, size - file.offset))
         file.offset += len(chunk)

@@ -24,7 +24,7 @@ class RankFiles(NamedTuple):
         log = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             fds.append(own_process_settings.open_input(request.stdin))
-            fds += [os.open(path, log, 0o644) for path in (request.stdout, request.stderr)]
+            fds += [os.open(path, log, 0o600) for path in (request.stdout, request.stderr)]
             fds.append(os.open(request.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError:
             for fd in fds:

@@ -317,6 +317,6 @@ def _move_output(folder: Path) -> None:
     for stream, number, name in ((sys.stdout, 1, "stdout.log"), (sys.stderr, 2, "stderr.log")):
         with suppress(OSError, ValueError):
             stream.flush()
-            file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             os.dup2(file, number)
             os.close(file)

@@ -42,6 +42,7 @@ _KEEP = 16  # arrivals of one group
 _A_SECOND = 6  # arrivals of one group, about
 _SPREAD, _WHOLE = 0x9E3779B1, 1 << 32  # multiples of the golden ratio of it lie evenly, whatever they are counted by
 _DEPTH = 64  # frames of one thread
+_NAME_CHARS = 200  # of a function and of a file
 _NCCL_MS, _OTHER_MS = 600_000, 1_800_000  # torch's timeouts of collectives, for a recorder that does not tell them
 
 _NEWEST: list["FlightRecorder"] = []  # the one that records
@@ -258,9 +259,15 @@ def _list_frames(frame: FrameType | None) -> list[tuple[str, str, int]]:
     found: list[tuple[str, str, int]] = []
     while frame is not None and len(found) < _DEPTH:
         code = frame.f_code
-        found.append((code.co_qualname[-200:], code.co_filename[-200:], frame.f_lineno or 0))
+        found.append((_fit_name(code.co_qualname, "."), _fit_name(code.co_filename, "/"), frame.f_lineno or 0))
         frame = frame.f_back
     return found[::-1]
+
+
+def _fit_name(name: str, mark: str) -> str:
+    """Return the end of a name that is too long, without the part that the cut made shorter: nobody could tell that it
+    is a secret."""
+    return name if len(name) <= _NAME_CHARS else name[-_NAME_CHARS:].partition(mark)[2] or name[:_NAME_CHARS]
 
 
 def _read_dumps() -> list[Dump]:

@@ -5,7 +5,7 @@ from zlib import crc32
 
 import msgspec
 
-from holdfast.core.terminal_sanitizer import mark_cut
+from holdfast.core.terminal_sanitizer import CUT, mark_cut
 from holdfast.model.message_bounds import MOST, MOST_REAL, MOST_S
 from holdfast.model.observation import Mark, StepValues
 from holdfast.wire.rank_memory.slot_writer import (
@@ -159,6 +159,13 @@ def _read_failure(stored: bytes) -> str:
     return mark_cut(text) if stored[-1] else text
 
 
+def _read_phase(stored: bytes) -> str:
+    """Return the slot's phase. If it fills its space, its last word may be a part of a secret, and is left out."""
+    text = stored.rstrip(b"\0").decode("ascii", "replace")
+    words = text.rpartition(" ")[0].strip()
+    return f"{words}{CUT}" if stored[-1] and words else text
+
+
 def _is_possible(reading: SlotReading) -> bool:
     bad = (reading.first_bad_step, reading.lasting_bad_step)
     steps = (reading.step, reading.first_step, reading.loss_step, *bad, reading.origin, reading.restored)
@@ -188,7 +195,7 @@ def _parse_reading(body: bytes) -> SlotReading:
         loss_step=loss_step,
         first_bad_step=first_bad_step,
         lasting_bad_step=lasting_bad_step,
-        phase=phase.rstrip(b"\0").decode("ascii", "replace"),
+        phase=_read_phase(phase),
         phase_at=phase_at,
         failed=bool(flags & FAILED),
         failed_at=failed_at,
