@@ -106,6 +106,7 @@ CODECS: dict[str, Codec] = {
     "author": _json(Author),
     "run": _json(run_and_node_specs.RunSpec),
     "remembered imports": _json(RememberedImports),
+    "a rank's imports": _json(tuple[str, ...]),
     "node": _json(run_and_node_specs.NodeSpec),
     "listening": _json(run_and_node_specs.ControllerAddress),
     "ended": _json(run_and_node_specs.RunEnd),
