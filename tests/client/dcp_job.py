@@ -1,5 +1,6 @@
 """One rank that saves and loads by torch.distributed.checkpoint; as a script: what to do, where, by whose means."""
 
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -189,4 +190,7 @@ def main(what: str, path: str, how: str = "") -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    for child in multiprocessing.active_children():  # torch's process that saves; nothing else would end it
+        child.terminate()
+        child.join()
     os._exit(0)
