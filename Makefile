@@ -8,7 +8,7 @@ OLDER := .venv/peers-dlrover/.ready
 ALIVE := build/peers-torchft/.ready build/peers-inprocess/.ready
 SOURCES = $(wildcard holdfast tests examples benchmarks)
 # A name starting with an underscore is a part of other benchmarks, not one itself. Those in SLOW run only by name.
-SLOW ?= torture detect recovery ettr byterobust nccl compile cluster hostile older
+SLOW ?= torture detect elastic_steps recovery ettr byterobust nccl compile cluster hostile older
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help

@@ -1,8 +1,9 @@
 """Hangs and slow ranks in real jobs: four gloo ranks on two nodes, steps of 0.2 s, default settings. Who is named?
 
 BENCH_FULL=1 does the whole study in parts, each kept in benchmarks/out/ when it is done: what was cut short goes on
-from there. ARGS="--acts N" does one part of it alone: N hangs of each kind that is acted on without a stopped rank, and
-N minutes of a healthy run.
+from there. With it ARGS="--part NAME" makes one of them alone, as several may be made at once where there are cores for
+them: hangs-0 to hangs-7, slow-0 to slow-7, healthy-0 to healthy-3. ARGS="--acts N" does something smaller: N hangs of
+each kind that is acted on without a stopped rank, and N minutes of a healthy run.
 """
 
 import argparse
@@ -19,12 +20,12 @@ from benchmarks._detect_hangs import ENDLESS, KINDS, SLEEPERS, Trial, hangs
 from benchmarks._detect_health import Healthy, healthy
 from benchmarks._detect_slow import WINDOW_S, Window, windows
 from benchmarks._kept import Kept
-from benchmarks._report import FULL, Findings, brief, report
+from benchmarks._report import FULL, Findings, report
 
 HANG_PARTS, HANGS_EACH = (8, 5) if FULL else (1, 2)  # parts of so many of every kind
 SLOW_PARTS, SLOW_EACH = (8, 5) if FULL else (1, 2)
 TIMES = {2.0: 0.95, 1.5: 0.95, 1.3: 0.90}  # how slow a rank is -> how often it must be named
-HEALTHY_S, SAVE_S = (3600.0, 60.0) if FULL else (120.0, 20.0)
+HEALTHY_PARTS, HEALTHY_S, SAVE_S = (4, 900.0, 60.0) if FULL else (1, 120.0, 20.0)
 NAMED_S, STEPPING_S, RIGHT = 10.0, 12.0, 0.95
 ACTED = ("user code", "GIL held", "deadlock", "mismatch")
 ACTED_S = {"sleepers": (SLEEPERS, 30.0), "mismatches": (ENDLESS, 8.0)}  # median until it steps again
@@ -94,33 +95,46 @@ def judge_slow(found: list[Window], table: Table, findings: Findings) -> None:
     findings.goals["no slow rank: somebody named in at most 1 of 40"] = false <= FALSE * len(calm)
 
 
-def judge_healthy(run: Healthy, table: Table, findings: Findings) -> None:
-    mistakes = [mistake for stall in run.stalls for mistake in stall.mistakes]
-    acted = [one for stall in run.stalls for one in stall.named if one.stance == "act"]
-    for kind in dict.fromkeys(stall.kind for stall in run.stalls):
-        here = [stall for stall in run.stalls if stall.kind == kind]
+def judge_healthy(runs: list[Healthy], table: Table, findings: Findings) -> None:
+    stalls = [stall for run in runs for stall in run.stalls]
+    mistakes = [mistake for stall in stalls for mistake in stall.mistakes]
+    acted = [one for stall in stalls for one in stall.named if one.stance == "act"]
+    for kind in dict.fromkeys(stall.kind for stall in stalls):
+        here = [stall for stall in stalls if stall.kind == kind]
         named = sum(any(one.ranks for one in stall.named) for stall in here)
         wrong = sum(len(stall.mistakes) for stall in here)
         lasted = spread([stall.ended - stall.began for stall in here])
         said = f"somebody named in {named} of {len(here)}, {wrong} by mistake"
         table.add_row(f"healthy: {kind}", said, f"lasted {lasted}")
         findings.figures[f"healthy_{kind.replace(' ', '_').replace('-', '_')}_named"] = named
-    restarts = run.generation - 1
-    table.add_row("healthy run", f"{run.seconds / 60:.1f} minutes, {run.steps} steps", f"{len(acted)} acted on")
+    restarts = sum(run.generation - 1 for run in runs)
+    seconds, steps = sum(run.seconds for run in runs), sum(run.steps for run in runs)
+    table.add_row("healthy runs", f"{seconds / 60:.1f} minutes, {steps} steps", f"{len(acted)} acted on")
     findings.figures |= {
-        "healthy_s": round(run.seconds),
-        "healthy_stalls": len(run.stalls),
+        "healthy_s": round(seconds),
+        "healthy_stalls": len(stalls),
         "healthy_acted": len(acted),
+        "healthy_mistakes": len(mistakes),
     }
-    findings.figures |= {"healthy_mistakes": len(mistakes), "hang_after_pauses_named_s": run.after.named_s}
-    findings.figures["hang_after_pauses_stepping_s"] = run.after.stepping_s
-    after = f"named after {brief(run.after.named_s)} s" + ("" if run.after.right else ", WRONG")
-    after += f", stepping again after {brief(run.after.stepping_s)} s"
-    table.add_row("a hang in user code after all that", after, "")
     findings.goals["healthy: nothing acted on"] = not acted and not restarts
     findings.goals["healthy: nobody named by mistake"] = not mistakes
-    late = run.after.named_s is None or run.after.named_s >= NAMED_S
-    findings.goals["healthy: a hang after its pauses is named in under 10 s"] = run.after.right and not late
+    judge_after([run.after for run in runs], table, findings)
+
+
+def judge_after(trials: list[Trial], table: Table, findings: Findings) -> None:
+    """Hangs in user code after all these pauses, one in each run."""
+    right = [trial for trial in trials if trial.right]
+    named = [trial.named_s for trial in right if trial.named_s is not None]
+    stepping = [trial.stepping_s for trial in trials if trial.stepping_s is not None]
+    after = f"named after {spread(named)}, stepping again after {spread(stepping)}"
+    table.add_row("a hang in user code after all that", f"{len(right)} of {len(trials)} right", after)
+    findings.figures |= {
+        "hang_after_pauses_trials": len(trials),
+        "hang_after_pauses_named_s": median(named),
+        "hang_after_pauses_stepping_s": median(stepping),
+    }
+    soon = len(right) == len(trials) and max(named, default=NAMED_S) < NAMED_S
+    findings.goals["healthy: a hang after its pauses is named in under 10 s"] = soon
 
 
 def spread(seconds: Sequence[float]) -> str:
@@ -145,40 +159,61 @@ def study_acts(count: int, table: Table) -> None:
     wrong = [trial for trial in trials if not trial.right]
     findings.goals["right rank and node named"] = not wrong
     run = kept.part("healthy", Healthy, partial(healthy, 60.0 * count, 20.0, stall_s, seed=1))
-    judge_healthy(run, table, findings)
+    judge_healthy([run], table, findings)
     findings.figures["load"] = median([trial.load for trial in trials] + [run.load])
     took = {what: [t.stepping_s for t in trials if t.form in forms] for what, (forms, _) in ACTED_S.items()}
     report("detect-acts", table, findings, took)
     kept.forget()
 
 
-def main() -> int:
-    args = argparse.ArgumentParser(description=__doc__)
-    args.add_argument("--acts", type=int, default=0, metavar="N")
-    table = Table("what was done", "what was found", "", title=(__doc__ or "").partition("\n")[0])
-    if count := args.parse_args().acts:
-        study_acts(count, table)
-        return 0
-    kept, findings = Kept("detect"), Findings()
-    trials: list[Trial] = []
-    for number in range(HANG_PARTS):
-        trials += kept.part(f"hangs-{number}", Hung, partial(hung, number)).trials
+def make_part(kept: Kept, name: str) -> list[Trial] | list[Window] | list[Healthy]:
+    what, _, number = name.partition("-")
+    seed = int(number)
+    if what == "hangs":
+        return kept.part(name, Hung, partial(hung, seed)).trials
+    if what == "slow":
+        return kept.part(name, Slowed, partial(slowed, seed)).windows
+    return [kept.part(name, Healthy, partial(healthy, HEALTHY_S, SAVE_S, stall_s, seed=1 + seed))]
+
+
+PARTS = {"hangs": HANG_PARTS, "slow": SLOW_PARTS, "healthy": HEALTHY_PARTS}
+NAMES = [f"{what}-{number}" for what, count in PARTS.items() for number in range(count)]
+
+
+def study(kept: Kept, table: Table) -> None:
+    found = {name: make_part(kept, name) for name in NAMES}
+    every = [one for part in found.values() for one in part]
+    trials = [one for one in every if isinstance(one, Trial)]
+    seen = [one for one in every if isinstance(one, Window)]
+    runs = [one for one in every if isinstance(one, Healthy)]
+    findings = Findings()
     judge_hangs(trials, table, findings)
     judge_acts(trials, table, findings)
-    seen: list[Window] = []
-    for number in range(SLOW_PARTS):
-        seen += kept.part(f"slow-{number}", Slowed, partial(slowed, number)).windows
     judge_slow(seen, table, findings)
-    run = kept.part("healthy", Healthy, partial(healthy, HEALTHY_S, SAVE_S, stall_s, seed=1))
-    judge_healthy(run, table, findings)
-    loads = [trial.load for trial in trials] + [one.load for one in seen] + [run.load]
-    findings.figures["load"] = median(loads)
+    judge_healthy(runs, table, findings)
+    findings.figures["load"] = median([one.load for one in every])
     findings.skipped["torchrun"] = "not measured: gloo and c10d wait 1,800 s by default, then blame a rank that waited"
     took: dict[str, list[float | None]] = {f"named_s {k}": [t.named_s for t in trials if t.kind == k] for k in KINDS}
     took["stepping_s"] = [trial.stepping_s for trial in trials if trial.kind == "stopped"]
+    for what, (forms, _) in ACTED_S.items():
+        took[f"stepping_s {what}"] = [trial.stepping_s for trial in trials if trial.form in forms]
     took |= {f"named_s {times:g} times": [one.named_s for one in seen if one.times == times] for times in TIMES}
     report("detect", table, findings, took)
     kept.forget()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--acts", type=int, default=0, metavar="N")
+    parser.add_argument("--part", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
+    args = parser.parse_args()
+    table = Table("what was done", "what was found", "", title=(__doc__ or "").partition("\n")[0])
+    if args.acts:
+        study_acts(args.acts, table)
+    elif args.part:
+        make_part(Kept("detect"), args.part)
+    else:
+        study(Kept("detect"), table)
     return 0
 
 

@@ -1,9 +1,9 @@
 """Faults of a job over NCCL: who is named, how soon, and when it steps again. Four ranks, each on a node of its own.
 
 One GPU is enough: ranks share it. `make gpu-lab` runs this on a machine with a GPU that has nothing but its own Python
-and torch. BENCH_PARTS=faults,gpus,captured,pipeline,slow,calm,exact,torchrun chooses parts; BENCH_ROUNDS is how often
-each is done. In `captured` the whole step is in a graph, in `pipeline` each rank has two stages of torch's interleaved
-schedule.
+and torch. BENCH_PARTS=faults,gpus,captured,pipeline,slow,mps,calm,exact,torchrun chooses parts; BENCH_ROUNDS is how
+often each is done. In `captured` the whole step is in a graph, in `pipeline` each rank has two stages of torch's
+interleaved schedule; in `slow` ranks take turns on the GPU, in `mps` they use it at the same time, where MPS starts.
 BENCH_KINDS=ddp,fsdp2,pipeline chooses the jobs of `exact`.
 """
 
@@ -29,7 +29,7 @@ from holdfast.model.detector_alarm import Kind, Stance
 SCRIPT = Path(__file__).with_name("_nccl_rank.py")
 CAPTURED = Path(__file__).with_name("_nccl_captured_rank.py")
 PIPELINE = Path(__file__).with_name("_nccl_pipeline_rank.py")
-PARTS = os.environ.get("BENCH_PARTS", "faults,gpus,captured,pipeline,slow,calm,exact,torchrun").split(",")
+PARTS = os.environ.get("BENCH_PARTS", "faults,gpus,captured,pipeline,slow,mps,calm,exact,torchrun").split(",")
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "4" if FULL else "1"))
 CALM_S = float(os.environ.get("BENCH_CALM_S", "600" if FULL else "60"))
 SEED = int(os.environ.get("BENCH_SEED", "1"))
@@ -157,9 +157,7 @@ def slowed(seed: int, env: Mapping[str, str]) -> list[Window]:
     return windows([SLOW_TIMES, 1.0] * SLOW_EACH, seed, SCRIPT, flags, {**paths(), "BENCH_ON_GPU": "1", **env})
 
 
-def judge_all_slow(table: Table, findings: Findings) -> None:
-    """First ranks that take turns on the GPU; then those that use it at the same time, where MPS starts."""
-    judge_slow([one for n in range(ROUNDS) for one in slowed(SEED + n, {})], table, findings)
+def judge_slow_at_once(table: Table, findings: Findings) -> None:
     with shared_gpu(RANKS) as mps:
         if mps.refusal:
             findings.skipped["slow under MPS"] = f"{mps.refusal}; tests/client/test_nccl_dumps.py has recorded dumps"
@@ -214,7 +212,9 @@ def main() -> int:
             judge(name, found, table, findings, f"{name}, ")
             findings.goals[f"{name}_right"] = all(trial.right and trial.stepping_s for trial in found)
     if "slow" in PARTS:
-        judge_all_slow(table, findings)
+        judge_slow([one for n in range(ROUNDS) for one in slowed(SEED + n, {})], table, findings)
+    if "mps" in PARTS:
+        judge_slow_at_once(table, findings)
     if "calm" in PARTS:
         false = calm(SEED)
         acted = [alarm for alarm in false if alarm.stance == Stance.ACT.value]
