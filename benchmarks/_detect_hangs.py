@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from benchmarks._detect_rank import KEEPS
 from benchmarks._detect_scene import RANKS, Failed, Named, Scene, at_random
 from benchmarks._harness import Job
 
@@ -109,8 +110,9 @@ def hangs(each: int, seed: int, of: Collection[str] = tuple(KINDS)) -> list[Tria
     chance.shuffle(kinds)
     with Job(RANKS) as job:
         scene = Scene(job)
-        # The same failure again and again, in a script that always begins anew, would be probed for.
-        scene.start("--standbys=1", "--set=probe.allow=false")
+        # The same failure again and again would be probed for; and a script that always begins anew would count as its
+        # cause after the third.
+        scene.start("--standbys=1", "--set=probe.allow=false", env={KEEPS: "1"})
         trials = []
         for kind in kinds:
             trials.append(Hangs(scene, chance).trial(kind))

@@ -257,10 +257,10 @@ class Trainer:
         dist.barrier()
 
     def _prepare(self, order: Order) -> None:
-        """Rank 0 reads and counts, and tells the others how many there are."""
+        """Rank 0 reads a file again and again, and tells the others how many different words there are."""
         until, count = time.time() + order["seconds"], torch.zeros(1, device=self.device)
         while self.rank == 0 and time.time() < until:
-            count += len(set(os.urandom(1 << 12)))
+            count += len(set(Path(__file__).read_text().split()))
             time.sleep(0.02)
         dist.broadcast(count, 0)
 

@@ -2,7 +2,7 @@
 
 BENCH_FULL=1 does the whole study in parts, each kept in benchmarks/out/ when it is done: what was cut short goes on
 from there. With it ARGS="--part NAME" makes one of them alone, as several may be made at once where there are cores for
-them: hangs-0 to hangs-7, slow-0 to slow-7, healthy-0 to healthy-3. ARGS="--acts N" does something smaller: N hangs of
+them: hangs-0 to hangs-7, slow-0 to slow-19, healthy-0 to healthy-8. ARGS="--acts N" does something smaller: N hangs of
 each kind that is acted on without a stopped rank, and N minutes of a healthy run.
 """
 
@@ -23,9 +23,9 @@ from benchmarks._kept import Kept
 from benchmarks._report import FULL, Findings, report
 
 HANG_PARTS, HANGS_EACH = (8, 5) if FULL else (1, 2)  # parts of so many of every kind
-SLOW_PARTS, SLOW_EACH = (8, 5) if FULL else (1, 2)
+SLOW_PARTS, SLOW_EACH = (20, 2) if FULL else (1, 2)
 TIMES = {2.0: 0.95, 1.5: 0.95, 1.3: 0.90}  # how slow a rank is -> how often it must be named
-HEALTHY_PARTS, HEALTHY_S, SAVE_S = (4, 900.0, 60.0) if FULL else (1, 120.0, 20.0)
+HEALTHY_PARTS, HEALTHY_S, SAVE_S = (9, 400.0, 60.0) if FULL else (1, 120.0, 20.0)
 NAMED_S, STEPPING_S, RIGHT = 10.0, 12.0, 0.95
 ACTED = ("user code", "GIL held", "deadlock", "mismatch")
 ACTED_S = {"sleepers": (SLEEPERS, 30.0), "mismatches": (ENDLESS, 8.0)}  # median until it steps again

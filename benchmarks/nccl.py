@@ -108,12 +108,12 @@ def paths() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
 
 
-def trials(kinds: Sequence[str], seed: int, script: Path = SCRIPT) -> list[Trial]:
+def trials(kinds: Sequence[str], seed: int, script: Path = SCRIPT, *flags: str) -> list[Trial]:
     chance = random.Random(seed)
     found = []
     with Job(RANKS) as job:
         scene = Scene(job, script)
-        scene.start(*FLAGS, env=paths())
+        scene.start(*FLAGS, *flags, env=paths())
         for kind in kinds:
             try:
                 found.append(struck(scene, chance, kind))
@@ -206,9 +206,9 @@ def main() -> int:
         findings.goals["gpus_named_in_time"] = all(t.named_s is not None and t.named_s < NAMED_GOAL_S for t in found)
         back = median([trial.stepping_s for trial in found])
         findings.goals["gpus_stepping_in_time"] = back is not None and back < STEPPING_GOAL_S
-    for name, script in (("captured", CAPTURED), ("pipeline", PIPELINE)):
+    for name, script, flags in (("captured", CAPTURED, ()), ("pipeline", PIPELINE, ("--mesh=pp=4",))):
         if name in PARTS:
-            found = [one for n in range(ROUNDS) for one in trials(STANDS, SEED + n, script)]
+            found = [one for n in range(ROUNDS) for one in trials(STANDS, SEED + n, script, *flags)]
             judge(name, found, table, findings, f"{name}, ")
             findings.goals[f"{name}_right"] = all(trial.right and trial.stepping_s for trial in found)
     if "slow" in PARTS:

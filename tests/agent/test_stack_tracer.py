@@ -125,10 +125,23 @@ os.read(os.pipe()[0], 1)
 """
 
 
+READER = """
+import os, threading
+def wait(depth):
+    return wait(depth - 1) if depth else threading.Event().wait(600)
+for _ in range(8):
+    threading.Thread(target=wait, args=(5,), daemon=True).start()
+reader = threading.Thread(target=os.read, args=(os.pipe()[0], 1), daemon=True)
+reader.start()
+print("up", flush=True)
+reader.join()
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "outside"),
-    [(SLEEPER, False), (HELD, False), (LOCKED, False), (PIPED, True)],
-    ids=["asleep", "holds the GIL", "waits for a lock", "reads"],
+    [(SLEEPER, False), (HELD, False), (LOCKED, False), (PIPED, True), (READER, True)],
+    ids=["asleep", "holds the GIL", "waits for a lock", "reads", "waits for one of many threads, which reads"],
 )
 def test_the_kernel_tells_who_sleeps_and_who_waits_for_bytes(start: Start, script: str, outside: bool) -> None:
     pid, until = start(script), time.monotonic() + PATIENCE_S
@@ -341,10 +354,10 @@ def test_depth_is_bounded_and_our_own_frames_are_left_out() -> None:
     ]
     script = [Frame(f"f{n}", "/x/train.py", n) for n in range(100)]
     recorder = Thread(frames=(Frame("run", "/x/holdfast/client/training/rank_flight_recorder.py", 1),))
-    (kept,) = stack_tracer._trim_threads([recorder, Thread(main=True, frames=tuple(ours + script))])
+    (kept,) = stack_tracer._trim_threads([recorder, Thread(main=True, frames=tuple(ours + script))], 0)
     assert len(kept.frames) == 64 and kept.frames[0].function == "f0" and kept.frames[-1].function == "f99"
     wrapped = [Frame("recv", "torch/distributed/distributed_c10d.py", 9), Frame("wait", p2p_counts.__file__, 70)]
-    (kept,) = stack_tracer._trim_threads([Thread(main=True, frames=tuple(script[:2] + wrapped))])
+    (kept,) = stack_tracer._trim_threads([Thread(main=True, frames=tuple(script[:2] + wrapped))], 0)
     assert kept.frames[-1].function == "recv", "who waits is known by torch's frame"
 
 

@@ -1,8 +1,9 @@
 """How many entries torch's flight recorder gets in each rank: more in a pipeline, by the messages of a step.
 
-A process may queue the messages of two steps before its GPU comes to them. If the recorder then drops the message in
-which the GPU is, nobody can tell for whom that rank waits. Torch reads the size when the first process group is made,
-so what a rank has posted counts for the next generation. Until then the number of stages is all that is known.
+A process may run ahead of its GPU by as many messages as fit into the GPU's queue, which were those of five steps on an
+H200. If the recorder then drops the message in which the GPU is, nobody can tell for whom that rank waits. Torch reads
+the size when the first process group is made, so what a rank has posted counts for the next generation. Until then a
+pipeline gets as many as there may be.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,8 @@ from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.model.job_and_seats import Dims
 from holdfast.wire.rank_environment_defaults import RECORDER_ENTRIES, recorder_size
 
-_MOST = 1024  # entries: reading them takes the processor for some ten milliseconds
-_FOR_MESSAGE = 4  # of two steps; each message has an entry, and so has its batch
+_MOST = 1024  # entries: reading them takes the processor for some ten milliseconds; a GPU's queue holds about as many
+_FOR_MESSAGE = 32  # of 16 steps, where so many are in the queue; each message has an entry, and so has its batch
 _STAGES = ("pp", "pipe")  # how the names of a mesh's dimension begin along which a model's stages lie
 
 
@@ -42,7 +43,7 @@ class RecorderSizes:
         """Return the variable that sets the size, or nothing if the rank gets the default or the user's size."""
         stages = max((size for name, size in mesh if name.lower().startswith(_STAGES)), default=1)
         messages = self._messages.get(local)
-        needed = RECORDER_ENTRIES * stages if messages is None else _FOR_MESSAGE * messages
+        needed = (_MOST if stages > 1 else RECORDER_ENTRIES) if messages is None else _FOR_MESSAGE * messages
         entries = RECORDER_ENTRIES
         while entries < min(needed, _MOST):
             entries *= 2

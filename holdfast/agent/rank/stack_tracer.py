@@ -27,6 +27,7 @@ from holdfast.agent.rank.progress_slots import ProgressSlots
 from holdfast.agent.system import procfs
 from holdfast.agent.system.procfs import ProcessStat
 from holdfast.core.diagnose.ras_status import telling_lines
+from holdfast.core.diagnose.suspect_hang_timeout import sleeps_inside
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.decoding import make_decoder
 from holdfast.logs.secret_masking import Masker, make_secret_masker
@@ -199,7 +200,7 @@ class StackTracer:
             state=seen.state,
             cpu_s=seen.cpu_s,
             io_bytes=procfs.io_bytes(seen.pid),
-            threads=tuple(msgspec.structs.replace(t, sleeps_in=procfs.sleeps_in(seen.pid, t.tid)) for t in stacks[0]),
+            threads=stacks[0],
             error=stacks[1],
             steps=child and told is not None and told.claimed and told.pid == seen.pid,
             ending=ending,
@@ -266,7 +267,7 @@ class StackTracer:
             for number, (at, question) in list(open_to_us.items()):
                 threads = flight_log_reader.read_stacks(arena, at, question)
                 if threads is not None:
-                    answered[number] = (_trim_threads(threads), "")
+                    answered[number] = (_trim_threads(threads, subjects[number][1].pid), "")
                     del open_to_us[number]
             time.sleep(0.02)
         for number in open_to_us:
@@ -326,7 +327,7 @@ def _run_spy(argv: list[str], pid: int, left_s: float) -> tuple[tuple[Thread, ..
         return (), NoStacks.UNREADABLE, True
     threads = [_make_thread(thread, pid) for thread in found]
     # A thread that runs may show no frames at an instant; the main one always has some.
-    return (_trim_threads(threads), "", False) if threads else ((), NoStacks.NO_THREADS, True)
+    return (_trim_threads(threads, pid), "", False) if threads else ((), NoStacks.NO_THREADS, True)
 
 
 def _make_thread(found: _SpyThread, pid: int) -> Thread:
@@ -335,11 +336,13 @@ def _make_thread(found: _SpyThread, pid: int) -> Thread:
     return Thread(name=found.thread_name or "", tid=found.os_thread_id or 0, main=main, frames=tuple(frames))
 
 
-def _trim_threads(threads: Iterable[Thread]) -> tuple[Thread, ...]:
-    """Return the main thread and a few others, with stacks of bounded depth. holdfast's recorder thread is left out."""
-    others = [t for t in threads if not any(f.file.endswith(_RECORDER) for f in t.frames)]
-    others.sort(key=lambda t: (not t.main, -len(t.frames)))
-    return tuple(msgspec.structs.replace(t, frames=_trim_frames(t.frames)) for t in others[:_THREADS])
+def _trim_threads(threads: Iterable[Thread], pid: int) -> tuple[Thread, ...]:
+    """Return the main thread and a few others, with stacks of bounded depth. holdfast's recorder thread is left out.
+    Threads that may wait for something outside the job come first: a single one decides how long the job waits."""
+    kept = [t for t in threads if not any(f.file.endswith(_RECORDER) for f in t.frames)]
+    found = [msgspec.structs.replace(t, sleeps_in=procfs.sleeps_in(pid, t.tid)) for t in kept]
+    found.sort(key=lambda t: (not t.main, sleeps_inside(t.sleeps_in), -len(t.frames)))
+    return tuple(msgspec.structs.replace(t, frames=_trim_frames(t.frames)) for t in found[:_THREADS])
 
 
 def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:

@@ -86,7 +86,7 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
         or _by_silence(silent, node_of, waiting)
         or _by_gpus(waiting, flights)
         or _by_waits(waiting, blocked, mains, children)
-        or (None if _all_on_gpus(waiting, mains) else _by_place(places, len(mains)))
+        or (None if waiting.doubted or _all_on_gpus(waiting, mains) else _by_place(places, len(mains)))
         or BlockingRanks(reason=_nobody_reason(places, waiting, mains, children, _list_ended(traces, mains, node_of)))
     )
     ras = describe_ras("\n".join(trace.ras for trace in traces), mains)
@@ -287,6 +287,10 @@ def _nobody_reason(
     if on_gpus := _all_on_gpus(waiting, mains):
         what = f"{on_gpus.op or 'collective'} {on_gpus.seq} of group {on_gpus.group}"
         return f"all {len(mains)} GPUs have begun {what} and none has ended it"
+    if waiting.doubted:
+        whose = "its GPU is" if len(waiting.doubted) == 1 else "their GPUs are"
+        ahead = f"{format_ranks(waiting.doubted)} queued more messages than torch's recorder holds"
+        return f"{ahead}, so nobody knows in which of them {whose}"
     if waiting.outside and 2 * len(waiting.outside) > waiting.told:
         return f"most have not come yet: {_describe_missing(waiting.missing[0], waiting.missing[0].ranks)}"
     seen = tuple(sorted(rank for place in places for rank in place.ranks))

@@ -102,6 +102,11 @@ def is_certain_deadlock(named: BlockingRanks, traces: Sequence[Trace], still: bo
     )
 
 
+def sleeps_inside(kernel_function: str) -> bool:
+    """Return whether a thread that sleeps in this function of the kernel waits only for a timer, a lock or a child."""
+    return kernel_function.startswith((*_TIME, *_LOCK, *_CHILD))
+
+
 def is_other_phase(phase: str) -> bool:
     """Return whether the script has named the phase and the name does not mean training."""
     return bool(phase) and not phase.lower().startswith(_TRAINING)
@@ -133,7 +138,7 @@ def _may_wait_outside(main: Process, below: list[Process]) -> bool:
 
 def _is_inside(thread: Thread) -> bool:
     """Return whether a thread waits only for a timer, a lock or a child process, and does no long work."""
-    return thread.sleeps_in.startswith((*_TIME, *_LOCK, *_CHILD)) and not any(
+    return sleeps_inside(thread.sleeps_in) and not any(
         shorten_path(frame.file).startswith(_OUTSIDE_FILES)
         or frame.function.rpartition(".")[2].lstrip("_").lower().startswith(_LONG_WORK)
         for frame in thread.frames

@@ -8,6 +8,10 @@ cannot report. It then appears to be further behind than it is, and is rightly n
 Under NCCL a process enters a collective long before its GPU begins it. So GPUs are compared, if all members of a group
 report what their GPUs have begun. A GPU in a collective waits for every GPU that has not begun this collective. If the
 process of such a late GPU has entered it already (`queued`), other ranks wait for the GPU and not for its process.
+
+A process far ahead of its GPU can queue more messages than torch's recorder holds. The recorder has then dropped the
+message in which the GPU is. Such a rank is doubted: it seems to wait for nobody, or for ranks that its process is ahead
+of. Others may be named because of it, but neither the rank itself nor a circle through it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -73,6 +77,7 @@ class WaitGraph(msgspec.Struct, frozen=True, kw_only=True):
     passed: tuple[PassedCollective, ...] = ()
     unended: tuple[MissingAtCollective, ...] = ()  # begun by all GPUs of a group, and ended by none; nobody is missing
     unlike: tuple[UnlikeMessage, ...] = ()  # messages that both ends wait in
+    doubted: tuple[int, ...] = ()  # whose GPU may be in a message that torch's recorder has dropped
     told: int = 0  # ranks whose flight recorder was read
 
 
@@ -96,11 +101,14 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
     for m in missing:
         for rank in targets.intersection(m.inside):
             waits_for.setdefault(rank, set()).update(m.ranks)
-    outside = _prefer_known(tuple(sorted(targets - waits_for.keys())), flights)
+    doubted = _find_doubted(flights)
+    outside = tuple(sorted(targets - waits_for.keys() - doubted))
+    circle = () if outside else _find_circle(waits_for)
     return WaitGraph(
         missing=missing,
         outside=outside,
-        circle=() if outside else _find_circle(waits_for),
+        circle=() if doubted.intersection(circle) else circle,
+        doubted=tuple(sorted(doubted)),
         mixed=() if missing else tuple(m for group in groups for m in _find_mixed(group)),
         unlike=tuple(m for one, other in ends for m in _find_unlike(one, other, waits)),
         passed=tuple(p for group in groups for p in _find_passed(group)),
@@ -109,20 +117,16 @@ def build_wait_graph(flights: Sequence[Flight], blocked: Iterable[int] = ()) -> 
     )
 
 
-def _prefer_known(outside: tuple[int, ...], flights: Sequence[Flight]) -> tuple[int, ...]:
-    """Return the ranks with complete records or, if no rank has complete records, all. A process far ahead of its GPU
-    can queue more messages than torch's recorder holds. The recorder has then dropped the message in which the GPU is,
-    so the rank only seems to wait for nobody."""
-    doubted = {flight.rank for flight in flights if _has_lost_messages(flight)}
-    return tuple(rank for rank in outside if rank not in doubted) or outside
-
-
-def _has_lost_messages(flight: Flight) -> bool:
-    """Return whether the recorder has dropped messages. It has if it shows what the GPU has begun in some channels of a
-    group but not in other channels that were used."""
-    channels = flight.channels or ()
-    told = {channel.group for channel in channels if channel.begun is not None}
-    return any(channel.begun is None and channel.posted and channel.group in told for channel in channels)
+def _find_doubted(flights: Sequence[Flight]) -> set[int]:
+    """Return the ranks whose recorder has dropped messages: what their GPU has begun is not known in a channel that was
+    used, although some rank knows it of a channel of that group."""
+    by_rank = {flight.rank: flight.channels or () for flight in flights}
+    known = {channel.group for channels in by_rank.values() for channel in channels if channel.begun is not None}
+    return {
+        rank
+        for rank, channels in by_rank.items()
+        if any(channel.begun is None and channel.posted and channel.group in known for channel in channels)
+    }
 
 
 def _see_gpus(group: dict[int, Collective]) -> dict[int, Collective]:
@@ -204,13 +208,14 @@ def _find_unmatched(
     sender: tuple[int, Channel], receiver: tuple[int, Channel], waits: set[int]
 ) -> Iterable[MissingAtCollective]:
     """Yield each message in which one end of a channel waits and which the other end has not reached. An end reaches a
-    message when its GPU begins it or, if GPUs are not reported, when its process posts it."""
+    message when its GPU begins it or, if GPUs are not reported, when its process posts it. A GPU in a message waits for
+    the other end in any case, if nobody knows how far that GPU has come."""
     for (rank, mine), (other, theirs), op in ((sender, receiver, "recv"), (receiver, sender, "send")):
         number, reached = mine.posted, theirs.posted
         if mine.begun is not None and mine.ended is not None:
             if mine.begun <= mine.ended:
                 continue
-            number, reached = mine.begun, theirs.posted if theirs.begun is None else theirs.begun
+            number, reached = mine.begun, -1 if theirs.begun is None else theirs.begun
         elif rank not in waits:
             continue
         if reached < number:
@@ -221,7 +226,7 @@ def _find_unmatched(
                 inside=(rank,),
                 ranks=(other,),
                 message=True,
-                queued=(other,) if theirs.posted >= number and theirs.begun is not None else (),
+                queued=(other,) if theirs.posted >= number and (theirs.begun is not None or reached < 0) else (),
             )
 
 

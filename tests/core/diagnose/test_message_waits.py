@@ -7,7 +7,7 @@ from holdfast.core.diagnose.rank_motion import find_motion
 from holdfast.core.diagnose.suspectless_hang_timeout import do_most_wait
 from holdfast.core.diagnose.wait_graph import build_wait_graph
 from holdfast.model.rank_traces import Channel, Flight
-from tests.core.diagnose.places import RECEIVE, SCRIPT, SLEEP, Places, flight, process, trace
+from tests.core.diagnose.places import RECEIVE, SCRIPT, SEND, SLEEP, Places, flight, process, trace
 from tests.core.diagnose.test_gpu_hang import gpu_flight
 
 WAIT = (*SCRIPT, ("wait_for_stage", "/opt/run/train.py", 21))  # in the script's own code, in the wait of a message
@@ -83,13 +83,14 @@ def test_on_gpus_only_what_has_begun_waits() -> None:
     assert (missing.inside, missing.ranks, missing.queued, missing.seq, missing.op) == ((0,), (1,), (1,), 5, "send")
     late = [both[0], on_gpu(1, (1, 0, 4, 4, 4))]
     assert build_wait_graph(late).missing[0].queued == (), "its process has not posted it"
-    unknown = [both[0], posting(1, (1, 0, 9))]
-    assert build_wait_graph(unknown).missing == (), "it may have begun"
+    unknown = build_wait_graph([both[0], posting(1, (1, 0, 9))])
+    assert [m.ranks for m in unknown.missing] == [(1,)] and unknown.doubted == (1,)
+    assert unknown.outside == (), "it may have begun, or wait itself"
     ahead = [both[0], on_gpu(1, (0, 1, 9, 4, 4), (1, 0, 9, 5, 5))]
     assert build_wait_graph(ahead).missing == (), "it has sent it"
 
 
-def test_who_may_wait_for_someone_is_not_named_beside_one_who_does_not() -> None:
+def test_who_may_wait_for_someone_is_not_named() -> None:
     """Of an interleaved pipeline over NCCL, whose rank 0 slept: the process of rank 3 had queued more messages than the
     recorder holds, so nothing was known of the one that its GPU was in."""
     late, waits, next = on_gpu(0, (0, 1, 562, 562, 562)), on_gpu(1, (0, 1, 570, 563, 562), (1, 2, 570, 562, 562)), 291
@@ -98,8 +99,43 @@ def test_who_may_wait_for_someone_is_not_named_beside_one_who_does_not() -> None
     lost = Channel(group="0", source=2, target=3, posted=570)
     flights = (late, waits, last, msgspec.structs.replace(ahead, channels=(*(ahead.channels or ()), lost)))
     assert name_blocking(*flights, at={0: SLEEP}).ranks == (0,)
-    assert name_blocking(*flights[2:]).ranks == (3,), "if nobody else is in question"
+    assert name_blocking(*flights[2:]).ranks == (), "even if nobody else is in question"
     assert set(name_blocking(*flights[:3], ahead, at={0: SLEEP}).ranks) == {0, 3}, "it is known to wait for nobody"
+
+
+def ahead_of_gpu(rank: int, *channels: Counts) -> Flight:
+    """What a rank tells whose process has queued more messages than the recorder holds."""
+    return posting(rank, *channels, waits=False)
+
+
+LOSS = (*SCRIPT, ("train", "/opt/run/train.py", 40))  # waits for its GPU
+
+
+def test_processes_that_ran_ahead_of_their_gpus() -> None:
+    """Of an interleaved pipeline on an H200, as four ranks told it. Rank 0 slept; ranks 1 and 2 had run five steps
+    ahead and could queue no more; the process of rank 3, which reads the loss, waited for its GPU."""
+    asleep = on_gpu(0, (0, 1, 363, 363, 363), (1, 0, 354, 354, 354), (3, 0, 183, 183, 183), (0, 3, 177, 177, 177))
+    second = ahead_of_gpu(1, (0, 1, 451), (1, 2, 450), (1, 0, 437), (2, 1, 438))
+    third = ahead_of_gpu(2, (1, 2, 450), (2, 3, 449), (2, 1, 438), (3, 2, 439))
+    last = on_gpu(3, (2, 3, 374, 364, 363), (3, 0, 187, 183, 183), (3, 2, 370, 354, 354), (0, 3, 185, 177, 177))
+    at = {0: SLEEP, 1: SEND, 2: SEND, 3: LOSS}
+    found = name_blocking(asleep, second, third, last, at=at)
+    assert (found.ranks, found.how) == ((0,), "missing")
+    assert "rank 0 has not come to send 451 of group 0 (0 -> 1)" in found.reason
+
+
+def test_a_gpu_that_stands_behind_a_process_that_ran_ahead_is_not_known() -> None:
+    """The GPU of rank 2 stands. Rank 3 waits for it in a message, and so do the processes of all others: for rank 3,
+    whose process cannot run ahead. Neither rank 3 nor a circle of 2 and 3 is the cause."""
+    first = ahead_of_gpu(0, (0, 1, 451), (1, 0, 440), (3, 0, 225), (0, 3, 220))
+    second = ahead_of_gpu(1, (0, 1, 451), (1, 2, 450), (1, 0, 440), (2, 1, 438))
+    struck = ahead_of_gpu(2, (1, 2, 450), (2, 3, 449), (2, 1, 438), (3, 2, 439))
+    last = on_gpu(3, (2, 3, 374, 364, 363), (3, 0, 187, 183, 183), (3, 2, 370, 354, 354), (0, 3, 185, 177, 177))
+    found = name_blocking(first, second, struck, last, at={0: SEND, 1: SEND, 2: SEND, 3: LOSS})
+    assert found.ranks == ()
+    assert found.reason == (
+        "ranks 0-2 queued more messages than torch's recorder holds, so nobody knows in which of them their GPUs are"
+    )
 
 
 def test_a_wrong_tag_is_named() -> None:
