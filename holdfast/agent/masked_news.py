@@ -1,21 +1,18 @@
 """Masks secrets in what an agent tells: alarms of its detectors, what came of errands, news of storage, whose address
 may hold a password, and stacks and phases, whose names the script chooses."""
 
-from collections.abc import Callable
 from functools import cache
 
 from msgspec.structs import replace
 
 from holdfast.core.agent_state_machine import AlarmNoticed, ErrandDone, News
-from holdfast.core.diagnose.stack_folding import shorten_path
+from holdfast.core.diagnose.trace_texts import clean_trace
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing, fit_text
 from holdfast.core.terminal_sanitizer import plain_line
 from holdfast.logs.secret_masking import Masker, argv_secrets, env_secrets, trim_line
 from holdfast.model.code_release import Release
 from holdfast.model.observation import Beat
-from holdfast.model.rank_traces import Collective, Flight, Frame, Process, Thread, Trace
-
-_NAME_CHARS = 200  # of a frame's function and file
+from holdfast.model.rank_traces import Trace
 
 
 def mask_news(mask: Masker, news: News) -> News:
@@ -43,32 +40,7 @@ def mask_trace(mask: Masker, trace: Trace) -> Trace:
     """Return the trace with the names that processes choose cleaned, masked and then cut: of functions, files, threads,
     process groups, and the processes themselves."""
     clean = cache(lambda text: mask(trim_line(plain_line(text))))  # most frames are the same, and masking takes 0.1 ms
-    processes = tuple(_clean_process(one, clean) for one in trace.processes)
-    return replace(trace, processes=processes, flights=tuple(_clean_flight(one, clean) for one in trace.flights))
-
-
-def _clean_process(process: Process, clean: Callable[[str], str]) -> Process:
-    threads = tuple(_clean_thread(thread, clean) for thread in process.threads)
-    return replace(process, name=clean(process.name), threads=threads)
-
-
-def _clean_thread(thread: Thread, clean: Callable[[str], str]) -> Thread:
-    frames = (
-        Frame(clean(f.function)[:_NAME_CHARS], shorten_path(clean(f.file))[-_NAME_CHARS:], f.line)
-        for f in thread.frames
-    )
-    return replace(thread, name=clean(thread.name), frames=tuple(frames))
-
-
-def _clean_flight(flight: Flight, clean: Callable[[str], str]) -> Flight:
-    groups = tuple(_clean_collective(one, clean) for one in flight.groups)
-    channels = flight.channels and tuple(replace(one, group=clean(one.group)) for one in flight.channels)
-    return replace(flight, groups=groups, channels=channels)
-
-
-def _clean_collective(one: Collective, clean: Callable[[str], str]) -> Collective:
-    texts = {name: clean(getattr(one, name)) for name in ("group", "op", "ended_op", "started_op")}
-    return replace(one, **texts)
+    return clean_trace(trace, clean)
 
 
 def mask_listing(mask: Masker, listing: CheckpointListing) -> CheckpointListing:

@@ -22,6 +22,7 @@ from holdfast.agent.zygotes import ZygotePorts, Zygotes
 from holdfast.core.incident.own_process_end import describe_own_exit
 from holdfast.linux import own_process_settings, preimported_fork
 from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.linux.regular_files import open_log
 from holdfast.logs import catalog_files
 from holdfast.logs.secret_masking import keep_masked_log, make_secret_masker
 from holdfast.wire import holder_messages, holder_zygote_messages, run_and_node_specs
@@ -162,7 +163,7 @@ class Holder:
         A fork saves the imports, which take from one to ten seconds. Until the agent runs, the node sends no beats, so
         the controller takes it for silent.
         """
-        log = os.open(self.node_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = open_log(str(self.node_dir / "agent.log"))
         ours, theirs = holder_messages.make_socket_pair()
         end = theirs.detach()
         program = Program(module=agent.__name__, args=(str(self.node_dir), str(end)), env=dict(os.environ))
@@ -241,7 +242,7 @@ class Holder:
         files = [own_process_settings.open_input(request.stdin)]
         try:
             for path in (request.stdout, request.stderr):
-                files.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+                files.append(open_log(path))
             pid = child_process.start(list(request.argv), request.env, request.cwd, (files[0], files[1], files[2]))
         except OSError as e:
             self._send_agent(StartRefused(key=request.key, error=str(e)))

@@ -6,6 +6,7 @@ import select
 from collections.abc import Mapping
 from pathlib import Path
 
+from holdfast.linux.regular_files import open_log
 from holdfast.logs.secret_masking import Masker, env_secrets, make_secret_masker, trim_line
 
 _READ_BYTES = 1 << 16
@@ -21,7 +22,7 @@ class ZygoteLog:
         """Open the log; `env` is the zygote's environment, whose secrets are masked besides our own."""
         self._pipe, self.far_end = os.pipe()
         os.set_blocking(self._pipe, False)
-        self._log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._log = open_log(str(path))
         self._size = os.fstat(self._log).st_size
         self._env = env
         self._mask: Masker | None = None  # made for the first line: most zygotes print nothing

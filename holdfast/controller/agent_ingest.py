@@ -19,8 +19,10 @@ from holdfast.core.agent_state_machine import PING_S, Post
 from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.rebooted_node import RebootDetector
 from holdfast.core.detect.vanished_ranks import MissingRanksDetector
+from holdfast.core.diagnose.trace_texts import clean_told_trace
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
+from holdfast.core.terminal_sanitizer import plain_line
 from holdfast.model.decider_events import Ended, MeshReport, Ready
 from holdfast.model.detector_alarm import Alarm, Kind, Stance
 from holdfast.model.job_phase import Phase
@@ -224,7 +226,9 @@ class AgentIngest:
                 return body.node == node
 
     def _believable_beat(self, beat: Beat) -> Beat:
-        """Return a beat without claims about other nodes, or about a generation in which its node has no seat."""
+        """Return a beat without claims about other nodes, or about a generation in which its node has no seat. What it
+        calls the phase of its ranks is one line."""
+        beat = msgspec.structs.replace(beat, phase=plain_line(beat.phase)) if beat.phase else beat
         may, strains = self.registry.may_accuse, beat.strains
         if not all(may(beat.node, strain.nodes) for strain in strains):
             own = (tuple(node for node in strain.nodes if may(beat.node, (node,))) for strain in strains)
@@ -235,10 +239,11 @@ class AgentIngest:
         return beat if strains is beat.strains else msgspec.structs.replace(beat, strains=strains)
 
     def _own_trace(self, node: str, trace: Trace) -> Trace:
-        """Return a node's stacks without other nodes' processes, because stacks decide which ranks block the job."""
+        """Return a node's stacks without other nodes' processes, because stacks decide which ranks block the job. Their
+        texts are cleaned again, because a node's credentials may be in other hands than its agent's."""
         own = [p for p in trace.processes if p.node == node and self.registry.owns_rank(node, p.rank)]
         flights = [flight for flight in trace.flights if self.registry.owns_rank(node, flight.rank)]
-        return msgspec.structs.replace(trace, processes=tuple(own), flights=tuple(flights))
+        return clean_told_trace(msgspec.structs.replace(trace, processes=tuple(own), flights=tuple(flights)))
 
     def _on_hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
         if hello.epoch > self.links.epoch or hello.generation > self.view.generation:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.linux.regular_files import open_log
 from holdfast.wire import folder_use_lock, program_fork_server, unix_sockets
 from holdfast.wire.program_fork_server import ProgramProcess
 
@@ -133,7 +134,7 @@ class StoreProcess:
     def _start_process(self) -> ProgramProcess:
         args = (str(self._run_dir), str(self._lost_s), self.host)
         program = Program(module="holdfast.client.boot.tcp_store_server", args=args, env=self._env, cwd=os.getcwd())
-        log = os.open(self._run_dir / "store.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = open_log(str(self._run_dir / "store.log"))
         try:
             with folder_use_lock.shared_lock(self._run_dir) as held:  # it may outlive everybody else here
                 return program_fork_server.start_program(

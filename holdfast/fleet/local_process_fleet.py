@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.core.incident.own_process_end import describe_own_exit
 from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.linux.regular_files import open_log
 from holdfast.model.action import Dismissal
 from holdfast.model.fleet_node_reports import FleetNode, FleetState
 from holdfast.model.observation import Departure
@@ -37,7 +38,8 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
         node_dir.mkdir(parents=True, exist_ok=True)
         run_and_node_specs.write_json(node_dir / "spec.json", node)
         mutual_tls.write_new_secret(node_dir / _PROOF_FILE, secrets.token_hex(16).encode())
-        with folder_use_lock.shared_lock(node_dir) as held, (node_dir / "holder.log").open("ab") as log:
+        log_path = str(node_dir / "holder.log")
+        with folder_use_lock.shared_lock(node_dir) as held, open(open_log(log_path), "ab") as log:
             program = Program(
                 module="holdfast.agent.process_holder",
                 args=(str(node_dir),),

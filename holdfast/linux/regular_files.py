@@ -1,5 +1,6 @@
-"""Opens files that others may have replaced by pipes, devices or links to them, which must block no reader."""
+"""Opens files that others may have replaced by pipes, devices or links to them, which must block nobody."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -7,6 +8,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_NO_FILES = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # a link, a folder, a pipe or socket that nobody reads from
+_TRIES = 8
 
 
 def open_regular(path: str) -> int:
@@ -34,3 +38,41 @@ def read_end(path: Path, most: int) -> bytes:
     with open_file(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read(most)
+
+
+def open_log(path: str) -> int:
+    """Open a log for appending, and make it if it is missing. If something else is in its place, that is moved aside,
+    and the log says where to."""
+    fd, aside = open_to_write(path, os.O_APPEND, 0o600)
+    if aside:
+        os.write(fd, f"holdfast: in place of this log was no regular file; moved to {aside}\n".encode())
+    return fd
+
+
+def open_to_write(path: str, flags: int, mode: int) -> tuple[int, str]:
+    """Open a regular file for writing, with these flags besides, and make it if it is missing. Move anything else that
+    is in its place aside. Return the file and the new path of what was moved; "" if nothing was."""
+    aside = ""
+    for _ in range(_TRIES):
+        try:
+            fd = os.open(path, _MAKE | flags, mode)
+        except OSError as e:
+            if e.errno not in _NO_FILES:
+                raise
+        else:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                os.set_blocking(fd, True)
+                return fd, aside
+            os.close(fd)
+        aside = move_aside(path)
+    raise OSError(errno.EEXIST, "something else is put in its place again and again", path)
+
+
+def move_aside(path: str) -> str:
+    """Rename what is at this path to an unused name beside it, and return that name. It begins with a dot, so that
+    nobody takes it for a log or for a rank's folder."""
+    folder, name = os.path.split(path)
+    aside = os.path.join(folder, f".{name}.aside-{os.urandom(4).hex()}")
+    with contextlib.suppress(FileNotFoundError):  # it is gone by now
+        os.rename(path, aside)
+    return aside

@@ -39,7 +39,7 @@ def weigh_words(
     klass = max(odds, key=lambda one: odds[one])
     sure = round(min(odds[klass], _MOST), 2)
     if klass == rules.klass and rules.confidence:
-        return msgspec.structs.replace(rules, confidence=sure)
+        return msgspec.structs.replace(rules, confidence=min(sure, rules.most_sure))
     if klass == NOTHING or klass not in catalog.classes or sure < _least_share(rules.confidence):
         return rules
     return _retell(rules, catalog.classes[klass], sure, _find_evidence(lines, klass, learned))
@@ -84,6 +84,7 @@ def _retell(rules: Diagnosis, klass: FailureClass, sure: float, said: Sequence[L
         group=klass.group,
         action=limit_action(klass.action),
         confidence=sure,
+        most_sure=1.0,
         explanation=f"{klass.title}, by the words of the whole log, which are like those of such failures. {less}",
         evidence=tuple(cut_words(one.raw, _EVIDENCE_CHARS) for one in said) or rules.evidence,
         root_rank=next((rank for rank in ranks if rank is not None), None),

@@ -63,6 +63,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     evidence: tuple[str, ...] = ()
     stacks: tuple[StackRow, ...] = ()  # where all ranks were, if the alarm was raised for that; never from a node
     stance: Stance = Stance.ACT
+    over: bool = False  # what was told under this signature is over, and this alarm only says so
     hard: bool = False  # the evidence names its suspects beyond doubt
     policy: str = ""  # what the user wants done about a loss that stands out, as the text of a LossResponse
     not_after: Number | None = None  # the last step known good, where later states are not to be trusted

@@ -77,8 +77,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     apart: str = ""  # which step was held in memory for which rank, if none was for all
     label: str = ""  # what its cost is booked as; "": its class or kind
     made_step: int = -1  # the last step that ranks made, where steps after the last good one are in doubt
-    again_at: float = 0.0  # when the last failure was heard of, where there were several
+    again_at: float = 0.0  # when the last failure was heard of, where there were several, or the last pause was over
     earlier_s: dict[str, float] = {}  # what was done between the first failure and that one, by phase
+    paused: bool = False  # ranks were being ended for a planned restart when the first failure was heard of
     silent_at: float = 0.0  # when the lost node counted as silent, where ranks were stopped before; 0: they were not
     ordered_at: float = 0.0  # when the launch was ordered that led to a step; 0: not known
     stepped_at: float = 0.0  # when the last good step was made, where time is lost only since later; 0: since then
@@ -101,6 +102,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     launched_at: float
     resumed_at: float
     resumed_from: int | None
+    first_asked_at: float = 0.0  # where it replaced others before they came to a step: when the first was asked for
+    earlier_s: dict[str, float] = {}  # what was done for those others, by phase
     held_s: float = 0.0  # between stop and launch a person let it wait so long
     grouped_at: float = 0.0
     restoring_at: float = 0.0

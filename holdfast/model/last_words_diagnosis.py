@@ -8,6 +8,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     group: str  # whose fault; what is usual for the class if `fault_known` is false
     action: str  # what to do next
     confidence: float  # 0 to 1
+    most_sure: float = 1.0  # the most that it may be, as the lines do not say why something failed
     explanation: str  # one or two sentences in plain words
     evidence: tuple[str, ...] = ()  # the very lines
     root_rank: int | None = None  # the rank that failed first, where that can be told

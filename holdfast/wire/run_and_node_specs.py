@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.config import Settings
 from holdfast.decoding import from_json
+from holdfast.linux.regular_files import move_aside, open_to_write
 from holdfast.model.code_release import Release
 from holdfast.model.job_and_seats import HostIdentity, Job
 
@@ -114,11 +115,16 @@ def write_json(path: Path, value: msgspec.Struct) -> None:
 
 
 def publish_file(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file whole or not at all; the umask applies to `mode`."""
+    """Write a file whole or not at all; the umask applies to `mode`. A folder in its place, or whatever else is in that
+    of the unfinished file, is moved aside."""
     whole = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+    with os.fdopen(open_to_write(str(whole), os.O_TRUNC, mode)[0], "wb") as file:
         file.write(content)
-    whole.replace(path)
+    try:
+        whole.replace(path)
+    except IsADirectoryError:
+        move_aside(str(path))
+        whole.replace(path)
 
 
 def read_json(path: Path, kind: type[T]) -> T:

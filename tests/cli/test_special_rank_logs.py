@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from holdfast.agent.sources.rank_logs import LogFollower
 from holdfast.cli import main
 from holdfast.cli.page.page_sources import RunSource
 from holdfast.cli.run_dirs import run_dir_creation, run_directory
-from holdfast.cli.terminal.rank_console import Console, ConsoleStyle
+from holdfast.cli.terminal.rank_console import Console, ConsoleStyle, list_generations, list_ranks
 from holdfast.config import Settings
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.linux.regular_files import open_regular, read_end, read_start
+from holdfast.linux.regular_files import open_log, open_regular, read_end, read_start
 from holdfast.model.detector_alarm import Alarm, Kind
 from holdfast.model.job_and_seats import Job
 from holdfast.model.journal_entry import Decision, Entry
@@ -149,4 +150,77 @@ def test_the_console_shows_the_other_logs(run_dir: Path, make: Make, capfd: pyte
     style = ConsoleStyle(nproc=2, shown=lambda local: 3)
     console = Console(run_dir / "logs", style, run_dir / "said.log")
     console.drain_output()
+    assert "torch.OutOfMemoryError" in capfd.readouterr().out
+
+
+@special
+def test_a_log_is_opened_whatever_is_in_its_place(tmp_path: Path, make: Make) -> None:
+    path = tmp_path / "stdout.log"
+    make(path)
+    fd = open_log(str(path))
+    os.write(fd, b"from the rank\n")
+    assert os.get_blocking(fd)
+    os.close(fd)
+    [aside] = tmp_path.glob(".stdout.log.aside-*")
+    told = f"holdfast: in place of this log was no regular file; moved to {aside}\n"
+    assert path.read_text() == f"{told}from the rank\n"
+    assert stat.S_ISREG(path.lstat().st_mode) and stat.S_IMODE(path.lstat().st_mode) == 0o600
+    fd = open_log(str(path))
+    os.close(fd)
+    assert path.read_text().count("aside") == 1, "a log that is there is kept"
+
+
+def test_a_pipe_that_somebody_reads_is_no_log_either(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.close(open_log(str(path)))
+        assert stat.S_ISREG(path.lstat().st_mode)
+    finally:
+        os.close(reader)
+
+
+@special
+def test_log_folders_are_made_whatever_is_in_their_place(tmp_path: Path, make: Make) -> None:
+    if make is Path.mkdir:
+        pytest.skip("a folder is what belongs there")
+    for rank, what in ((tmp_path / "gen-2" / "rank-0", "rank-0"), (tmp_path / "gen-3" / "rank-0", "gen-3")):
+        where = rank if what == rank.name else rank.parent
+        where.parent.mkdir(exist_ok=True)
+        make(where)
+        last_words.make_rank_folder(rank)
+        assert rank.is_dir() and not where.is_symlink()
+
+
+@special
+def test_what_is_published_replaces_whatever_is_there(tmp_path: Path, make: Make) -> None:
+    make(tmp_path / "pid")
+    make(tmp_path / f".pid.{os.getpid()}")
+    assert rank_exchange_files.note_pid(tmp_path, 0, 7) == ""
+    assert (tmp_path / "pid").read_text() == "7\n" and not (tmp_path / "pid").is_symlink()
+
+
+def test_a_link_in_place_of_a_log_has_nothing_emptied(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"a" * 100)
+    (tmp_path / "stdout.log").symlink_to(tmp_path / "mine")
+    assert not rotate_file(tmp_path / "stdout.log", 10)
+    assert (tmp_path / "mine").stat().st_size == 100
+
+
+def test_the_console_shows_the_logs_beside_folders_of_other_names(
+    run_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("rank-x", "rank-", "rank-1.aside-2d14540f", "rank-01"):
+        (run_dir / "logs" / "gen-1" / name).mkdir()
+        (run_dir / "logs" / "gen-1" / name / "stdout.log").write_text("not of a rank\n")
+    (run_dir / "logs" / "gen-x").mkdir()
+    os.mkfifo(run_dir / "logs" / "gen-2")
+    (run_dir / "logs" / "gen-3").symlink_to(run_dir)
+    console = Console(run_dir / "logs", ConsoleStyle(nproc=2, shown=lambda local: 3), run_dir / "said.log")
+    console.drain_output()
+    shown = capfd.readouterr().out
+    assert "torch.OutOfMemoryError" in shown and "not of a rank" not in shown
+    assert list_generations(run_dir / "logs") == [1] and list_ranks(run_dir / "logs" / "gen-1") == [1]
+    assert main(["logs", str(run_dir)]) == 0
     assert "torch.OutOfMemoryError" in capfd.readouterr().out

@@ -23,11 +23,11 @@ from holdfast.model.job_phase import Phase
 from holdfast.model.node_errands import Done, LaunchHere, Leave, StopHere
 from holdfast.model.observation import Beat, Mark, Strain, StrainKind
 from holdfast.model.probe_findings import Finding
-from holdfast.model.rank_traces import Arrival, Collective, Flight, Process, StackRow, Trace
+from holdfast.model.rank_traces import Arrival, Collective, Flight, Frame, Process, StackRow, Thread, Trace
 from holdfast.model.restore_sources import Restore
 from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
-from holdfast.wire.agent_messages import FromAgent, Hello, NodeNotice, TraceAnswer
+from holdfast.wire.agent_messages import FromAgent, Hello, NodeNotice, TraceAnswer, TraceRequest
 from holdfast.wire.credentials.node_serials import RecordedSerials
 from tests.controller.conftest import Agent, Desk, Open
 
@@ -386,3 +386,34 @@ async def test_what_a_node_has_compressed_is_not_unpacked(desk_of: Open) -> None
         assert time.thread_time() - began_s < 0.5
         await agent.beat(8)
         await desk.until(lambda: desk.controller.reached_step == 8, "the honest node is heard")
+
+
+FORGED = "main\nrank 0: all is well\x1b[2J"
+CLEAN = "main rank 0: all is well"
+
+
+async def test_stacks_of_a_node_forge_no_lines(desk_of: Open) -> None:
+    """Its agent cleans them, but its credentials may be in other hands."""
+    frame, long = Frame(FORGED, FORGED, 1), Frame("f" * 9000, "g" * 9000, 1)
+    told = Process(node="a", rank=0, pid=1, name=FORGED, error=FORGED, ending=FORGED, state=FORGED)
+    told = changed(told, threads=(Thread(name=FORGED, main=True, sleeps_in=FORGED, frames=(frame, long)),))
+    entered = flight(group=FORGED, op=FORGED, ended_op=FORGED, started_op=FORGED)
+    async with desk_of(port=port, settings=PATIENT) as desk:
+        agent = await trains(desk)
+        asked = asyncio.create_task(desk.client.post("/api/v1/trace", json={"deadline_s": 5.0}))
+        while not isinstance(request := await agent.hear(), TraceRequest):
+            pass
+        trace = Trace(node="a", at=1.0, error=FORGED, processes=(told,), flights=(changed(entered, node="a"),))
+        await says(agent, TraceAnswer(id=request.id, trace=trace))
+        answer = await (await asked).json()
+    [seen] = answer["traces"]
+    texts = list(texts_of(seen))
+    assert texts.count(CLEAN) == 13 and not [text for text in texts if "\n" in text or "\x1b" in text]
+    assert max(map(len, texts)) == 200
+
+
+def texts_of(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    for inner in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from texts_of(inner)

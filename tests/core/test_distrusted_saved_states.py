@@ -112,3 +112,39 @@ def test_a_state_that_leads_to_it_at_once_twice_stays_in_doubt() -> None:
     doubts.trust_redone()
     assert doubts.not_after == 374
     assert doubts.all[-1].for_later_runs.bans_state(1, 375)
+
+
+def spoilt(doubts: DoubtfulStates, generation: int, went_on_from: int, bad: int, *, seen: float | None = None) -> int:
+    """A generation goes on from a state, and its loss is bad at this step; before it told of `seen`."""
+    if seen is not None:
+        doubts.on_progress(made(generation, went_on_from + 1, bad - 1, loss=seen))
+    progress = made(generation, went_on_from + 1, bad, loss=None)
+    doubts.on_progress(progress)
+    good = doubts.find_last_good(generation, bad - 1, progress)
+    doubts.doubt_after(Doubt(generation=generation, not_after=bad - 1), progress, not_finite=True, good_step=good)
+    doubts.on_training()
+    return good
+
+
+def test_a_state_that_was_saved_after_the_loss_went_bad_stays_bad() -> None:
+    doubts = DoubtfulStates()
+    assert spoilt(doubts, 1, 0, 41, seen=1.0) == 40
+    assert [spoilt(doubts, generation, 42, 43) for generation in (2, 3, 4)] == [40, 40, 40]
+    assert spoilt(doubts, 5, 43, 44) == 40, "made by the second from it"
+    assert spoilt(doubts, 6, 40, 51, seen=1.0) == 50, "went on from a good one"
+    assert spoilt(doubts, 7, 50, 52) == 51, "which the one before had made soundly"
+
+
+def test_a_state_in_doubt_that_leads_to_finite_losses_is_sound() -> None:
+    doubts = DoubtfulStates()
+    spoilt(doubts, 1, 0, 41, seen=1.0)
+    assert spoilt(doubts, 2, 42, 60, seen=1.0) == 59
+
+
+def test_a_state_of_a_generation_whose_loss_was_never_bad_is_good() -> None:
+    doubts = DoubtfulStates()
+    doubts.on_progress(made(1, 1, 50))
+    assert spoilt(doubts, 2, 50, 51) == 50
+    assert spoilt(doubts, 3, 45, 46) == 45
+    unnumbered = made(4, 1, 50, counted=True)
+    assert doubts.find_last_good(4, 46, unnumbered) == 46 and doubts.find_last_good(5, 46, None) == 46

@@ -7,7 +7,14 @@ import msgspec
 from holdfast.core.detect import nonfinite_loss
 from holdfast.core.incident import incident_text
 from holdfast.core.incident.cause_name import record_label
-from holdfast.core.incident.first_cause import ECHOES, first_cause, is_echo, is_told_elsewhere
+from holdfast.core.incident.first_cause import (
+    ECHOES,
+    first_cause,
+    is_echo,
+    is_told_elsewhere,
+    list_alike,
+    list_other_causes,
+)
 from holdfast.core.incident.incident_text import UNORDERED
 from holdfast.core.incident.open_incident import KEPT_ALARMS, Incident
 from holdfast.model.detector_alarm import Alarm, Kind
@@ -112,7 +119,9 @@ def test_a_second_round_keeps_the_first_cause() -> None:
     record = case.make_record(Verdict(remedy=Remedy.EVICT, reason="lost", nodes=("n0",)), 15.0, 3)
     assert (record.kind, record.suspects, record.ranks) == ("crash", ("n1",), (2,))
     assert (record.failures, record.echoes) == (2, 1)
-    assert (record.stopped_at, record.launched_at, record.resumed_at) == (14.0, 14.0, 15.0)
+    assert (record.stopped_at, record.launched_at, record.resumed_at) == (14.0, 15.0, 15.0), (
+        "its launch was not told of"
+    )
 
 
 def test_a_state_that_is_gone_on_from_was_made() -> None:
@@ -336,3 +345,27 @@ def test_what_ranks_of_several_nodes_say_by_themselves_is_no_nodes_own() -> None
     assert not is_told_elsewhere(killed, [killed, msgspec.structs.replace(other, code=-9)]), "a signal says nothing"
     lost = echo(10.0)
     assert not is_told_elsewhere(lost, [lost, echo(10.1, "n1", 2)])
+
+
+def raised(rank: int, name: str, words: str) -> Alarm:
+    told = crash(10.0, f"n{rank}", rank, klass="python_exception")
+    own = {
+        "raised": name,
+        "reason": f"exited with code 1 ({name}: {words})",
+        "alone": True,
+        "own": True,
+        "confidence": 0.9,
+    }
+    return msgspec.structs.replace(told, code=1, signature="python_exception 1 train.py:5", **own)
+
+
+def test_nearly_the_same_error_at_one_place_is_told_together_or_is_another_cause() -> None:
+    cause, other, again = raised(0, "ValueError", "x"), raised(1, "KeyError", "x"), raised(2, "ValueError", "y")
+    alarms = [cause, other, again, raised(3, "KeyError", "z")]
+    assert list_alike(cause, alarms) == [again] and list_other_causes(cause, alarms) == [other]
+    case = incident()
+    for alarm in alarms:
+        case.add_alarm(alarm)
+    case.name_cause()
+    assert case.echoes == 0 and all(f"rank {alarm.ranks[0]} on" in case.cause_text for alarm in (cause, other))
+    assert all(words in case.cause_text for words in ("ranks 0, 2)", "ranks 1, 3)"))

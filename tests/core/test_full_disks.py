@@ -139,3 +139,20 @@ def test_a_launch_that_finds_no_room_waits_for_it_and_evicts_nobody(words: str) 
         assert (
             verdict.reason == "waiting for room on the disk: restarted in place after 10 s" and verdict.wait_s == 10.0
         )
+
+
+def test_that_there_is_room_again_makes_no_disk_full() -> None:
+    disks = FullDisks()
+    disks.on_alarm(msgspec.structs.replace(room_alarm(10.0, "a"), over=True))
+    assert disks.explain(20.0, crash(20.0)) == ""
+    disks.on_alarm(room_alarm(30.0, "a"))
+    disks.on_alarm(msgspec.structs.replace(room_alarm(40.0, "a"), over=True))
+    assert disks.explain(50.0, crash(50.0)) == WHERE, "it was full lately"
+
+
+def test_a_disk_that_was_seen_full_makes_a_guess_sure() -> None:
+    guess = crash(60.0, klass="disk_full", confidence=0.55, title="perhaps", hint="torch does not say why")
+    found = blame_disk(guess, WHERE)
+    assert (found.confidence, found.full_disk) == (0.8, WHERE) and WHERE in found.hint
+    waits = launch_alarm(60.0, Outcome(action=1, ok=False, detail="No space left on device"), 1, ())
+    assert blame_disk(waits, WHERE).action == "wait_external" and blame_disk(waits, WHERE).confidence == 1.0

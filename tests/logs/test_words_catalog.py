@@ -1,5 +1,6 @@
 """The catalog of last words: complete, true to its samples, of one opinion on each, quick on lines made to hurt."""
 
+import io
 import re
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalo
 from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.line_prefixes import parse_lines
 from holdfast.logs import catalog_files
+from holdfast.logs.learned_words import load_learned
+from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs
 from holdfast.model.last_words_diagnosis import Diagnosis
 
 CATALOG: FailureCatalog = catalog_files.load_failures()
@@ -150,3 +153,34 @@ def test_a_line_that_several_rows_know_is_one_echo() -> None:
 def test_what_a_script_raises_about_a_sample_is_no_file_that_cannot_be_read(said: str, klass: str) -> None:
     where = '  File "/me/train.py", line 3, in <module>'
     assert judged("Traceback (most recent call last):", where, "    check(batch)", f"ValueError: {said}").klass == klass
+
+
+WRITER = (
+    "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598",
+    "RuntimeError: [enforce fail at inline_container.cc:595] . PytorchStreamWriter failed writing file data/137: "
+    "file write failed",
+)
+NAMED = "OSError: [Errno 28] No space left on device: '/scratch/x'"
+
+
+@pytest.mark.parametrize("line", WRITER)
+def test_torchs_words_alone_make_nobody_sure_of_a_full_disk(line: str) -> None:
+    """A quota, a limit of file sizes or a writer that was killed look the same."""
+    alone, beside = diagnosed(line), diagnosed(f"{NAMED}\n{line}")
+    assert (alone.klass, beside.klass) == ("disk_full", "disk_full")
+    assert alone.confidence == alone.most_sure == 0.55 and beside.confidence > 0.8 and beside.most_sure == 1.0
+    assert alone.title.endswith(", perhaps") and not beside.title.endswith(", perhaps")
+    assert alone.hint != beside.hint
+
+
+@pytest.mark.parametrize("line", WRITER)
+def test_nor_do_learned_words(line: str) -> None:
+    lines = b"step 9\nsaving checkpoint\n" + line.encode() + b"\nthe disk may be out of space\n"
+    log = RankLog(open=lambda: io.BytesIO(lines), rank=0)
+    found = diagnose_logs([log], ProcessEnds(), CATALOG, learned=load_learned())
+    assert found.klass != "disk_full" or found.confidence <= 0.55
+
+
+def diagnosed(text: str) -> Diagnosis:
+    lines = parse_lines(list(enumerate(text.split("\n"))), 0)
+    return classify_failure(FailureEvidence(lines=lines), CATALOG)

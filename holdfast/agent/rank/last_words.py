@@ -1,15 +1,17 @@
 """Reads a rank's last words from its output files."""
 
+import logging
 from pathlib import Path
 
 from holdfast.core.terminal_sanitizer import strip_controls
-from holdfast.linux.regular_files import read_end
+from holdfast.linux.regular_files import move_aside, read_end
 from holdfast.logs.secret_masking import last_bytes
 
 _TAIL_BYTES = 512 << 10  # of each file: a cause may lie far before the end, behind what others shouted
 _LINE_CHARS = 2000
 _LINES = 10_000  # of each file: a progress bar may write one a byte
 _OURS = "holdfast: "
+_log = logging.getLogger("holdfast.agent")
 
 
 def rank_folder(log_dir: str, generation: int, rank: int) -> Path:
@@ -17,9 +19,12 @@ def rank_folder(log_dir: str, generation: int, rank: int) -> Path:
 
 
 def make_rank_folder(where: Path) -> None:
-    """Make a rank's log folder and its generation's, for this user alone: what ranks print may be secret."""
-    where.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    where.mkdir(mode=0o700, exist_ok=True)
+    """Make a rank's log folder and its generation's, for this user alone: what ranks print may be secret. What is there
+    and is no folder is moved aside."""
+    for folder in (where.parent, where):
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            _log.warning("%s is no folder: moved to %s", folder, move_aside(str(folder)))
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def last_words(where: Path) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -43,10 +44,10 @@ def rotate_file(path: Path, limit_bytes: int) -> bool:
     Ranks hold the file open for appending, so it cannot be renamed. What they write during the copy is lost.
     """
     try:
-        size = path.stat().st_size
-        if size <= limit_bytes:
+        found = path.lstat()
+        if found.st_size <= limit_bytes or not stat.S_ISREG(found.st_mode):
             return False
-        _keep_end(path, size - limit_bytes, limit_bytes)
+        _keep_end(path, found.st_size - limit_bytes, limit_bytes)
         os.truncate(path, 0)
     except OSError:
         return False

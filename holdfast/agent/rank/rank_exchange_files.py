@@ -68,8 +68,5 @@ def note_pid(folder: Path, rank: int, pid: int) -> str:
 
 def write_figures(folder: Path, figures: JobFigures) -> None:
     """Write the job's figures to where the ranks read them. If that fails, trackers keep showing older figures."""
-    path = folder / progress_environment.FIGURES
-    whole = path.with_suffix(".new")
     with contextlib.suppress(OSError):
-        whole.write_bytes(msgspec.json.encode(figures))
-        whole.replace(path)
+        run_and_node_specs.publish_file(folder / progress_environment.FIGURES, msgspec.json.encode(figures))

@@ -2,12 +2,18 @@
 
 import contextlib
 import os
+import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.cli.launch.supervisor import Supervisor
 
 from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.launch.job_request import load_settings, make_job
+from holdfast.cli.launch.unstarted_run import MadeFolders, hold_signals, obey_signals, removed_unless_begun
 from holdfast.cli.run_dirs import run_dir_creation
 from holdfast.cli.run_dirs.journal_database_connection import check_database
 from holdfast.cli.run_flags import run_arguments
@@ -62,6 +68,9 @@ def main(argv: list[str]) -> int:
     except (UsageError, ConfigError) as e:
         print(f"holdfast run: {e}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("holdfast run: stopped by Ctrl-C", file=sys.stderr)
+        return 130
 
 
 def _make_entry(args: RunArgs) -> EntryPoint:
@@ -78,45 +87,62 @@ def _make_entry(args: RunArgs) -> EntryPoint:
 
 
 def _run_local(args: RunArgs, settings: Settings) -> int:
-    nproc = args.ranks_per_node()
     args, why = _size_standbys(args)
-    with listen_at("127.0.0.1", args.port, "give another with --port, or 0 for any free one") as listener:
-        run_id = args.run_id or run_dir_creation.new_run_id()
-        run_dir = run_dir_creation.make_run_dir(args.run_dir, run_id)
-        run_dir_creation.require_local_disk(run_dir)
-        log_dir = run_dir_creation.make_log_dir(args.log_dir, run_dir, run_id)
-        with contextlib.ExitStack() as closing:
-            server = _early_server(args, run_dir, closing)
-            # What is imported from here on, and done, costs no time: the fork server has more to import.
-            from holdfast.cli.launch import release_packing
-            from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
-            from holdfast.cli.run_dirs import run_selection
-            from holdfast.cli.terminal.rank_console import describe_shape, find_console_files, make_console, say
+    mend = "give another with --port, or 0 for any free one"
+    with listen_at("127.0.0.1", args.port, mend) as listener, contextlib.ExitStack() as closing:
+        with removed_unless_begun() as made:
+            supervisor = _prepare_run(args, settings, listener, closing, (made, why))
+        obey_signals()
+        return supervisor.run() or 0
 
-            entry = _make_entry(args)
-            files = find_console_files()
-            apart = release_packing.keep_out(run_dir, settings, args.token_file, (log_dir, *files))
-            begun = release_packing.pack_first_release(entry, run_dir, apart, copied=args.release)
-            run = RunSpec(
-                job=make_job(args, run_id, settings),
-                entry=entry,
-                settings=settings,
-                fleet="local",
-                nproc=nproc,
-                log_dir=str(log_dir),
-                port=listener.getsockname()[1],
-                release=begun.release,
-                console_files=files,
-            )
-            run_dir_creation.publish_run(run_dir, run)
-            run_selection.remember_run(run_dir)
-            say(f"local fleet: {describe_shape(args, run.nproc)} on this host; run directory {run_dir}")
-            if why:
-                say(why)
-            say(begun.said)
-            if args.detach:
-                leave_terminal(run_dir)
-            return Supervisor(run_dir, listener, make_console(args, run, run_dir), server).run() or 0
+
+def _prepare_run(
+    args: RunArgs,
+    settings: Settings,
+    listener: socket.socket,
+    closing: contextlib.ExitStack,
+    told: tuple[MadeFolders, str],
+) -> "Supervisor":
+    nproc, (made, why) = args.ranks_per_node(), told
+    run_id = args.run_id or run_dir_creation.new_run_id()
+    there = args.run_dir is not None and Path(args.run_dir).is_dir()
+    run_dir = run_dir_creation.make_run_dir(args.run_dir, run_id)
+    made.add_folder(run_dir, kept=there)
+    run_dir_creation.require_local_disk(run_dir)
+    log_dir = run_dir_creation.make_log_dir(args.log_dir, run_dir, run_id)
+    made.add_folder(log_dir)
+    server = _early_server(args, run_dir, closing)
+    # What is imported from here on, and done, costs no time: the fork server has more to import.
+    from holdfast.cli.launch import release_packing
+    from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
+    from holdfast.cli.run_dirs import run_selection
+    from holdfast.cli.terminal.rank_console import describe_shape, find_console_files, make_console, say
+
+    entry = _make_entry(args)
+    files = find_console_files()
+    apart = release_packing.keep_out(run_dir, settings, args.token_file, (log_dir, *files))
+    begun = release_packing.pack_first_release(entry, run_dir, apart, copied=args.release)
+    run = RunSpec(
+        job=make_job(args, run_id, settings),
+        entry=entry,
+        settings=settings,
+        fleet="local",
+        nproc=nproc,
+        log_dir=str(log_dir),
+        port=listener.getsockname()[1],
+        release=begun.release,
+        console_files=files,
+    )
+    hold_signals()
+    run_dir_creation.publish_run(run_dir, run)
+    run_selection.remember_run(run_dir)
+    say(f"local fleet: {describe_shape(args, run.nproc)} on this host; run directory {run_dir}")
+    if why:
+        say(why)
+    say(begun.said)
+    if args.detach:
+        leave_terminal(run_dir)
+    return Supervisor(run_dir, listener, make_console(args, run, run_dir), server)
 
 
 def _size_standbys(args: RunArgs) -> tuple[RunArgs, str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.client.boot.zygote import DEFAULT_PRELOAD, FIRST_PRELOAD, LATER_PRELOAD
+from holdfast.linux.regular_files import open_log
 from holdfast.wire import program_fork_server
 from holdfast.wire.program_fork_server import ForkServer, Later
 
@@ -14,7 +15,7 @@ def start_fork_server(run_dir: Path, zygote: bool, nodes: int) -> ForkServer | N
     if os.environ.get(program_fork_server.NAMED):
         return None
     preload, later = fork_preload(nodes) if zygote else ((), None)
-    with (run_dir / "fork.log").open("ab") as log:
+    with open(open_log(str(run_dir / "fork.log")), "ab") as log:
         env = run_directory.node_environment(run_dir)
         try:
             return ForkServer(program_fork_server.socket_path(run_dir), preload, env, log.fileno(), later)

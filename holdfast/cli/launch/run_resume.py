@@ -36,6 +36,8 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
         raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")
     if (run_dir / "exit.json").exists() and not run_directory.goes_on(run_dir):
         raise UsageError(f"this run has ended (see holdfast report {run_dir}); its command starts a new one")
+    if full := run_dir_creation.no_room_text(run_dir):
+        raise UsageError(f"{full}; free some, and resume it then")
     _check_replay(run_dir)
     if run.fleet in ("local", "join") and not run.journal:
         run_dir_creation.require_local_disk(run_dir)

@@ -26,6 +26,7 @@ from holdfast.journal.journal_errors import JournalAwayError, JournalError
 from holdfast.linux import own_process_settings
 from holdfast.linux.local_time import clock_text
 from holdfast.linux.preimported_fork import OpenFiles, Program
+from holdfast.linux.regular_files import open_log
 from holdfast.model.job_phase import Phase
 from holdfast.wire import program_fork_server, run_and_node_specs, unix_sockets
 from holdfast.wire.program_fork_server import ForkServer, ProgramProcess
@@ -262,7 +263,7 @@ class Supervisor:
         program = Program(
             module=run_directory.CONTROLLER, args=args, env=run_directory.node_environment(self._run_dir), cwd=where
         )
-        with (self._run_dir / "controller.log").open("ab") as log:
+        with open(open_log(str(self._run_dir / "controller.log")), "ab") as log:
             keep = (self._listener.fileno(), *self._lock)
             files = OpenFiles(stdout=log.fileno(), stderr=log.fileno(), keep=keep)
             try:

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.cli.run_dirs.local_run_list import holdfast_home
 from holdfast.cli.run_dirs.run_dir_trust import find_foreign_link, foreign_reason, make_private_folder
-from holdfast.cli.run_dirs.run_directory import goes_on
+from holdfast.cli.run_dirs.run_directory import ROOM_BYTES, goes_on, is_disk_full
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.rank_console import say
 from holdfast.core.terminal_sanitizer import is_text, plain_line
@@ -46,7 +46,24 @@ def make_run_dir(wanted: str | None, run_id: str) -> Path:
         run_dir.chmod(0o700)
     except OSError as e:
         raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
+    if full := no_room_text(run_dir):
+        _remove_unnamed(run_dir)
+        raise UsageError(f"{full}; free some, or give another --run-dir")
     return run_dir
+
+
+def no_room_text(folder: Path) -> str:
+    """Return a clause that the disk of this folder is too full for a run, or ""."""
+    if not is_disk_full(folder):
+        return ""
+    return f"the disk that holds {folder} is full: it has less than {ROOM_BYTES >> 20} MiB free, or no inodes"
+
+
+def _remove_unnamed(run_dir: Path) -> None:
+    """Remove the folder of a run that was not started; one that a person named stays."""
+    if run_dir.parent == holdfast_home() / "runs":
+        with contextlib.suppress(OSError):
+            run_dir.rmdir()
 
 
 def require_local_disk(run_dir: Path) -> None:
@@ -80,10 +97,12 @@ def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
         probe.touch()
         probe.unlink()
     except OSError as e:
-        if run_dir.parent == holdfast_home() / "runs":  # nothing was started; a folder that a person named stays
-            with contextlib.suppress(OSError):
-                run_dir.rmdir()
+        _remove_unnamed(run_dir)
         raise UsageError(f"cannot write to the log directory {log_dir}: {e.strerror}; give another --log-dir") from None
+    if wanted and (full := no_room_text(log_dir)):
+        log_dir.rmdir()
+        _remove_unnamed(run_dir)
+        raise UsageError(f"{full}; free some, or give another --log-dir")
     return log_dir
 
 

@@ -36,6 +36,7 @@ _OPENING = re.compile(rb"holdfast: (?:incident \d|pausing: |ending: |ended with 
 _LAST = re.compile(rb"holdfast: (?:ended with code |done: |so far: )")
 _CLOSING = re.compile(rb"holdfast: .*(?:; (?:restarted in place|evicted |release \d+ was rolled back)|: restarted\b)")
 _GENERATION = re.compile(r"gen-(\d+)")
+_RANK = re.compile(r"rank-(?:0|[1-9]\d{0,8})")  # a rank may put anything beside these folders
 _STDOUT, _STDERR = 1, 2
 _PREFIX = "[rank ${rank}] "
 _TORCHRUN_PREFIX = "[${role_name}${local_rank}]:"
@@ -203,7 +204,7 @@ class Console:
             # Beside nodes of other sizes a node's first rank may have any number; its folder is made before the others.
             first = min(list_ranks(folder), default=0)
             for path in sorted(folder.glob("rank-*/std???.log")):
-                if path not in self._files:
+                if path not in self._files and _RANK.fullmatch(path.parent.name):
                     self._add_file(path, (_folder_rank(path.parent) - first) % self._style.nproc)
 
     def _file_generation(self, path: Path) -> int:
@@ -309,13 +310,14 @@ def _is_lost_peer(report: Sequence[bytes]) -> bool:
 
 def list_generations(log_dir: Path) -> list[int]:
     """Return the generations whose ranks have logs, oldest first."""
-    names = os.listdir(log_dir) if log_dir.is_dir() else []
+    with os.scandir(log_dir) if log_dir.is_dir() else contextlib.nullcontext(()) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     return sorted(int(m[1]) for name in names if (m := _GENERATION.fullmatch(name)))
 
 
 def list_ranks(folder: Path) -> list[int]:
     """Return the ranks that have logs in a generation's folder."""
-    return sorted(_folder_rank(path) for path in folder.glob("rank-*"))
+    return sorted(_folder_rank(path) for path in folder.glob("rank-*") if _RANK.fullmatch(path.name))
 
 
 def _folder_rank(folder: Path) -> int:

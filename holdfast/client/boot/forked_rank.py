@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, cast
 
 from holdfast.client.boot import release_import_paths
 from holdfast.linux import own_process_settings
+from holdfast.linux.regular_files import open_log
 from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.releases.staged_release import StagedRelease
 
@@ -21,10 +22,10 @@ class RankFiles(NamedTuple):
     @classmethod
     def open(cls, request: ForkRank) -> "RankFiles":
         fds: list[int] = []
-        log = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             fds.append(own_process_settings.open_input(request.stdin))
-            fds += [os.open(path, log, 0o600) for path in (request.stdout, request.stderr)]
+            for path in (request.stdout, request.stderr):
+                fds.append(open_log(path))
             fds.append(os.open(request.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError:
             for fd in fds:

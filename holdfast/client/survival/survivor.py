@@ -24,6 +24,7 @@ from holdfast.client.survival.survival_refusal import find_fixed_size, find_refu
 from holdfast.client.training.p2p_counts import find_counts
 from holdfast.client.training.process_group_replay import GROUP_CALLS, GroupCall, list_groups
 from holdfast.client.training.progress import here as progress
+from holdfast.linux.regular_files import open_log
 from holdfast.wire.progress_environment import KEEPER, PATIENCE, REHEARSAL, RESUME, SEATLESS, STANDING
 from holdfast.wire.replay_environment import is_replay
 from holdfast.wire.survivor_messages import SOCKET
@@ -317,6 +318,6 @@ def _move_output(folder: Path) -> None:
     for stream, number, name in ((sys.stdout, 1, "stdout.log"), (sys.stderr, 2, "stderr.log")):
         with suppress(OSError, ValueError):
             stream.flush()
-            file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            file = open_log(str(folder / name))
             os.dup2(file, number)
             os.close(file)

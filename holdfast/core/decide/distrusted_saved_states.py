@@ -46,10 +46,13 @@ class DoubtfulStates:
         if len(self._made) > _REMEMBERED:
             del self._made[next(iter(self._made))]
 
-    def doubt_after(self, doubt: Doubt, progress: Progress | None, *, not_finite: bool = False) -> None:
+    def doubt_after(
+        self, doubt: Doubt, progress: Progress | None, *, not_finite: bool = False, good_step: int | None = None
+    ) -> None:
         """Put these states in doubt. If an earlier loss went bad at step `not_after` or later, require verified states.
         In this case also doubt the state that this generation was restored from, unless its step is unknown or, if the
-        loss is `not_finite`, that state is sound."""
+        loss is `not_finite`, that state is sound. `good_step` is the last good step if it is earlier than `not_after`.
+        """
         not_after, counted = doubt.not_after, progress is not None and progress.counted
         began = progress.first_step - 1 if progress else not_after
         again = 0 <= self._bad and not_after <= self._bad
@@ -58,11 +61,35 @@ class DoubtfulStates:
         if self.verified and not counted:  # before the state that it went on from
             self.not_after = min(not_after, began - 1)
         if progress and not counted:
-            self._made[doubt.generation] = MadeSteps(began=began, last=max(progress.step, not_after), sound=not_after)
+            self._made[doubt.generation] = MadeSteps(
+                began=began, last=max(progress.step, not_after), sound=not_after if good_step is None else good_step
+            )
         self._bad = max(self._bad, not_after)
         redone = not_finite and began < not_after and self.not_after < not_after
         until = not_after if redone else None
         self.all = (*self.all, msgspec.structs.replace(doubt, not_after=self.not_after, until=until))[-_KEPT:]
+
+    def find_last_good(self, generation: int, not_after: int, progress: Progress | None) -> int:
+        """Return the last good step of a generation whose loss went bad after `not_after`. This is an earlier one if
+        the state that it went on from was made after a bad loss, and no finite loss of this generation says that the
+        state was sound all the same."""
+        made = self._made.get(generation)
+        if progress is None or progress.counted or made is None or made.sound > made.began:
+            return not_after
+        good = []
+        for number in self._find_makers(generation, made.began):
+            before = [doubt.not_after for doubt in self.all if doubt.bans_state(number, made.began)]
+            sound = self._made[number].sound
+            if not before or sound >= made.began:
+                return not_after
+            good.append(min(*before, sound) if sound >= 0 else min(before))
+        return min(not_after, *good) if good else not_after
+
+    def _find_makers(self, generation: int, step: int) -> list[int]:
+        """Return the earlier generations that may have made the state of `step`. If none is known to have come so far,
+        the newest one that may have: its last steps may not have been heard of."""
+        earlier = [number for number, made in self._made.items() if number < generation and made.began < step]
+        return [number for number in earlier if self._made[number].has_made(step)] or sorted(earlier)[-1:]
 
     def _has_led_to(self, step: int, generation: int, began: int) -> bool:
         """Return whether every earlier generation that has made the state of step `began` made `step` with a finite

@@ -167,13 +167,16 @@ def on_stopped(state: JobState, now: float, event: Outcome) -> str:
     incident.hosts = dict(state.nodes.hosts)
     incident.name_cause(state.full_disks, now)
     if incident.not_after is not None:
-        incident.doubt_steps(incident.not_after)
         telling = [alarm for alarm in incident.alarms if alarm.not_after is not None]
         proved = any(alarm.kind is Kind.REPLICA for alarm in telling)
         not_finite = all(alarm.kind is Kind.LOSS and alarm.response is None for alarm in telling)
+        doubts, good_step = state.resume_point.doubts, incident.not_after
+        if not_finite:
+            good_step = doubts.find_last_good(state.generation, good_step, state.progress)
+        incident.doubt_steps(good_step)
         doubt = Doubt(generation=state.generation, not_after=incident.not_after, proved=proved)
-        state.resume_point.doubts.doubt_after(doubt, state.progress, not_finite=not_finite)
-        state.failures.discount_steps(incident.not_after)
+        doubts.doubt_after(doubt, state.progress, not_finite=not_finite, good_step=good_step)
+        state.failures.discount_steps(good_step)
     elif incident.counted and incident.alarms[0].good_count is not None:
         incident.doubt_steps(incident.alarms[0].good_count)
     case = state.failures.make_case(now, incident, state.releases, nodes=state.nodes, lost=lost)

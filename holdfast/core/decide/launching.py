@@ -8,7 +8,7 @@ from holdfast.core.decide import waiting_for_people
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause, resumed_step
 from holdfast.core.decide.surviving_ranks import describe_short, keeps_ranks
-from holdfast.core.incident import incident_text
+from holdfast.core.incident import incident_text, recovery_phases
 from holdfast.core.incident.first_cause import is_node_loss, is_node_proof
 from holdfast.core.incident.incident_case import machine_faults
 from holdfast.core.incident.ladder import GAVE_UP
@@ -189,8 +189,7 @@ def on_wait_tick(state: JobState, now: float) -> str:
     unit, fewest = state.nodes.replica_nodes, state.nodes.fewest_nodes
     whole = f", as replicas take {unit}" if fewest > state.job.min_nodes else ""
     short = f"{state.nodes.node_count} of {fewest} nodes{whole} after {state.limits.wait_s:g} s"
-    blocked = state.nodes.wait_clause
-    told = f"not enough nodes: {short}{blocked}; start more nodes or lower --nnodes"
+    told = f"not enough nodes: {short}{state.nodes.wait_clause}; start more nodes or lower --nnodes"
     if state.limits.ask_s and not state.requests.asking:
         state.wait_until = now + state.limits.ask_s
         return waiting_for_people.ask_person(state, now, told)
@@ -302,8 +301,7 @@ def wait_for_nodes(state: JobState, now: float) -> str:
     elif state.last_call_at is None:
         state.last_call_at = now + state.limits.last_call_s
     state.enter(Phase.WAITING)
-    blocked = state.nodes.wait_clause
-    return f"waiting for nodes: {state.nodes.node_count} of {state.job.max_nodes}{blocked}"
+    return f"waiting for nodes: {state.nodes.node_count} of {state.job.max_nodes}{state.nodes.wait_clause}"
 
 
 def on_started(state: JobState, now: float, event: Outcome) -> str:
@@ -381,6 +379,8 @@ def on_node_ended(state: JobState, now: float, event: Ended) -> str:
 
 def close_incident(state: JobState, verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:
     incident = state.current_incident
+    if verdict.remedy is Remedy.GIVE_UP:
+        recovery_phases.end_given_up(incident, resumed_at, state.phase, held=bool(state.requests.held))
     record = incident.make_record(verdict, resumed_at, resumed_from)
     # What was lost begins at the last good step, but a time without a controller says nothing about the failure.
     state.failures.on_recovered(record.resumed_at - max(record.good_at, incident.watched_at))

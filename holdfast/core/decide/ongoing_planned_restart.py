@@ -20,6 +20,8 @@ class Pause(msgspec.Struct, kw_only=True):
     good_at: float
     counted: bool
     numbered: bool = False
+    first_asked_at: float = 0.0  # as in Change
+    earlier_s: dict[str, float] = {}
     stopped_at: float = 0.0
     released_at: float = 0.0  # when it was no longer held
     ordered_at: float = 0.0  # as in Record
@@ -59,7 +61,14 @@ class Pause(msgspec.Struct, kw_only=True):
         self.evicted += nodes
 
     def take_over(self, before: "Pause") -> None:
-        """Take the last step from `before`, the planned restart that this one replaces before any rank made a step."""
+        """Take the last step from `before`, the planned restart that this one replaces before any rank made a step, and
+        what its time was spent for."""
+        last = Progress(generation=0, step=-1, at=self.asked_at, first_step=0, first_at=self.asked_at, counted=True)
+        phases = incident_text.phases_s(before.make_change(last, 0))
+        self.first_asked_at = before.first_asked_at or before.asked_at
+        own = {incident_text.LAST_STEP: 0.0, incident_text.FIRST_STEP: 0.0}
+        own[incident_text.BROKEN_OFF] = phases.get(incident_text.FIRST_STEP, 0.0)
+        self.earlier_s = {name: seconds for name, seconds in (phases | own).items() if seconds}
         self.good_step, self.good_at, self.counted = before.good_step, before.good_at, before.counted
         self.numbered, self.brought_in = before.numbered, before.brought_in
 
@@ -72,7 +81,7 @@ class Pause(msgspec.Struct, kw_only=True):
     def make_change(self, event: Progress, release: int) -> Change:
         """Return the record of this planned restart, at the first step of the next generation."""
         stopped_at = max(self.stopped_at, self.asked_at)
-        launched_at = max(self.launched_at, stopped_at)
+        launched_at = max(self.launched_at or event.first_at, stopped_at)  # or it made steps before that was told of
         change = Change(
             why=self.why,
             generation=self.generation,
@@ -80,6 +89,8 @@ class Pause(msgspec.Struct, kw_only=True):
             good_step=self.good_step,
             good_at=min(self.good_at, stopped_at),
             asked_at=self.asked_at,
+            first_asked_at=self.first_asked_at,
+            earlier_s=self.earlier_s,
             stopped_at=stopped_at,
             ordered_at=self.ordered_at,
             launched_at=launched_at,
@@ -121,10 +132,11 @@ def change_sentence(change: Change) -> str:
 
 
 def _describe_restart(change: Change) -> str:
-    lost_s = change.resumed_at - change.good_at - change.held_s
+    held_s = incident_text.sum_held_s(change)
+    lost_s = change.resumed_at - change.good_at - held_s
     nodes = f"; {', '.join(change.evicted)} left" if change.evicted else ""
     nodes += f"; {', '.join(change.admitted)} admitted" if change.admitted else ""
-    held = f", held for {change.held_s:.1f} s" if change.held_s else ""
+    held = f", held for {held_s:.1f} s" if held_s else ""
     if change.failed:
         since = f" after step {change.good_step}" if change.good_step >= 0 and not change.counted else ""
         return f"{change.why}: {incident_text.FAILED_START}{nodes}{held}, {lost_s:.1f} s{since}"

@@ -4,6 +4,8 @@ from holdfast.core.decide import incident_course, launching
 from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.ongoing_planned_restart import Pause
 from holdfast.core.decide.surviving_ranks import add_hand_over, can_grow, can_hand_over, make_parking
+from holdfast.core.incident import recovery_phases
+from holdfast.core.incident.open_incident import Incident
 from holdfast.model.decider_events import Outcome
 from holdfast.model.detector_alarm import Alarm
 from holdfast.model.incident_record import HELD
@@ -44,6 +46,8 @@ def pause_job(
         pause.parked = (grows and can_grow(state)) or (bool(leaving) and can_hand_over(state, leaving))
         if replaced:
             pause.take_over(replaced)
+    else:
+        recovery_phases.begin_pause(state.incident, now)
     stop = launching.make_stop(state)
     if state.pause and state.pause.parked:
         stop = make_parking(state, stop)
@@ -58,8 +62,11 @@ def on_paused(state: JobState, now: float, event: Outcome) -> str:
     """Evict the nodes that did not confirm the stop. Then launch or wait for nodes."""
     state.nodes.unstopped = set(event.failed)
     launching.fence_unstopped(state, now, event.failed)
-    if state.pause:
-        state.pause.stopped_at = now
+    match state.interruption:
+        case Pause() as pause:
+            pause.stopped_at = now
+        case Incident() as incident:
+            recovery_phases.end_pause(incident, now)
     left = f"{launching.evict_nodes(state, now, event.failed, ())}, as it did not answer; " if event.failed else ""
     state.nodes.ended, state.nodes.back = set(), {}
     return f"{left}{launching.launch_or_wait(state, now)}"
@@ -67,7 +74,9 @@ def on_paused(state: JobState, now: float, event: Outcome) -> str:
 
 def on_alarm_in_pause(state: JobState, now: float, alarm: Alarm) -> str:
     """Open an incident during a planned restart. The incident's restart also does what was planned."""
+    first = state.incident is None
     incident = incident_course.add_failure(state, now, alarm)
+    incident.was_pausing |= first
     next(state.ids)  # journals have counted a Stop here that nobody sends; without it all later numbers would differ
     state.enter(Phase.STOPPING, state.awaited)  # the ranks are being ended already
     return incident_course.describe_round(incident)

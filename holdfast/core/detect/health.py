@@ -19,6 +19,7 @@ from holdfast.model.observation import Gauge, Strain, StrainKind
 
 _DRIVER_S = 10.0  # a driver answers within milliseconds
 _HEAT = "gpu.temperature"
+_WELL = 2.0  # a gauge is well again at twice its limit, or at half of it: readings near the limit go to and fro
 
 
 class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,7 @@ class GaugeRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stance: Stance = Stance.NOTIFY
     hard: bool = False
     hint: str = ""
+    over: str = ""  # what takes back `say`, once a reading is on the good side of the limit, and well so; "": nothing
     strain: StrainKind | None = None  # what it may explain as long as it lasts
 
 
@@ -66,6 +68,7 @@ class HealthDetector:
         self._tally = SlidingSum()
         self._told = RepeatFilter()
         self._strains = MachineStrains()
+        self._lasting = set[tuple[str, str]]()  # what was told and not taken back, where a row can take it back
 
     @property
     def strains(self) -> tuple[Strain, ...]:
@@ -89,10 +92,16 @@ class HealthDetector:
             sign, said = f"{gauge.name} {gauge.of}", self._describe_reading(row, gauge)
             strain = Strain(kind=row.strain, sign=sign, nodes=suspects, since=since, text=said)
             self._strains.on_reading(strain, reached > 0, row.times)
+        if key in self._lasting and _is_well(row, gauge.value):
+            self._lasting.discard(key)
+            self._told.forget(key)
+            return self._make_alarm(row, gauge, suspects, over=True)
         if not amount or reached < (row.times if row.rises is None else row.rises):
             return None
         if self._told.is_repeat(gauge.at, key):
             return None
+        if row.over:
+            self._lasting.add(key)
         return self._make_alarm(row, gauge, suspects)
 
     def _describe_reading(self, row: GaugeRow, gauge: Gauge) -> str:
@@ -100,8 +109,8 @@ class HealthDetector:
         at_heat = "" if heat is None else f" at {heat:.0f} °C"
         return row.say.format(of=gauge.of, value=f"{gauge.value:.4g}", heat=at_heat)
 
-    def _make_alarm(self, row: GaugeRow, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm:
-        stance = cap_stance(row.stance, self.limits.stance)
+    def _make_alarm(self, row: GaugeRow, gauge: Gauge, suspects: tuple[str, ...], *, over: bool = False) -> Alarm:
+        stance = cap_stance(Stance.NOTIFY if over else row.stance, self.limits.stance)
         said = self._describe_reading(row, gauge)
         return Alarm(
             kind=Kind.HEALTH,
@@ -109,11 +118,12 @@ class HealthDetector:
             suspects=suspects,
             klass=row.klass,
             group=row.group,
-            reason=f"{said}{advice_clause(row.hint)}",
+            reason=row.over.format(of=gauge.of) if over else f"{said}{advice_clause(row.hint)}",
+            over=over,
             signature=f"{gauge.name} {gauge.of}",
             evidence=(f"{gauge.name} of {gauge.of} reads {gauge.value:g}",),
             stance=stance,
-            hard=row.hard,
+            hard=row.hard and not over,
         )
 
 
@@ -149,14 +159,23 @@ def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
     return max(0.0, value - last)  # less than before: the counter was reset
 
 
+def _is_well(row: GaugeRow, value: float) -> bool:
+    """Return whether a gauge has come back from its limit, and is not close to it. False for a reading that is no
+    number."""
+    if row.below is not None:
+        return value >= row.below * _WELL
+    return row.above is not None and value <= row.above / _WELL
+
+
 def find_row_fault(row: GaugeRow) -> str:
     """Return what is wrong with a catalog row; "" if nothing is."""
     if sum(limit is not None for limit in (row.above, row.below, row.rises)) != 1:
         return "needs exactly one of above, below and rises"
     try:
         row.say.format(of="", value="", heat="")
+        row.over.format(of="")
     except (KeyError, IndexError, ValueError):
-        return "may name {of}, {value} and {heat} in what it says, nothing else"
+        return "may name {of}, {value} and {heat} in what it says, nothing else; in `over` {of} alone"
     health = HealthDetector(HealthLimits(), (row,))
     gauges = [Gauge(name=row.gauge, of="it", value=v, at=float(i)) for i, v in enumerate(row.sample)]
     heard = [health.on_gauge(gauge, ("n",)) for gauge in gauges]

@@ -54,6 +54,10 @@ class RepeatFilter:
             del self._said[next(iter(self._said))]
         return False
 
+    def forget(self, key: Hashable) -> None:
+        """Let this key be reported again at once."""
+        self._said.pop(key, None)
+
 
 class AlarmRateLimit:
     """Passes a limited number of alarms per window; the next alarm that passes states how many were dropped.

@@ -100,6 +100,7 @@ class FailureHistory:
         return IncidentCase(
             cause=cause,
             step=incident.good_step,
+            trusted_step=incident.trusted_step,
             counted=incident.counted,
             ever=self.ever,
             past=past,

@@ -67,12 +67,13 @@ def list_other_causes(cause: Alarm, alarms: list[Alarm]) -> list[Alarm]:
             lost.setdefault(alarm.suspects, alarm)
     nodes = {node for names in lost for node in names}
     killed = [a for a in list_killed(cause, alarms) if nodes.isdisjoint(a.suspects)]
-    raised: dict[str, Alarm] = {}
+    raised: dict[tuple[str, str], Alarm] = {}
     for alarm in sorted((a for a in alarms if a is not cause and _is_own_error(a)), key=lambda a: (a.at, a.ranks)):
-        if alarm.signature != cause.signature and nodes.isdisjoint(alarm.suspects):
-            raised.setdefault(alarm.signature, alarm)  # the same error at the same place is no further cause
+        error = (alarm.signature, alarm.raised)
+        if error != (cause.signature, cause.raised) and nodes.isdisjoint(alarm.suspects):
+            raised.setdefault(error, alarm)  # the same error at the same place is no further cause
     if is_node_loss(cause):
-        raised = {name: a for name, a in raised.items() if set(a.suspects).isdisjoint(cause.suspects)}
+        raised = {error: a for error, a in raised.items() if set(a.suspects).isdisjoint(cause.suspects)}
     return [*lost.values(), *killed, *raised.values()]
 
 

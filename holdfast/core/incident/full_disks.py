@@ -21,7 +21,7 @@ class FullDisks:
 
     def on_alarm(self, alarm: Alarm) -> None:
         """Note the disk of a health alarm, whose signature names the reading and the path."""
-        if alarm.kind is Kind.HEALTH and alarm.klass == DISK_FULL:
+        if alarm.kind is Kind.HEALTH and alarm.klass == DISK_FULL and not alarm.over:
             path = alarm.signature.partition(" ")[2]
             self._seen |= {node: (alarm.at, path) for node in alarm.suspects if path}
 
@@ -48,11 +48,12 @@ class FullDisks:
 
 def blame_disk(alarm: Alarm, path: str) -> Alarm:
     """Return the alarm as one about a full disk. A node that is gone stays gone, whatever the reason."""
-    if alarm.kind is not Kind.CRASH or alarm.klass or is_echo(alarm):
+    if alarm.kind is not Kind.CRASH or alarm.klass not in ("", DISK_FULL) or is_echo(alarm):
         return msgspec.structs.replace(alarm, full_disk=path)
-    blamed = msgspec.structs.replace(alarm, klass=DISK_FULL, title=_TITLE, group=_GROUP, action=_ACTION)
     hint = f"Free space on the disk that holds {path}, or write elsewhere."
-    return msgspec.structs.replace(blamed, confidence=_SURE, hint=hint, full_disk=path)
+    sure = max(_SURE, alarm.confidence)  # of ranks that only said that they could not write, too
+    blamed = msgspec.structs.replace(alarm, title=_TITLE, confidence=sure, hint=hint, full_disk=path)
+    return blamed if alarm.klass else msgspec.structs.replace(blamed, klass=DISK_FULL, group=_GROUP, action=_ACTION)
 
 
 def name_disk(path: str, failed: str) -> str:

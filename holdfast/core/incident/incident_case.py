@@ -53,6 +53,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: Alarm
     step: int  # the last good one
+    trusted_step: int | None = None  # later states are in doubt; None: none is
     counted: bool
     ever: bool  # whether the job ever made a step
     past: tuple[PastFailure, ...]  # failures with this signature
@@ -91,6 +92,12 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     def is_spike(self) -> bool:
         """Return whether a finite loss stood out. Only an alarm about it has the response that the user chose."""
         return self.cause.response is not None
+
+    @property
+    def doubt_clause(self) -> str:
+        """Return a clause on the states that are in doubt after a bad loss; "" if steps have no numbers."""
+        step = self.cause.not_after if self.trusted_step is None else self.trusted_step
+        return "" if self.cause.not_after is None else f"; states after step {step} are in doubt"
 
     @property
     def awaited_service(self) -> str:

@@ -23,7 +23,9 @@ ADVICE = (
 WENT_ON = "while the others went on"  # of a rank that left, and whose cause names the step
 ASKS = "waiting for holdfast approve: "  # how the reason begins of a decision to ask a person
 FAILED_START = "ended by an incident before its first step"  # of a planned restart
-_BEFORE_START_UP = ("detect", "silence", "last step", "stop", "probe", "ask", "hold", "wait", "launch")
+_BEFORE_START_UP = ("detect", "pause", "silence", "last step", "stop", "probe", "ask", "hold", "wait", "launch")
+FAILED, BROKEN_OFF = "failed start", "start broken off"  # phases of launches that led to no step
+LAST_STEP, FIRST_STEP = "last step", "first step"
 _SET_UP_AGAIN = "set-up after the restore"  # booked as set-up
 _OPTIONAL = ("silence", "probe", "ask", "hold", "wait", "last step", _SET_UP_AGAIN)  # told of only if they took time
 _BRIEF = ("silence", "probe", "ask", "wait", _SET_UP_AGAIN)  # worth a word only above SHOWN_S
@@ -164,7 +166,7 @@ def describe_stood(seconds: float) -> str:
 
 def sum_held_s(record: Record | Change) -> float:
     """Return how long a person held the job."""
-    return record.held_s + (record.earlier_s.get("hold", 0.0) if isinstance(record, Record) else 0.0)
+    return record.held_s + record.earlier_s.get("hold", 0.0)
 
 
 def recovery_s(record: Record | Change) -> float:
@@ -293,20 +295,23 @@ def stop_phases_s(record: Record | Change) -> dict[str, float]:
 
 def phases_s(record: Record | Change) -> dict[str, float]:
     """Return the seconds of each phase from the last good step to the next one. Unreported phases are left out."""
+    begins = LAST_STEP
     if isinstance(record, Record):
-        ends = {"detect": record.alarm_at, "silence": record.silent_at, "stop": record.stopped_at}
+        begins = "pause" if record.paused else "detect"
+        ends = {begins: record.alarm_at, "silence": record.silent_at, "stop": record.stopped_at}
         ends["probe"] = record.stopped_at + record.probed_s
         ends["ask"] = ends["probe"] + record.asked_s
         ends["hold"] = ends["ask"] + record.held_s
     else:
-        ends = {"last step": record.asked_at, "stop": record.stopped_at, "hold": record.stopped_at + record.held_s}
+        ends = {begins: record.first_asked_at or record.asked_at, "stop": record.stopped_at}
+        ends["hold"] = record.stopped_at + record.held_s
     set_up = "set-up" if record.grouped_at else "imports and set-up"
     restored = "restore" if record.grouped_at or record.restoring_at else "imports and restore"
     ends |= {"wait": record.ordered_at, "launch": record.launched_at}
     ends |= {"imports and groups": record.grouped_at, set_up: record.restoring_at, restored: record.restored_at}
     ends[_SET_UP_AGAIN] = record.set_up_at  # what comes after the restore, or without one
     if record.resumed_from is not None or record.resumed_at > record.launched_at:  # else its ranks make no steps
-        ends["first step"] = record.resumed_at
+        ends[FIRST_STEP] = record.resumed_at
     found: dict[str, float] = {}
     at = record.good_at
     for name, end_at in ends.items():
@@ -318,10 +323,12 @@ def phases_s(record: Record | Change) -> dict[str, float]:
             booked = set_up if name == _SET_UP_AGAIN else name
             found[booked] = found.get(booked, 0.0) + end_at - at
             at = end_at
-        if name == "detect" and isinstance(record, Record) and record.again_at > at:
-            found |= record.earlier_s
-            at = record.again_at
-    order = [name for end in ends for name in ((end, "failed start") if end == "launch" else (end,))]
+        again_at = record.again_at if isinstance(record, Record) else record.asked_at
+        if name == begins and record.earlier_s and again_at > at:
+            found |= {phase: found.get(phase, 0.0) + seconds for phase, seconds in record.earlier_s.items()}
+            at = again_at
+    order = [name for end in ends for name in ((end, FAILED, BROKEN_OFF) if end == "launch" else (end,))]
+    order.insert(1, "pause")
     return {name: found[name] for name in order if name in found}
 
 

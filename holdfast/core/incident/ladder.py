@@ -347,8 +347,7 @@ def _judge_loss(case: IncidentCase) -> Verdict:
     skips, eases = loss_remedy.apply_response(cause.response, case.step, cause.not_after)
     if eases or (skips and case.skippable):  # a rank that leaves none out would wait for the others for ever
         return Verdict(remedy=Remedy.SKIP, skips=skips, eases=eases, reason=loss_remedy.describe_remedy(skips, eases))
-    doubt = "" if cause.not_after is None else f"; states after step {cause.not_after} are in doubt"
-    return Verdict(remedy=Remedy.RESTART, reason=f"restarted in place{doubt}")
+    return Verdict(remedy=Remedy.RESTART, reason=f"restarted in place{case.doubt_clause}")
 
 
 def _wait_for_service(case: IncidentCase) -> Verdict:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.core.incident import cause_name, incident_text
+from holdfast.core.incident import cause_name, incident_text, recovery_phases
 from holdfast.core.incident.failure_sequence import (
     JudgedFailure,
     add_raisers,
@@ -52,8 +52,11 @@ class Incident(msgspec.Struct, kw_only=True):
     stood_step: int = -1  # the last step before a planned restart that this incident ended; ranks made none since
     stood_counted: bool = False
     made_step: int = -1  # as in Record
+    trusted_step: int | None = None  # later steps are in doubt; None: none is
     again_at: float = 0.0
     earlier_s: dict[str, float] = {}
+    is_pausing: bool = False  # ranks are being ended on purpose; this has been so since `again_at`
+    was_pausing: bool = False  # as `paused` in Record
     alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
     departures: tuple[Alarm, ...] = ()  # alarms about ranks that ended well while the others went on
     dropped: int = 0  # echoes no longer kept
@@ -158,20 +161,8 @@ class Incident(msgspec.Struct, kw_only=True):
 
     def next_round(self, now: float) -> None:
         """Start a new round, because the job failed again before it made a step."""
-        probed = {"probe": self.stopped_at + self.probed_s} if self.probed_s > incident_text.SHOWN_S else {}
-        stood = {"ask": self.stopped_at + self.probed_s + self.asked_s} if self.asked_s else {}
-        stood |= {"hold": self.stopped_at + self.probed_s + self.asked_s + self.held_s} if self.held_s else {}
-        ends = {"silence": self.silent_at, "stop": self.stopped_at, **probed, **stood, "wait": self.ordered_at or now}
-        ends |= {"launch": self.launched_at or now, "failed start": now}
-        at = self.again_at or self.opened_at
-        for name, end_at in ends.items():
-            end_at = min(max(end_at, at), now)
-            if end_at > at:
-                self.earlier_s = self.earlier_s | {name: self.earlier_s.get(name, 0.0) + end_at - at}
-                at = end_at
-        self.again_at, self.stopped_at, self.probed_s = now, now, 0.0
-        self.asked_s, self.held_s = 0.0, 0.0
-        self.silent_at, self.ordered_at, self.launched_at = 0.0, 0.0, 0.0
+        recovery_phases.book_phases(self, now, incident_text.FAILED)
+        self.stopped_at = now
         self.parked, self.kept, self.renewed = False, 0, 0
         self.dropped = self.echoes
         self.alarms.clear()
@@ -282,6 +273,7 @@ class Incident(msgspec.Struct, kw_only=True):
     def doubt_steps(self, not_after: int) -> None:
         """Record that all steps after `not_after` are in doubt, so that the last good step is `not_after` at most."""
         self.made_step, self.good_step = max(self.made_step, self.good_step), min(self.good_step, not_after)
+        self.trusted_step = not_after if self.trusted_step is None else min(self.trusted_step, not_after)
 
     @property
     def not_after(self) -> int | None:
@@ -296,7 +288,7 @@ class Incident(msgspec.Struct, kw_only=True):
         in doubt: a script may have saved, and restored, a state that was bad already."""
         good_step = self.good_step if self.good_step >= 0 else self.stood_step
         reached = max(good_step, resumed_from or 0) if good_step >= 0 and not self._is_counted else good_step
-        return reached if self.not_after is None else min(reached, max(good_step, self.not_after))
+        return reached if self.trusted_step is None else min(reached, max(good_step, self.trusted_step))
 
     @property
     def _is_counted(self) -> bool:
@@ -372,7 +364,7 @@ class Incident(msgspec.Struct, kw_only=True):
             stepped_at=stepped_at,
             alarm_at=self.opened_at,
             stopped_at=stopped_at,
-            launched_at=max(self.launched_at, stopped_at),
+            launched_at=max(self.launched_at or resumed_at, stopped_at),  # it made steps before its launch was told of
             resumed_at=max(resumed_at, self.launched_at, stopped_at),
             probed_s=self.probed_s,
             resumed_from=resumed_from,
@@ -408,6 +400,7 @@ class Incident(msgspec.Struct, kw_only=True):
     def _complete_record(self, record: Record) -> Record:
         """Return the record with what people did, and with its sentence."""
         told = {"causes": list_texts(self.told), "asked_s": self.asked_s, "held_s": self.held_s}
+        told |= {"paused": self.was_pausing}
         record = msgspec.structs.replace(record, **told)
         record = msgspec.structs.replace(record, ordered=self.ordered, passed=self.passed, fleet_said=self.fleet_said)
         return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))

@@ -48,6 +48,9 @@ class CatalogRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     raised: str = ""  # only of an exception of this type
     stage: Literal["", "start", "training"] = ""  # only before any step was logged, or only after some were
     frames: str = ""  # only of a traceback with such a frame
+    most_sure: float = (
+        1.0  # confidence with such lines alone: their writer does not say why, and other causes look alike
+    )
     witness: bool = False  # who writes such a line has looked at the machine: driver, monitor, scheduler
     needle: str | tuple[str, ...] = ()  # where the pattern does not say itself what it looks for
     group: str = ""

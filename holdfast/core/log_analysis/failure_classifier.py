@@ -121,23 +121,32 @@ def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
     root, row = finding.root, finding.root.row
     klass = catalog.class_of(row)
     choice = choose_action(finding, catalog)
-    rank = finding.rank
+    rank, most_sure = finding.rank, _most_sure(finding)
+    klass = klass if most_sure == 1.0 else msgspec.structs.replace(klass, title=f"{klass.title}, perhaps")
     return Diagnosis(
         klass=row.klass,
         group=row.group or klass.group,
         action=choice.action,
-        confidence=_hit_confidence(root, doubted=bool(rival_causes(finding))),
+        confidence=min(_hit_confidence(root, doubted=bool(rival_causes(finding))), most_sure),
+        most_sure=most_sure,
         explanation=f"{_explain_finding(finding, klass)} {choice.reason}".rstrip(),
         evidence=_evidence_lines(finding),
         root_rank=rank,
         title=klass.title,
-        hint=row.hint or choice.hint or klass.hint,
+        hint=(row.hint if most_sure == row.most_sure else "") or choice.hint or klass.hint,
         origin=root.raised.origin if root.raised else "",
         echoes=finding.echoes,
         fault_known=row.role != "echo",
         peer=_lost_peer(finding) if row.role == "echo" else "",
         node=root.node or (finding.summary.node if rank == finding.summary.root_rank else ""),
     )
+
+
+def _most_sure(finding: CauseFinding) -> float:
+    """Return how sure one may be of the root cause's class at most, by all lines that are of this class."""
+    klass, role = finding.root.klass, finding.root.row.role
+    alike = (hit.row for hit in finding.hits if hit.klass == klass and hit.row.role == role)
+    return max(row.most_sure for row in (finding.root.row, *alike))
 
 
 def _lost_peer(finding: CauseFinding) -> str:

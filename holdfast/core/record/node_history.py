@@ -37,6 +37,7 @@ class NodeStory(msgspec.Struct, kw_only=True):
     alarms: int = 0  # that named it
     incidents: int = 0  # that evicted it or named it as a suspect
     last: str = ""  # what was last said of it, and not good
+    lasting: str = ""  # the signature of the alarm that said so; "": no alarm did
     probes: list[ProbeResult] = []
 
 
@@ -51,11 +52,18 @@ class NodeHistory:
         match entry.event:
             case Ready(node=node, host=host, blocked=blocked):
                 story = self._take_role(node, NodeRole.DISMISSED if blocked else NodeRole.READY, entry.at)
-                story.host, story.last = host, blocked or story.last
-            case Alarm(suspects=suspects, reason=reason):
+                story.host = host
+                if blocked:
+                    story.last, story.lasting = blocked, ""
+            case Alarm(suspects=suspects, over=True, signature=signature):
                 for node in suspects:
                     story = self._find_node(node)
-                    story.alarms, story.last = story.alarms + 1, reason
+                    if story.lasting == signature:
+                        story.last = story.lasting = ""
+            case Alarm(suspects=suspects, reason=reason, signature=signature):
+                for node in suspects:
+                    story = self._find_node(node)
+                    story.alarms, story.last, story.lasting = story.alarms + 1, reason, signature
             case Outcome(action=action, nodes=nodes):
                 self._on_outcome(entry, entry.event)
                 for node in nodes if action not in self._trying else ():
@@ -77,8 +85,8 @@ class NodeHistory:
             case Dismiss(node=node, reason=reason):
                 story = self._find_node(node)
                 had_seat = story.first_rank >= 0
-                self._take_role(node, NodeRole.EVICTED if had_seat else NodeRole.DISMISSED, at).last = reason
-                story.first_rank = -1
+                self._take_role(node, NodeRole.EVICTED if had_seat else NodeRole.DISMISSED, at)
+                story.last, story.lasting, story.first_rank = reason, "", -1
             case Probe(id=id, nodes=nodes):
                 self._trying[id] = "probe", nodes
             case Replay(id=id, seats=seats):

@@ -147,7 +147,7 @@ export function timeLabel(at, range) {
 }
 
 const PHASE_COLOURS = { detect: "detect", silence: "silence", "last step": "pause", stop: "stop", probe: "probe", ask: "ask", hold: "hold",
-  wait: "wait", launch: "launch", "failed start": "stall", "imports and groups": "start-up", "imports and restore": "start-up",
+  wait: "wait", launch: "launch", "failed start": "stall", "start broken off": "stall", pause: "pause", "imports and groups": "start-up", "imports and restore": "start-up",
   restore: "pause", "first step": "run", redo: "redo" };
 
 export function phaseBar(phases) {

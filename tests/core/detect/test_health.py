@@ -151,3 +151,17 @@ def test_what_only_fills_up_is_no_strain() -> None:
     watched.read("disk.free", 0.001, 0.0, of="/")
     watched.read("gpu.lost", 1.0, 0.0)
     assert watched.health.strains == ()
+
+
+@pytest.mark.parametrize("gauge", ["disk.free", "disk.inodes_free", "shm.free"])
+def test_what_is_over_is_taken_back_once_and_may_come_again(gauge: str) -> None:
+    watched = Watched()
+    scale = 3.0 if gauge == "shm.free" else 1.0
+    readings = [scale * part for part in (0.5, 0.001, 0.001, 0.001, 0.011, 0.5, 0.5, 0.001, 0.001, 0.001)]
+    told = [watched.read(gauge, value, 10.0 * at, of="/scratch") for at, value in enumerate(readings)]
+    alarms = [alarm for alarm in told if alarm]
+    assert [alarm.over for alarm in alarms] == [False, True, False], "near the limit it is not over yet"
+    assert told[5] is alarms[1] and "again" in alarms[1].reason.split()
+    assert {alarm.signature for alarm in alarms} == {f"{gauge} /scratch"}
+    assert (alarms[1].stance, alarms[1].hard, alarms[1].suspects) == (Stance.NOTIFY, False, alarms[0].suspects)
+    assert Watched().read(gauge, 0.5, of="/scratch") is None, "nothing was told of it"
