@@ -120,6 +120,9 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     app.on_response_prepare.append(_close_unguarded)
     controller = built.controller
 
+    async def agent(request: web.Request) -> web.WebSocketResponse:
+        return await built.ingest.serve_agent(request, door.audit)
+
     async def status(request: web.Request) -> web.Response:
         return _json_response(msgspec.structs.replace(status_of(controller), right=_right_name(CALLER.get())))
 
@@ -144,7 +147,7 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     async def openapi(request: web.Request) -> web.Response:
         return _json_response(describe_api())
 
-    app.router.add_get(_AGENT, built.ingest.serve_agent)
+    app.router.add_get(_AGENT, agent)
     app.router.add_get("/api/v1/status", status)
     app.router.add_get("/api/v1/ranks/{rank:[0-9]{1,9}}", _rank_route(controller))
     app.router.add_get("/api/v1/report", report)
