@@ -170,6 +170,13 @@ async def answer_to(process: "subprocess.Popen[str]") -> str:
     return (await asyncio.to_thread(process.stdout.readline)).strip()
 
 
+async def is_refused_elsewhere(doors: Doors) -> int:
+    """Return the pid of another process, whose hello was refused."""
+    with another_process(doors) as process:
+        assert await answer_to(process) == "1008"
+        return process.pid
+
+
 async def test_another_process_of_this_host_does_not_take_a_link_over(doors: Doors) -> None:
     async with by_socket(doors) as first:
         await comes_in(first)
@@ -268,9 +275,7 @@ async def test_people_are_told_once(desk_of: Open, tmp_path: Path) -> None:
             await comes_in(first)
             pids = []
             for _ in range(2):
-                with another_process(doors) as second:
-                    assert await answer_to(second) == "1008"
-                    pids.append(second.pid)
+                pids.append(await is_refused_elsewhere(doors))
         assert desk.controller.view.phase is Phase.WAITING
     assert [line for line in said if "second" in line] == [
         f"refused a second a, at process {pids[0]} of this host: process {os.getpid()} of this host has its link"
