@@ -7,7 +7,7 @@ first group's tensor counts. Here that is only allowed if the others hold the sa
 
 from collections.abc import Iterator
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,7 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageItem, ImageLayout, Rank
 from holdfast.checkpoint.snapshot_metadata_record import ImageMetadata, pack_metadata
 
 _PIECE_BYTES = 16 << 20  # of an old record that are read at once, unless one of its rows is larger
+_UNITS: dict[int, Literal["Q", "I", "H", "B"]] = {8: "Q", 4: "I", 2: "H", 1: "B"}
 
 Shape = tuple[int, ...]
 Box = tuple[Shape, Shape]  # where in the whole tensor it begins, and its shape
@@ -261,7 +262,7 @@ def _copy_runs(to: memoryview, came: memoryview, dims: list[tuple[int, int, int]
 
 def _cast(view: memoryview, at: int, unit: int) -> memoryview:
     whole = (len(view) - at) // unit * unit
-    return view[at : at + whole].cast({8: "Q", 4: "I", 2: "H", 1: "B"}[unit])
+    return view[at : at + whole].cast(_UNITS[unit])
 
 
 def _merge_dims(dims: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
