@@ -91,9 +91,12 @@ class ImageRecut:
             if item.spec.key == EXTRA:
                 self.extras[layout.rank] = item
             elif item.owner == layout.rank or (whole and item.spec.alike):
-                for name in (item.spec.key, *(".".join(map(str, path)) for path in item.spec.aliases)):
-                    for wanted in self._items.get(name, ()):
-                        self._add_overlap(wanted, OldRecord(layout.rank, item), near=near)
+                self._add_record(OldRecord(layout.rank, item), near=near)
+
+    def _add_record(self, old: OldRecord, *, near: bool) -> None:
+        names = (old.item.spec.key, *(".".join(map(str, path)) for path in old.item.spec.aliases))
+        for wanted in [one for name in names for one in self._items.get(name, ())]:
+            self._add_overlap(wanted, old, near=near)
 
     def _add_overlap(self, wanted: ImageItem, old: OldRecord, *, near: bool) -> None:
         spec, there = wanted.spec, old.item.spec

@@ -45,4 +45,9 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_held(self) -> bool:
         """Return whether ranks get this step from memory or disks, not from storage."""
-        return bool(self.sources) or self.replicated or self.cut_from > 0
+        return bool(self.sources) or self.is_of_any_size
+
+    @property
+    def is_of_any_size(self) -> bool:
+        """Return whether the step may have been saved by another number of ranks."""
+        return self.replicated or self.cut_from > 0

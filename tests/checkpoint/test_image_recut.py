@@ -8,10 +8,11 @@ import msgspec
 import pytest
 import torch
 
-from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, RecordSpec, arrange_image
+from holdfast.checkpoint.image_layout import EXTRA, ImageItem, ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.image_recut import (
     ImageRecut,
     RecutError,
+    RecutPiece,
     covering_range,
     differing_piece,
     find_cut_span,
@@ -129,15 +130,18 @@ def recut(wanted: ImageLayout, old: dict[int, StateImage], *, shares: frozenset[
             rank, item = piece.holders[at]
             start, end = covering_range(item, piece.box)
             assert not is_run(item, piece.box) or end - start == item.spec.bytes or piece.box[1] != item.spec.shape
-            came = old[rank].memory[start:end]
-            if piece.compared:
-                if differing_piece(image, piece, item, came):
-                    raise RecutError(f"ranks hold different tensors named {item.spec.key}")
-            elif item.spec.dtype:
-                place_piece(image, piece, item, came)
-            else:
-                place_value(image, piece.item, came)
+            put(image, piece, item, old[rank].memory[start:end])
     return image
+
+
+def put(image: memoryview, piece: RecutPiece, item: ImageItem, came: memoryview) -> None:
+    if piece.compared:
+        if differing_piece(image, piece, item, came):
+            raise RecutError(f"ranks hold different tensors named {item.spec.key}")
+    elif item.spec.dtype:
+        place_piece(image, piece, item, came)
+    else:
+        place_value(image, piece.item, came)
 
 
 def make_state() -> State:
