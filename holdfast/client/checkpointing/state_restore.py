@@ -184,7 +184,7 @@ class StateRestore:
 
     def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
         """Restore a checkpoint of another world size or another split; return what could not be restored, or ""."""
-        state = self._source.loadable_state()
+        state = {**self._source.loadable_state()}  # of a script's own dict, a copy: it gets no key of ours
         extra = metadata.state_dict_metadata.get(EXTRA)
         rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None
         if rows is not None:
