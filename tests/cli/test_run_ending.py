@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast.cli import main
 from holdfast.cli.run_dirs import run_directory
@@ -85,6 +86,25 @@ def test_an_exception_before_any_step_is_tried_once_more(start: Start, script: s
     assert (record.failures, record.evicted) == (failures, ())
     said = "restarted in place" if code == 0 else "the script failed the same way again before any step was seen"
     assert said in record.sentence
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built for GPUs")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.ones(1).cuda()",
+        pytest.param('torch.distributed.init_process_group("nccl")', marks=pytest.mark.slow),
+        pytest.param("torch.cuda.Event()", marks=pytest.mark.slow),
+    ],
+)
+def test_a_torch_without_cuda_that_is_asked_for_it_is_not_tried_again(start: Start, line: str) -> None:
+    job = start("--nproc-per-node", "2", script=f"import torch\n{line}")
+    job.ends(93)
+    [record] = job.report().incidents
+    assert (record.failures, record.evicted, record.verdict.remedy) == (1, (), "give up"), job.text()
+    [told] = [line for line in job.sentences() if "CUDA build of torch" in line]
+    assert told.startswith("holdfast: ending: rank ") and "a restart would fail the same way" in told
+    assert "driver, CUDA and container" not in job.text(), "no versions of a machine have to be aligned"
 
 
 @pytest.mark.slow
