@@ -15,6 +15,7 @@ _LEAST = 0.2  # where the rules find nothing, words that are less sure find noth
 _OVERRULES = 0.3  # words that are less sure do not speak against a rule
 _SPECIFIC, _OVERRULES_SPECIFIC = 0.9, 0.7  # nor, if they are not much surer than that, against one that is so sure
 _MOST = 0.98
+_OOM_KILL, _GUESSED = "host_oom_kill", 0.5  # only the kernel, or scarce memory, tells who sent a SIGKILL
 _EVIDENCE = 3
 _EVIDENCE_CHARS = 400
 _EVICT = "evict_and_restart"
@@ -23,11 +24,17 @@ _DOUBTED = 0.15  # an eviction that words make less likely than this is probed f
 
 
 def weigh_words(
-    rules: Diagnosis, lines: Sequence[LogLine], code: int | None, catalog: FailureCatalog, learned: LearnedWords
+    rules: Diagnosis,
+    lines: Sequence[LogLine],
+    code: int | None,
+    catalog: FailureCatalog,
+    learned: LearnedWords,
+    starved: bool | None = None,
 ) -> Diagnosis:
     """Return the rules' diagnosis with its confidence adjusted by learned words. If the words outweigh the rules,
     return another class. A diagnosis from the user's own rows is returned unchanged. A diagnosis that evicts a machine
-    keeps its class, but the words may ask for probes before the eviction. Words never evict."""
+    keeps its class, but the words may ask for probes before the eviction. Words never evict. Nor do they tell of a kill
+    for want of memory where the kernel told of none (`starved` is False), and elsewhere they only guess at one."""
     words = read_log_words(lines, code)
     odds = learned.class_odds(words)
     if not odds or _is_users(rules, catalog):
@@ -36,20 +43,25 @@ def weigh_words(
         return _doubt_eviction(rules, learned.action_odds(words))
     if rules.confidence:
         odds = weigh_rules(odds, rules.klass, rules.confidence, learned.trust)
+    if starved is False:
+        odds = {one: share for one, share in odds.items() if one == rules.klass or one != _OOM_KILL}
     klass = max(odds, key=lambda one: odds[one])
-    sure = round(min(odds[klass], _MOST), 2)
+    most = _GUESSED if klass == _OOM_KILL != rules.klass else _MOST
+    sure = round(min(odds[klass], most), 2)
     if klass == rules.klass and rules.confidence:
         return msgspec.structs.replace(rules, confidence=min(sure, rules.most_sure))
-    if klass == NOTHING or klass not in catalog.classes or sure < _least_share(rules.confidence):
+    if klass == NOTHING or klass not in catalog.classes or sure < _least_share(rules):
         return rules
     return _retell(rules, catalog.classes[klass], sure, _find_evidence(lines, klass, learned))
 
 
-def _least_share(confidence: float) -> float:
-    """Return the share of belief below which words do not change what rules of this confidence say."""
-    if confidence >= _SPECIFIC:
+def _least_share(rules: Diagnosis) -> float:
+    """Return the share of belief below which words do not change what these rules say. Rules that may not be surer
+    than they are know what they do not know, as who sent a SIGKILL: words that are less sure have nothing to add."""
+    if rules.confidence >= _SPECIFIC:
         return _OVERRULES_SPECIFIC
-    return _OVERRULES if confidence else _LEAST
+    least = rules.confidence if rules.most_sure < 1.0 else 0.0
+    return max(_OVERRULES, least) if rules.confidence else _LEAST
 
 
 def _doubt_eviction(rules: Diagnosis, odds: Mapping[str, float]) -> Diagnosis:

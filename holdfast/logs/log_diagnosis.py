@@ -78,7 +78,7 @@ def diagnose_logs(
     )
     found = classify_failure(case, catalog)
     if learned and not ends.verdict and read_last_incident(lines) is None:  # holdfast itself has seen more than words
-        found = weigh_words(found, lines, ends.code, catalog, learned)
+        found = weigh_words(found, lines, ends.code, catalog, learned, ends.starved)
     found = msgspec.structs.replace(found, went_on=found.went_on or ends.went_on)
     return _follow_verdict(found, ends) if ends.verdict else found
 
