@@ -15,7 +15,7 @@ _LEAST = 0.2  # where the rules find nothing, words that are less sure find noth
 _OVERRULES = 0.3  # words that are less sure do not speak against a rule
 _SPECIFIC, _OVERRULES_SPECIFIC = 0.9, 0.7  # nor, if they are not much surer than that, against one that is so sure
 _MOST = 0.98
-_OOM_KILL, _GUESSED = "host_oom_kill", 0.5  # only the kernel, or scarce memory, tells who sent a SIGKILL
+OOM_KILL, _GUESSED = "host_oom_kill", 0.5  # only the kernel, or scarce memory, tells who sent a SIGKILL
 _EVIDENCE = 3
 _EVIDENCE_CHARS = 400
 _EVICT = "evict_and_restart"
@@ -24,17 +24,12 @@ _DOUBTED = 0.15  # an eviction that words make less likely than this is probed f
 
 
 def weigh_words(
-    rules: Diagnosis,
-    lines: Sequence[LogLine],
-    code: int | None,
-    catalog: FailureCatalog,
-    learned: LearnedWords,
-    starved: bool | None = None,
+    rules: Diagnosis, lines: Sequence[LogLine], code: int | None, catalog: FailureCatalog, learned: LearnedWords
 ) -> Diagnosis:
     """Return the rules' diagnosis with its confidence adjusted by learned words. If the words outweigh the rules,
     return another class. A diagnosis from the user's own rows is returned unchanged. A diagnosis that evicts a machine
-    keeps its class, but the words may ask for probes before the eviction. Words never evict. Nor do they tell of a kill
-    for want of memory where the kernel told of none (`starved` is False), and elsewhere they only guess at one."""
+    keeps its class, but the words may ask for probes before the eviction. Words never evict. That a process was killed
+    for want of memory they only guess."""
     words = read_log_words(lines, code)
     odds = learned.class_odds(words)
     if not odds or _is_users(rules, catalog):
@@ -43,10 +38,8 @@ def weigh_words(
         return _doubt_eviction(rules, learned.action_odds(words))
     if rules.confidence:
         odds = weigh_rules(odds, rules.klass, rules.confidence, learned.trust)
-    if starved is False:
-        odds = {one: share for one, share in odds.items() if one == rules.klass or one != _OOM_KILL}
     klass = max(odds, key=lambda one: odds[one])
-    most = _GUESSED if klass == _OOM_KILL != rules.klass else _MOST
+    most = _GUESSED if klass == OOM_KILL != rules.klass else _MOST
     sure = round(min(odds[klass], most), 2)
     if klass == rules.klass and rules.confidence:
         return msgspec.structs.replace(rules, confidence=min(sure, rules.most_sure))
