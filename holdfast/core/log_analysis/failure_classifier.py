@@ -230,7 +230,7 @@ def _judge_kill(
     if case.pressed:
         how = f"{who} {describe_exit(_KILL)}, probably by the OOM killer"
         told = f"{how}: {case.pressed}, and the kernel tells nobody here."
-        return msgspec.structs.replace(found, title=title, confidence=0.6, most_sure=1.0, explanation=told)
+        return msgspec.structs.replace(found, title=title, confidence=0.6, most_sure=0.6, explanation=told)
     unknown = f"{who} {describe_exit(_KILL)}, sender unknown"
     if case.starved is None:
         most = min(found.most_sure, _SURE_OF_KILL)
