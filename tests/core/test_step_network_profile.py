@@ -26,7 +26,8 @@ def looks_at(
     start: int = 10,
 ) -> list[NetworkSample]:
     """Looks at steps of which collectives take these shares, about 32 at each."""
-    rng, found, at, step = random.Random(seed), [], 100.0, start
+    rng, at, step = random.Random(seed), 100.0, start
+    found: list[NetworkSample] = []
     while len(found) < count:
         length_s = step_s * (1 + rng.uniform(-vary, vary))
         for number in range(PARTS):
