@@ -12,7 +12,7 @@ from holdfast.core.snapshots.step_network_profile import (
     NetworkSample,
     StepGaps,
     StepNetworkProfile,
-    common_gaps,
+    shared_gaps,
 )
 
 
@@ -128,8 +128,8 @@ def test_steps_of_another_length_are_learned_anew() -> None:
 
 def test_ranks_of_a_node_share_the_gaps_that_all_have() -> None:
     one, other = profile_of(looks_at([(0.5, 0.75)])), profile_of(looks_at([(0.25, 0.5)]))
-    both = common_gaps([one, other])
+    both = shared_gaps([one, other])
     assert all(edge <= 0.1 or edge >= 0.3 for gap in both.gaps for edge in gap) and both.idle_s < one.idle_s
-    assert common_gaps([one, StepGaps(why="steps vary too much")]).why == "steps vary too much"
-    assert common_gaps([one, StepGaps(step_s=0.4, gaps=((0.21, 0.29),))]).why == "ranks have no gap in common"
-    assert common_gaps([]).why
+    assert shared_gaps([one, StepGaps(why="steps vary too much")]).why == "steps vary too much"
+    assert shared_gaps([one, StepGaps(step_s=0.4, gaps=((0.21, 0.29),))]).why == "ranks have no gap in common"
+    assert shared_gaps([]).why

@@ -97,7 +97,7 @@ class StepNetworkProfile:
         return StepGaps(step_s=step_s, gaps=gaps, why="" if gaps else "collectives leave no gaps")
 
 
-def common_gaps(ranks: Sequence[StepGaps]) -> StepGaps:
+def shared_gaps(ranks: Sequence[StepGaps]) -> StepGaps:
     """Return the gaps that all ranks of a node have at once if they begin their steps together."""
     if not ranks:
         return StepGaps(why="no rank has been watched")
