@@ -209,9 +209,11 @@ def with_words(*lines: str, **ends: Any) -> Diagnosis:
 @pytest.mark.parametrize("line", BARE_KILLS)
 def test_a_signal_9_alone_makes_nobody_sure_of_its_sender(line: str) -> None:
     for found in (diagnosed(line), with_words("step 9 loss 2.1", "saving checkpoint to storage", line)):
+        who = "A process" if found.root_rank is None else f"Rank {found.root_rank}"
+        told = "sender unknown; host out of memory is the usual reason, and nothing here shows it."
         assert found.klass == "host_oom_kill" and found.confidence <= found.most_sure <= 0.5
-        assert "SIGKILL, sender unknown" in found.explanation and found.title.endswith(", perhaps")
-        assert "ask who may end processes" in found.hint
+        assert found.explanation == f"{who} was killed by SIGKILL, {told}"
+        assert found.hint in {row.hint for row in CATALOG.rows if row.klass == found.klass and row.most_sure < 0.5}
 
 
 @pytest.mark.parametrize("line", BARE_KILLS)
@@ -220,6 +222,5 @@ def test_the_kernels_word_or_pressure_does(line: str) -> None:
     starved = with_words(line, starved=True)
     assert (starved.klass, starved.confidence > 0.5, starved.title) == ("host_oom_kill", True, "Host out of memory")
     pressed = with_words(line, pressed="memory pressure was 43 %")
-    assert pressed.klass == "host_oom_kill" and "memory pressure was 43 %" in pressed.explanation
-    sent = with_words(line, starved=False)
-    assert sent.klass != "host_oom_kill" and "the kernel told of no kill" in sent.explanation
+    assert (pressed.klass, pressed.title) == ("host_oom_kill", "Host out of memory")
+    assert with_words(line, starved=False).klass == "unknown_child_failure"
