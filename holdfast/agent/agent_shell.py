@@ -180,15 +180,14 @@ class Agent:
 
     async def _run_link(self) -> bool:
         """Run one link to the controller until it ends; return whether it was opened, and this node not refused."""
-        linked = False
+        link, refused = None, False
         try:
             async with self.dialer.open_link() as link:
-                linked = True
                 await self._exchange_messages(link)
         except (OSError, msgspec.DecodeError) as e:
-            linked = linked and not isinstance(e, LinkRefusedError)
+            refused = isinstance(e, LinkRefusedError)
             _log.info("no link to the controller: %s", e)
-        return linked
+        return link is not None and not refused
 
     async def _exchange_messages(self, link: ControllerLink) -> None:
         while not self._outbox.empty():
