@@ -201,7 +201,7 @@ class ElasticPipeline:
         messages = PassMessages(self._messages, rank, traffic)
         held.made = made = held.made if held.reused else FinishedPasses(step)
         halves = held.halves if held.plan.halves else None
-        passes = RoutedPasses(settings.passes, held.units, messages, held.times, made, halves)
+        passes = RoutedPasses(settings.passes, held.units, messages, held.times, made, halves=halves)
         buffers = held.buffer_versions()
         passes.run(held.plan, self._tasks, rank, step, batch)
         if held.buffer_versions() != buffers:

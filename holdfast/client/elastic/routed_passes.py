@@ -41,6 +41,7 @@ class RoutedPasses:
         messages: PassMessages,
         times: PassTimes,
         made: FinishedPasses,
+        *,
         halves: BackwardHalves | None = None,
     ) -> None:
         """With `halves`, backward passes are made in two halves, as the tasks must say too."""

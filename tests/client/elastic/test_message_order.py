@@ -66,7 +66,7 @@ def make_step(
         traffic = RankTraffic(HOST, functools.partial(streams.post, worker))
         made = FinishedPasses(1)
         split, sent = BackwardHalves() if halves else None, PassMessages(messages, worker, traffic)
-        mine = RoutedPasses(passes, held[worker], sent, PassTimes(), made, split)
+        mine = RoutedPasses(passes, held[worker], sent, PassTimes(), made, halves=split)
         mine.run(plan, tasks, worker, 1, batch)
         GradientSums(plan, worker, "ordered", layers).sum_gradients(held[worker], made.gradients, traffic)
 
