@@ -117,6 +117,7 @@ class Agent:
         self._first_said = 0  # the generation whose first step was reported
         self._latches = LatchedFailures()
         self._told_imports: tuple[str, ...] = ()  # on this link
+        self._welcomed = False  # the same
         self._staged = False  # what the controller has said that ranks may run here
 
     async def run(self) -> None:
@@ -178,15 +179,14 @@ class Agent:
             await asyncio.sleep(wait_s)
 
     async def _run_link(self) -> bool:
-        """Run one link to the controller until it ends; return whether it was opened."""
-        linked = False
+        """Run one link to the controller until it ends; return whether the controller has welcomed us."""
+        self._welcomed = False
         try:
             async with self.dialer.open_link() as link:
-                linked = True
                 await self._exchange_messages(link)
         except (OSError, msgspec.DecodeError) as e:
             _log.info("no link to the controller: %s", e)
-        return linked
+        return self._welcomed
 
     async def _exchange_messages(self, link: ControllerLink) -> None:
         while not self._outbox.empty():
@@ -214,7 +214,7 @@ class Agent:
                 if peers:
                     self.keeper.admit_peers(peers)
                 learn_secrets(self.mask, *releases)
-                self.beat_s, self._told_imports = beat_s, ()
+                self.beat_s, self._told_imports, self._welcomed = beat_s, (), True
                 self.controller_clock.on_welcome(message.at, message.ahead_s)
                 if not self._staged:
                     self._tasks.create_task(self._stage_releases(message.run, releases))

@@ -45,6 +45,8 @@ class WebSocketLink:
 
     async def __anext__(self) -> bytes:
         message = await self._ws.receive()
+        if message.type is aiohttp.WSMsgType.CLOSE and message.data == aiohttp.WSCloseCode.POLICY_VIOLATION:
+            raise BrokenLinkError(f"the controller refuses this node: {message.extra}")
         if message.type is not aiohttp.WSMsgType.BINARY:
             raise StopAsyncIteration
         packet: bytes = message.data
