@@ -308,7 +308,7 @@ class RankProgress:
                 os.environ[FLIGHT],
                 int(os.environ.get(GENERATION, "0")),
                 int(os.environ.get("RANK", "0")),
-                self._slot.newest_step,
+                os.environ[SLOT],
             )
         return self._slot
 

@@ -95,10 +95,6 @@ class SlotWriter:
         """Steps that holdfast has counted so far; 0 if the script reports its steps itself."""
         return max(0, self._step) if self._flags & COUNTED else 0
 
-    def newest_step(self) -> tuple[int, float]:
-        """Return the newest step that was reported, -1 if none was, and when that was. For any thread."""
-        return self._step, self._step_at
-
     def claim_steps(self) -> None:
         """Record that this process makes the rank's steps from now on."""
         if self._is_ours():
