@@ -24,10 +24,12 @@ RANK = """
 import json, os, sys, time
 import torch, torch.distributed as dist
 from holdfast.client.training import rank_flight_recorder
+from holdfast.wire.rank_memory.slot_writer import SlotWriter
 rank, store, place = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-newest = [-1, time.monotonic()]
+slot = None
 if rank == 0:
-    rank_flight_recorder.start_recorder(place, 1, 0, lambda: tuple(newest))
+    rank_flight_recorder.start_recorder(place, 1, 0, "slots:0")
+    slot = SlotWriter.open(place.rpartition(":")[0], 0, generation=1, rank=0)
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 group, open_at = dist.new_group([0, 1]), []
 for step in range(12):
@@ -39,7 +41,8 @@ for step in range(12):
     for work in works:
         work.wait()
     open_at.append((began, time.monotonic()))
-    newest[:] = step, time.monotonic()
+    if slot:
+        slot.step(step)
 time.sleep(0.3)
 print(json.dumps(open_at))
 dist.destroy_process_group()

@@ -13,7 +13,9 @@ from time import monotonic
 from typing import Any
 
 from holdfast.client.training.gpu_collective_progress import Dump, has_begun, has_ended, is_of_nccl
-from holdfast.wire.rank_memory.network_look_writer import NetworkLookLog
+from holdfast.wire.rank_memory.network_look_writer import Buffer, NetworkLookLog
+from holdfast.wire.rank_memory.slot_writer import HOT, SLOT_BYTES, newest_record
+from holdfast.wire.rank_memory.slot_writer import RING_AT as SLOT_RING_AT
 
 ReadStep = Callable[[], tuple[int, float]]  # the newest step, -1 if there is none, and when it ended
 
@@ -21,6 +23,17 @@ _AGAIN_S = 1.0  # where there is nothing to look at yet
 _ORDERS_S = 0.25  # how often an order is looked for
 _GOLDEN = 0.618034  # multiples of it, without their whole part, lie evenly: looks keep no time with steps
 _STANDS = 3  # looks that find the same numbers before the entries are asked, as collectives may end out of their order
+
+
+def step_reader(memory: Buffer, place: str) -> ReadStep:
+    """Return what reads the newest step from the slot at `place`, "<path of the memory>:<number of the slot>"."""
+    at = int(place.rpartition(":")[2]) * SLOT_BYTES
+
+    def read() -> tuple[int, float]:
+        body = newest_record(bytes(memory[at : at + SLOT_RING_AT]))
+        return HOT.unpack_from(body)[2:4] if body else (-1, 0.0)
+
+    return read
 
 
 class NetworkLooks:

@@ -27,7 +27,7 @@ from holdfast.client.training.gpu_collective_progress import (
     last_completed,
     operation_name,
 )
-from holdfast.client.training.network_looks import NetworkLooks, ReadStep
+from holdfast.client.training.network_looks import NetworkLooks, step_reader
 from holdfast.client.training.p2p_counts import find_counts
 from holdfast.client.training.p2p_progress import MessageProgress, find_groups_across, leave_batches_out
 from holdfast.client.training.set_up_times import SetUpWatch
@@ -50,9 +50,9 @@ _NCCL_MS, _OTHER_MS = 600_000, 1_800_000  # torch's timeouts of collectives, for
 _NEWEST: list["FlightRecorder"] = []  # the one that records
 
 
-def start_recorder(place: str, generation: int, rank: int, read_step: ReadStep | None = None) -> SetUpWatch | None:
+def start_recorder(place: str, generation: int, rank: int, slot: str = "") -> SetUpWatch | None:
     """Start recording at `place`, "<path of the shared memory>:<offset of the log>". Return the watch that measures the
-    script's set-up; None if no log can be opened at `place`. With `read_step`, look at the network when ordered."""
+    script's set-up; None if no log can be opened at `place`. If the place of its slot is given, look at the network when ordered."""
     path, _, at = place.rpartition(":")
     try:
         memory = open_slot_memory(path)
@@ -62,7 +62,7 @@ def start_recorder(place: str, generation: int, rank: int, read_step: ReadStep |
     own_process_settings.allow_stack_reads()
     os.register_at_fork(after_in_child=own_process_settings.allow_stack_reads)  # what was allowed here is not inherited
     # What torch's recorders hold of an earlier generation has the names of groups of this one.
-    looks = NetworkLooks(NetworkLookLog(memory, int(at)), read_step) if read_step else None
+    looks = NetworkLooks(NetworkLookLog(memory, int(at)), step_reader(memory, slot)) if slot else None
     recorder = FlightRecorder(log, _thread.get_ident(), time.time_ns() if _NEWEST else 0, looks)
     _NEWEST[:] = [recorder]
     _thread.start_new_thread(recorder.run, ())
