@@ -52,7 +52,7 @@ _NEWEST: list["FlightRecorder"] = []  # the one that records
 
 def start_recorder(place: str, generation: int, rank: int, slot: str = "") -> SetUpWatch | None:
     """Start recording at `place`, "<path of the shared memory>:<offset of the log>". Return the watch that measures the
-    script's set-up; None if no log can be opened at `place`. If the place of its slot is given, look at the network when ordered."""
+    script's set-up; None if no log can be opened at `place`. With the place of its slot, look at the network, too."""
     path, _, at = place.rpartition(":")
     try:
         memory = open_slot_memory(path)
