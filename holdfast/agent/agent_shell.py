@@ -11,6 +11,7 @@ import signal
 import msgspec
 
 from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AssembleParts, ControllerLink
+from holdfast.agent.connection.controller_dialer import LinkRefusedError
 from holdfast.agent.masked_news import learn_secrets, mask_beat, mask_listing, mask_news
 from holdfast.agent.rank.failed_not_exited import LatchedFailures
 from holdfast.agent.rank.loss_alarms import LossAlarms
@@ -117,7 +118,6 @@ class Agent:
         self._first_said = 0  # the generation whose first step was reported
         self._latches = LatchedFailures()
         self._told_imports: tuple[str, ...] = ()  # on this link
-        self._welcomed = False  # the same
         self._staged = False  # what the controller has said that ranks may run here
 
     async def run(self) -> None:
@@ -179,14 +179,15 @@ class Agent:
             await asyncio.sleep(wait_s)
 
     async def _run_link(self) -> bool:
-        """Run one link to the controller until it ends; return whether the controller has welcomed us."""
-        self._welcomed = False
+        """Run one link to the controller until it ends; return whether it was opened, and this node not refused."""
+        link, refused = None, False
         try:
             async with self.dialer.open_link() as link:
                 await self._exchange_messages(link)
         except (OSError, msgspec.DecodeError) as e:
+            refused = isinstance(e, LinkRefusedError)
             _log.info("no link to the controller: %s", e)
-        return self._welcomed
+        return link is not None and not refused
 
     async def _exchange_messages(self, link: ControllerLink) -> None:
         while not self._outbox.empty():
@@ -214,7 +215,7 @@ class Agent:
                 if peers:
                     self.keeper.admit_peers(peers)
                 learn_secrets(self.mask, *releases)
-                self.beat_s, self._told_imports, self._welcomed = beat_s, (), True
+                self.beat_s, self._told_imports = beat_s, ()
                 self.controller_clock.on_welcome(message.at, message.ahead_s)
                 if not self._staged:
                     self._tasks.create_task(self._stage_releases(message.run, releases))

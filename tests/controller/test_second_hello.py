@@ -14,12 +14,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from holdfast.agent.connection.controller_dialer import ControllerDialer, LinkRefusedError
 from holdfast.cli.launch.enrolment_client import EnrolmentClient, EnrolmentRefusedError
+from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import PortAccess, admit_by_socket
 from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.controller.api import ApiEntrance, make_api, make_runner
+from holdfast.linux import own_process_settings
 from holdfast.model.job_and_seats import Job
 from holdfast.model.job_phase import Phase
 from holdfast.model.observation import Beat
@@ -28,6 +31,7 @@ from holdfast.wire.agent_messages import Hello, Welcome
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 from holdfast.wire.credentials.mutual_tls import KeyFiles
+from holdfast.wire.run_and_node_specs import EntryPoint, NodeSpec
 from tests.controller.conftest import Agent, Desk, Open
 from tests.controller.test_hostile_node import PATIENT
 from tests.wire.test_enrolment import TOKEN
@@ -191,6 +195,27 @@ async def test_another_process_of_this_host_does_not_take_a_link_over(doors: Doo
     assert len(doors.tries()) == 1
 
 
+async def test_an_agent_hears_that_it_is_refused(doors: Doors, tmp_path: Path) -> None:
+    keys, port = await asyncio.to_thread(doors.enrol, "a"), doors.address[1]
+    spec = NodeSpec(
+        node="a",
+        order=0,
+        nproc=1,
+        url=f"https://127.0.0.1:{port}",
+        keys=str(keys.key.parent),
+        log_dir="",
+        entry=EntryPoint(argv=("t.py",)),
+        settings=Settings(),
+        run_id="r",
+    )
+    async with by_socket(doors) as first:
+        await comes_in(first)
+        async with ControllerDialer(spec).open_link() as link:
+            await link.send_bytes(agent_messages.encode(HELLO))
+            with pytest.raises(LinkRefusedError, match=REFUSED):
+                await anext(aiter(link))
+
+
 async def test_who_follows_a_dead_process_gets_its_link(doors: Doors) -> None:
     """It is killed and not even waited for: a new agent must not have to wait until pings go unanswered."""
     with another_process(doors) as first:
@@ -199,6 +224,7 @@ async def test_who_follows_a_dead_process_gets_its_link(doors: Doors) -> None:
         async with by_socket(doors) as second:
             await is_refused(second)
         os.kill(first.pid, signal.SIGKILL)
+        await doors.desk.until(lambda: own_process_settings.process_state(first.pid) == "Z", "its end")
         async with by_socket(doors) as third:
             await comes_in(third)
     assert len(doors.tries()) == 1

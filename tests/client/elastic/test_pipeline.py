@@ -26,6 +26,7 @@ BAD: dict[str, dict[str, Any]] = {
     "semantics must be one of exact, fp_order, batch_changed, not 'near'": {"semantics": "near"},
     'reduction must be "ordered" or "float", not \'fixed\'': {"reduction": "fixed"},
     "store_every needs a path": {"store_every": 3},
+    'halves must be "auto", "on" or "off", not True': {"halves": True},
 }
 
 
@@ -110,9 +111,8 @@ def train_counted(breaks_at: tuple[int, ...], **asked: Any) -> tuple[dict[int, f
     passes: list[int] = []
     losses: dict[int, float] = {}
     layers = [functools.partial(Counted, passes), nn.Identity, functools.partial(Counted, passes)]
-    pipeline = holdfast.ElasticPipeline(
-        **GOOD | {"layers": layers, "loss": loss}, snapshot_every=2, clip_norm=0.1, **asked
-    )
+    asked = {"snapshot_every": 2, "clip_norm": 0.1} | asked
+    pipeline = holdfast.ElasticPipeline(**GOOD | {"layers": layers, "loss": loss}, **asked)
 
     def make_steps() -> None:
         for step in pipeline.steps(4):
@@ -125,10 +125,12 @@ def train_counted(breaks_at: tuple[int, ...], **asked: Any) -> tuple[dict[int, f
         return losses, pipeline.digest(), [one.kept for one in pipeline.recoveries], len(passes)
 
 
+@pytest.mark.parametrize("halves", ["off", "on"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_finished_microbatches_of_a_broken_step_are_not_computed_again(*, recompute: bool) -> None:
+def test_finished_microbatches_of_a_broken_step_are_not_computed_again(*, recompute: bool, halves: str) -> None:
     losses, digest, _, calm = train_counted((), recompute=recompute)
-    again = train_counted((7, 9), recompute=recompute)  # step 2 breaks off in its third microbatch, then in its last
+    breaks_at = (7, 9)  # step 2 breaks off in its third microbatch, then in its last
+    again = train_counted(breaks_at, recompute=recompute, halves=halves)
     assert again[:3] == (losses, digest, [2, 3])
     assert again[3] - calm == 2 * 2, "each of the two that broke off, through two layers"
 
@@ -142,3 +144,11 @@ def test_what_was_finished_does_not_count_after_a_rollback() -> None:
     again = train_counted((15,), policies=["memory rollback"])  # step 4, after a snapshot of step 2
     assert again[:3] == (*calm[:2], [0])
     assert again[3] - calm[3] == 2 * (4 + 3), "step 3, and what was made of step 4"
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.3])
+def test_steps_that_are_made_before_the_vote_have_the_same_bits(clip_norm: float | None) -> None:
+    """With clipping some steps are taken back, and some are not."""
+    wanted = train_counted((), clip_norm=clip_norm)
+    assert train_counted((), clip_norm=clip_norm, early_step=True) == wanted
+    assert train_counted((7, 9), clip_norm=clip_norm, early_step=True)[:2] == wanted[:2]
