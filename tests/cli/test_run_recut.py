@@ -135,7 +135,7 @@ def test_a_lost_node_s_state_is_cut_anew_from_memory_and_back_without_any_storag
     (job.folder / "go-30").touch()
     job.ends(0)
     [record], [change] = job.report().incidents, job.report().changes
-    shrunk, grown = record.resumed_from, change.resumed_from
+    shrunk, grown = record.resumed_from or 0, change.resumed_from or 0
     assert 0 < shrunk <= 19 and grown == 29
     assert f"resuming from step {shrunk} in memory, which 3 ranks have saved, cut anew" in job.text()
     assert f"resuming from step {grown} in memory, which 2 ranks have saved, cut anew" in job.text()
@@ -160,9 +160,10 @@ def test_meshes_of_two_dimensions_are_cut_anew_though_there_is_storage(start: St
     (job.folder / "go-20").touch()
     job.ends(0)
     [record] = job.report().incidents
-    assert 0 < record.resumed_from <= 19
+    step = record.resumed_from or 0
+    assert 0 < step <= 19
     assert [words[1] for words in restored(job, 2)] == ["memory"] * 2, "the lost node's peer is all that is left"
-    check_like_calm(job, tmp_path / "calm", kind, [(4, record.resumed_from), (2, STEPS)])
+    check_like_calm(job, tmp_path / "calm", kind, [(4, step), (2, STEPS)])
 
 
 # Each rank has a table of its own, and all call it by the same name: nobody knows which ranks' are to be left out.
@@ -198,6 +199,6 @@ def test_what_cannot_be_cut_is_told_and_storage_is_used(start: Start, tmp_path: 
     [record] = job.report().incidents
     assert "and cannot be cut anew for 1: several groups of ranks had different tensors named table" in job.text()
     [(step, source, _)] = restored(job, 2)
-    assert source == "storage" and 5 <= int(step) == record.resumed_from < 19
+    assert source == "storage" and record.resumed_from == int(step) in (5, 10, 15)
     assert "no snapshots are taken" not in job.text()
     job.check_replay()

@@ -83,8 +83,7 @@ def test_a_state_that_need_not_be_cut_comes_first_unless_it_is_older(step: int, 
     other = Restore(step=step, sources=(Source(rank=0, own=True),))
     plan = choose(*(held(rank, 8) for rank in range(3)), other=other)
     assert (plan is not other) == cut
-    newer = choose(*(held(rank, 8) for rank in range(2)), other=other)
-    assert bool(newer.uncut) == cut and newer.step == step
+    assert choose(*(held(rank, 8) for rank in range(2)), other=other) is other
 
 
 def test_copies_whose_layout_is_not_known_are_told() -> None:

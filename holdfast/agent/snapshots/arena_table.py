@@ -128,12 +128,14 @@ class ArenaTable:
             self._arenas = {rank: own for rank, own in self._arenas.items() if own.arena.world == world}
 
     def take_back(self, world: int) -> None:
-        """Give the ranks of a world of this size the arenas again that were set aside, where they have no others."""
+        """Give the ranks of a world of this size the arenas again that were set aside, instead of others' arenas."""
         with self._lock:
-            back = {own.arena.rank: own for own in self._aside if own.arena.world == world}
-            back = {rank: own for rank, own in back.items() if rank not in self._arenas}
+            fits = {rank for rank, own in self._arenas.items() if own.arena.world == world}
+            aside = {own.arena.rank: own for own in self._aside if own.arena.world == world}
+            back = {rank: own for rank, own in aside.items() if rank not in fits}
+            left = tuple(self._arenas[rank] for rank in back if rank in self._arenas)
+            self._aside = (*(own for own in self._aside if back.get(own.arena.rank) is not own), *left)
             self._arenas |= back
-            self._aside = tuple(own for own in self._aside if back.get(own.arena.rank) is not own)
 
     def list_aside(self) -> tuple[OwnArena, ...]:
         """Return the arenas that were set aside, in the order of their ranks."""

@@ -332,7 +332,8 @@ class ActionExecutor:
         plan = choose_known_restore(launch.seats, usable, known_nodes, least if launch.verified else None, line)
         if launch.resizes and not launch.verified:
             plan = choose_replicated(launch.seats, [one for one in usable if one.node in known_nodes], line, plan)
-        if kept is None or kept.release in (0, launch.release.number):  # or ranks may keep their state otherwise
+        same = kept is None or kept.release in (0, launch.release.number)  # another may have a state of another form
+        if same and not plan.replicated:
             known = [one for one in usable if one.node in known_nodes]
             plan = choose_recut(launch.seats, known, least if launch.verified else None, line, plan)
         stored = self.registry.stored

@@ -23,8 +23,8 @@ def choose_recut(
     seats: tuple[Seat, ...], copies: Collection[Copy], not_after: int | None, line: Line, other: Restore
 ) -> Restore:
     """Return the plan to cut anew the newest whole state in memory that another number of ranks has saved. Return
-    `other` if its step is not older. Then it says why a newer state cannot be cut anew, if there is one. With
-    `not_after`, use only verified copies of that step or older ones."""
+    `other` if its step is not older. If it restores nothing, it then says why the newest such state cannot be cut anew.
+    With `not_after`, use only verified copies of that step or older ones."""
     world = world_size(seats)
     usable = [c for c in copies if _is_other(c, world) and (not_after is None or (c.verified and c.step <= not_after))]
     plans = [other]
@@ -34,7 +34,7 @@ def choose_recut(
             plans.append(msgspec.structs.replace(plan, maker=find_maker(line, head, plan.step)))
     best = max(plans, key=lambda plan: plan.step if plan.is_held else -1)
     newest = max(usable, key=lambda copy: copy.step, default=None)
-    if best is not other or newest is None or (other.is_held and other.step >= newest.step):
+    if best is not other or newest is None or other.is_held:
         return best
     return msgspec.structs.replace(other, uncut=_describe_lack(world, newest, usable))
 
