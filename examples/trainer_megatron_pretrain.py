@@ -24,6 +24,7 @@ from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.legacy import fused_kernels
 from megatron.training import get_args, get_tokenizer, pretrain
 from megatron.training.arguments import core_transformer_config_from_args
 from torch.overrides import TorchFunctionMode
@@ -84,6 +85,8 @@ def play_gpu() -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
+    fused_kernels.load = lambda told: None  # it asks CUDA's compiler for its version
+    torch.compiler.set_stance("force_eager")  # what is played cannot be compiled
 
 
 class Run:
@@ -91,7 +94,7 @@ class Run:
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
-        self._begun = 0
+        self._begun = -1  # the steps that were done when the current one began
         self.model: Any = None
 
     def make_datasets(self, counts: list[int]) -> Any:
@@ -127,11 +130,12 @@ class Run:
             return
         self.model = model
         done = get_args().curr_iteration
-        if done > self._begun > 0 and dist.get_rank() == 0:
+        if done == self._begun:  # another microbatch of this step
+            return
+        if self._begun >= 0 and dist.get_rank() == 0:
             print(f"step {done}", flush=True)
-        if done != self._begun or not done:
-            time.sleep(self._wait_s)  # as storage takes
         self._begun = done
+        time.sleep(self._wait_s)  # as storage takes
 
     @staticmethod
     def _sum_losses(mask: torch.Tensor, losses: torch.Tensor) -> Any:

@@ -15,7 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import holdfast
+from holdfast.checkpoint.snapshot_metadata_record import GeneratorStates
 from holdfast.checkpoint.state_image import StateError
+from holdfast.client.checkpointing.extra_state import read_generators, set_generators
 from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.state_preview import peek_state
 from holdfast.client.training.stderr_sentence import say
@@ -63,6 +65,7 @@ class HeldPretrain:
         self._training, self._storage = training, storage
         self._held: HeldMegatron | None = None
         self._counters: TrainCounters | None = None
+        self._drawn: GeneratorStates | None = None  # as they were restored, until the first step
         self._reported: Values = {}  # of the step that is being made
 
     def set_up(self, own: Part, *args: Any, **kwargs: Any) -> Any:
@@ -90,10 +93,15 @@ class HeldPretrain:
             told.iteration = self._held.step
             microbatches = importlib.import_module("megatron.core.num_microbatches_calculator")
             microbatches.update_num_microbatches(told.consumed_train_samples, consistency_check=False)
+        self._drawn = read_generators() if told.iteration else None
         return made
 
     def train_step(self, own: Part, *args: Any, **kwargs: Any) -> Any:
-        """Make a step, and note its loss unless its update was skipped, as after an overflow of 16 bits."""
+        """Make a step, and note its loss unless its update was skipped, as after an overflow of 16 bits. The first one
+        after a restore gets the random numbers that were restored: since then the loaders of batches drew from them."""
+        if self._drawn:
+            set_generators(self._drawn)
+            self._drawn = None
         done = own(*args, **kwargs)
         losses, is_skipped = done[0], done[1]
         self._reported = {}

@@ -18,6 +18,7 @@ TRAINING = """
 def pretrain(make, stop_at):
     args = get_args()
     model, optimizer, schedule = setup_model_and_optimizer(make)
+    torch.rand(args.iteration + 1)  # as loaders of batches draw when they are made
     for iteration in range(args.iteration + 1, stop_at + 1):
         losses, skipped, *_ = train_step(model, optimizer)
         args.consumed_train_samples += 4
@@ -35,6 +36,7 @@ def setup_model_and_optimizer(make):
     return [model], optimizer, None
 
 def train_step(model, optimizer):
+    drawn.append(torch.rand(()).item())
     model[0].module.weight.grad = None
     model[0].module().backward()
     optimizer.step()
@@ -61,6 +63,7 @@ class PlayedMegatron:
         self.loaded: list[tuple[str | None, int | None]] = []
         self.updated: list[int] = []
         self.phases: list[int] = []
+        self.drawn: list[float] = []
         self.steps: list[tuple[int, dict[str, Any]]] = []
         self.skips = 0
         self.source = TRAINING
@@ -70,7 +73,8 @@ class PlayedMegatron:
         self.args = SimpleNamespace(
             load=load, pretrained_checkpoint=None, ckpt_step=None, consumed_train_samples=0, skipped_train_samples=0
         )
-        told = {"torch": torch, "loaded": self.loaded, "phases": self.phases, "skips": self.skips}
+        told: dict[str, Any] = {"torch": torch, "loaded": self.loaded, "phases": self.phases, "drawn": self.drawn}
+        told["skips"] = self.skips
         tracker = SimpleNamespace(get_states=dict, set_states=lambda states: None)
         optimizers = {"MegatronOptimizer": PlayedOptimizer, "MixedPrecisionOptimizer": int, "ChainedOptimizer": Chained}
         microbatches = {"update_num_microbatches": lambda count, consistency_check: self.updated.append(count)}
@@ -120,7 +124,9 @@ def megatron(monkeypatch: pytest.MonkeyPatch) -> PlayedMegatron:
 def test_pretrain_goes_on_where_it_was(megatron: PlayedMegatron, tmp_path: Path) -> None:
     _, calm = megatron.start()
     expected = calm(5).module.weight
+    drawn = [*megatron.drawn]
     megatron.loaded.clear()
+    megatron.drawn.clear()
     ours, pretrain = megatron.start(load="own")
     ours.hold_pretrain(path=tmp_path / "ckpt", every=1)
     pretrain(3)
@@ -131,6 +137,7 @@ def test_pretrain_goes_on_where_it_was(megatron: PlayedMegatron, tmp_path: Path)
     ours.hold_pretrain(path=tmp_path / "ckpt", every=1)
     assert again(5).module.weight.equal(expected)
     assert [step for step, _ in megatron.steps] == [1, 2, 3, 4, 5] and megatron.phases == [2, 4, 2, 4]
+    assert megatron.drawn == drawn
     assert megatron.loaded == [("own", None), (None, None)] and megatron.args.load == "own"
     assert megatron.args.consumed_train_samples == 20 and megatron.updated == [12]
     assert megatron.args.num_floating_point_operations_so_far == 3000.0
