@@ -96,7 +96,7 @@ class PipelineRecovery:
         if proposal is not None:
             self._note_recovery(reports, proposal, began_at)
         elif held.committed and dist.get_rank() == 0:
-            _say(f"it begins again after step {held.committed}, which is on storage")
+            print_line(f"it begins again after step {held.committed}, which is on storage")
 
     def _choose(self, reports: Sequence[RankReport]) -> Proposal:
         held = self._held
@@ -116,7 +116,7 @@ class PipelineRecovery:
             raise NoPlanError(f"no policy can go on with the pipeline ({told})")
         self._expected_step_s = predict_step_s(survey(held.job, situation, held.costs), choice.chosen.plan)
         if dist.get_rank() == 0 and (slow := describe_slow(measured.speeds)):
-            _say(slow)
+            print_line(slow)
         return choice.chosen
 
     def change_plan(self) -> bool:
@@ -142,7 +142,7 @@ class PipelineRecovery:
         moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic, SEAL_FENCE.make_pass())
         held.handed = moves.copy(transfers, held.units, dist.get_rank())
         if dist.get_rank() == 0:
-            _say(describe_hand_over(held.committed, gone, transfers))
+            print_line(describe_hand_over(held.committed, gone, transfers))
 
     def _save(self, stored: int) -> None:
         """Write all layers to storage, because all workers are about to leave. Return once all are written."""
@@ -151,7 +151,7 @@ class PipelineRecovery:
             held.store_layers()
         dist.barrier()
         if dist.get_rank() == 0:
-            _say(f"all workers are about to leave: storage has all layers after step {held.committed}")
+            print_line(f"all workers are about to leave: storage has all layers after step {held.committed}")
 
     def _follow(self, bare: RoutePlan, have: Held) -> None:
         held, rank = self._held, dist.get_rank()
@@ -190,7 +190,7 @@ class PipelineRecovery:
         held.incidents, held.broke_at = held.incidents + 1, 0.0
         self._watch.begin()
         if dist.get_rank() == 0:
-            _say(describe_recovery(recovery))
+            print_line(describe_recovery(recovery))
 
     def watch_step(self, took_s: float) -> None:
         """Hear of a step that was made. Once enough were made after a recovery, record what a step takes."""
@@ -198,7 +198,7 @@ class PipelineRecovery:
         if mean_s is not None:
             self.recoveries[-1] = self.recoveries[-1]._replace(took_step_s=mean_s)
             if dist.get_rank() == 0:
-                _say(describe_steps(self.recoveries[-1]))
+                print_line(describe_steps(self.recoveries[-1]))
 
 
 def find_device() -> torch.device:
@@ -217,8 +217,11 @@ def _begin_plan(held: HeldLayers, reports: Sequence[RankReport]) -> RoutePlan:
     stored = min(report.stored for report in reports)
     sources = (STORAGE,) * held.job.layers
     plan = first_plan(held.job, len(reports))
-    return msgspec.structs.replace(plan, rollback=True, sources=sources, resume_step=max(0, stored) + 1)
+    return msgspec.structs.replace(
+        plan, halves=held.job.halves == "on", rollback=True, sources=sources, resume_step=max(0, stored) + 1
+    )
 
 
-def _say(text: str) -> None:
+def print_line(text: str) -> None:
+    """Print a line about the pipeline on this rank's console."""
     print(f"holdfast: pipeline: {text}", file=sys.stderr, flush=True)
