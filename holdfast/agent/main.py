@@ -71,7 +71,7 @@ def _assemble_parts(
     )  # fmt: skip
     budget = snapshot_memory.SnapshotBudget(lambda: snapshot_memory.measure_room(node_dir, spec))
     keeper_ports = KeeperPorts(
-        ranks.make_arena, clock, events.say, events.on_copies, events.on_checkpoints, events.on_marks
+        ranks.make_arena, clock, events.say, events.on_copies, events.on_checkpoints, events.on_marks, ranks.slots
     )
     keeper = build_keeper(make_keeper_identity(spec, ranks.keeper_path), keeper_ports, budget)
     ties = MonitorPorts(
@@ -100,6 +100,7 @@ def _assemble_parts(
             keeper.watch_snapshots,
             keeper.check_snapshots,
             keeper.hashing.run,
+            keeper.gaps.run,
             health.run,
             staging.watch,
             TorchCompileCache(spec, dialer, lambda: bool(ranks.held), events.say).run,

@@ -138,6 +138,9 @@ def render_status(status: dict[str, Any]) -> Group:
     if status.get("floor", -1) >= 0:
         peers = "two peers" if status.get("copies", 1) > 1 else "its peer"
         lines.append(Text(f"step {status['floor']} is held by every rank and by {peers}", style="dim"))
+        if pacing := status.get("pacing"):
+            age = counted_noun(status["copy_age"], "step")
+            lines.append(Text(f"that is {age} behind the newest snapshot; {_pacing_text(pacing)}", style="dim"))
     if status.get("disk", -1) >= 0:
         lines.append(Text(f"step {status['disk']} lies on the disks of all nodes", style="dim"))
     if status.get("storage"):
@@ -154,6 +157,12 @@ def render_status(status: dict[str, Any]) -> Group:
     if status.get("last_change"):
         lines.append(Text(f"last planned restart: {status['last_change']}"))
     return Group(*lines)
+
+
+def _pacing_text(pacing: str) -> str:
+    """Return in words how copies to peers are paced: "gaps", or "duty: why"."""
+    why = pacing.partition(": ")[2]
+    return f"copies are paced by backup.duty: {why}" if why else "copies go into gaps between collectives"
 
 
 def _last_incident_text(status: dict[str, Any]) -> str:
