@@ -150,7 +150,7 @@ def test_a_copy_is_paced_by_gaps_once_gaps_and_speed_are_known(rank: SteppingRan
     assert pacer.describe() == "" and pacer.rest_s == -1.0
     first = pacer.begin_copy(CopyRun(step=1, began_at=0.0), 1000)
     assert not isinstance(first, GapPacer) and pacer.describe().startswith("duty: the speed")
-    pacer.end_copy(first, 1000, 0.05)
+    pacer.end_copy(first, 1000, 0.01)
     assert pacer.rest_s == -1.0, "as the time that it took says"
     second = pacer.begin_copy(CopyRun(step=2, began_at=0.0), 1000)
     assert isinstance(second, GapPacer) and pacer.describe() == "gaps"

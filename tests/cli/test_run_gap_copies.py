@@ -13,17 +13,19 @@ from tests.cli.driver import Job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-# Each step begins with collectives; then the host is idle, as while a device computes. A copy that is sent as soon as
-# there is a snapshot would meet the collectives of the next step.
+# Each step begins with collectives, which are open for as long as the last of the ranks lets the others wait: each of
+# them is the last one in one group. Then hosts are idle, as while their devices compute. A copy that is sent as soon as
+# there is a snapshot meets the collectives of the next step.
 TRAIN = """
 import json, os, sys, time
 import torch, torch.distributed as dist
 import holdfast
 
-folder, rank = sys.argv[1], os.environ["RANK"]
+folder, rank, world = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-net = torch.nn.Linear(1000, 1000)
+groups = [dist.new_group(list(range(world))) for _ in range(world)]
+net = torch.nn.Linear(300, 300)
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
 ckpt = holdfast.Checkpointer(model=net, optimizer=optimizer)
 step, stop = ckpt.restore(), torch.zeros(1)
@@ -31,14 +33,17 @@ noted = open(f"{folder}/noted-{rank}", "w", buffering=1)
 while not stop:
     step += 1
     began = time.monotonic()
-    works = [dist.all_reduce(torch.ones(4_000_000), async_op=True) for _ in range(3)]
     stop = torch.tensor(float(os.path.exists(f"{folder}/finish")))
-    dist.all_reduce(stop)
+    votes = [stop.clone() for _ in groups]
+    others = [number for number in range(world) if number != rank]
+    works = [dist.all_reduce(votes[number], group=groups[number], async_op=True) for number in others]
+    time.sleep(max(0.0, began + 0.25 - time.monotonic()))
+    works.append(dist.all_reduce(votes[rank], group=groups[rank], async_op=True))
     for work in works:
         work.wait()
-    ended = time.monotonic()
+    ended, stop = time.monotonic(), sum(votes)
     time.sleep(0.5)
-    net(torch.randn(1, 1000)).sum().backward()
+    net(torch.randn(1, 300)).sum().backward()
     optimizer.step()
     ckpt.save(step)
     holdfast.step(step)
@@ -47,7 +52,7 @@ dist.destroy_process_group()
 sys.stdout.flush()
 os._exit(0)
 """
-STATE_BYTES = 3 * 4 * 1000 * 1000
+STATE_BYTES = 3 * 4 * 300 * 300
 STEPS = 25  # that are looked at
 MARGIN_S = 0.005  # between two processes' readings of when something was
 
@@ -117,7 +122,7 @@ def test_copies_are_sent_in_gaps_and_are_at_most_two_steps_old(start: Start) -> 
     print(f"in collectives: {share:.3f}; ages: {found}")
     assert share <= 0.05
     # Others may compute on this machine: a step of theirs that comes late makes copies late.
-    assert sorted(found)[len(found) * 9 // 10] <= 2
+    assert sorted(found)[len(found) * 8 // 10] <= 2
 
 
 def test_two_copies_are_sent_in_gaps(start: Start) -> None:
@@ -126,7 +131,7 @@ def test_two_copies_are_sent_in_gaps(start: Start) -> None:
     share, found = share_in_collectives(job, proxies, first), ages(job, proxies, first, ranks=3, copies=2)
     print(f"in collectives: {share:.3f}; ages: {found}")
     assert share <= 0.05
-    assert sorted(found)[len(found) * 9 // 10] <= 2
+    assert sorted(found)[len(found) * 8 // 10] <= 2
 
 
 def test_by_duty_copies_meet_collectives(start: Start) -> None:
