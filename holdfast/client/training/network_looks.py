@@ -1,9 +1,8 @@
 """Looks, as often as the agent orders, whether a collective of this process is open, and writes down what it finds.
 
-On gloo torch counts the collectives that have been entered and that have ended. NCCL
-queues collectives long before the GPU comes to them, so there the entries that have not ended are asked: one that has
-begun is open, or any, if torch does not tell when they begin. Messages between ranks count where torch records them,
-which it does under NCCL alone.
+On gloo torch counts the collectives that have been entered and that have ended. NCCL queues collectives long before the
+GPU comes to them, so there the entries that have not ended are asked: one that has begun is open, or any, if torch does
+not tell when they begin. Messages between ranks count where torch records them, which it does under NCCL alone.
 """
 
 import pickle  # noqa: TID251 - for what torch itself hands us in this process
