@@ -6,8 +6,10 @@ import struct
 import termios
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from statistics import median
 
 from holdfast.agent.snapshots.step_gap_watch import StepGapWatch
 from holdfast.checkpoint.byte_pacer import PIECE_BYTES, BytePacer
@@ -19,7 +21,7 @@ from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 _WAIT_S = 0.02  # at most at once: steps may begin early, and copies be given up
 _DRAIN_S = 0.0005  # between looks at what a link has still queued
 _SILENT_S = 10.0  # then a little is sent without a gap, or the receiver would give up
-_NEWEST_SHARE = 0.5  # that the newest copy has in the speed that is expected
+_COPIES = 5  # the newest, whose median speed is expected of the next one
 
 
 class CancelablePacer(BytePacer):
@@ -82,7 +84,7 @@ class CopyPacer:
     def __init__(self, limits: BackupLimits, watch: StepGapWatch) -> None:
         self._limits, self._watch = limits, watch
         self._bytes = BytePacer(limits.bytes_s)  # of all that this node sends
-        self._speed = 0.0
+        self._speeds: deque[float] = deque(maxlen=_COPIES)
         self._pacing: CopyPacing | None = None  # of the newest copy
         self.rest_s = -1.0  # so long the next copy is to wait; below 0: as its time and `backup.duty` say
 
@@ -95,11 +97,12 @@ class CopyPacer:
     def begin_copy(self, run: CopyRun, count: int) -> CancelablePacer:
         """Return the pacer for a copy of `count` bytes to all peers."""
         limits, gaps = self._limits, self._watch.read_gaps()
-        speed = min(self._speed, limits.bytes_s) if limits.bytes_s else self._speed
+        measured = median(self._speeds) if self._speeds else 0.0
+        speed = min(measured, limits.bytes_s) if limits.bytes_s else measured
         self._pacing = choose_pacing(limits.pacing, gaps, limits.duty, count, speed)
         if not self._pacing.gaps:
             return CancelablePacer(self._bytes, run)
-        return GapPacer(self._bytes, run, self._watch, self._speed)
+        return GapPacer(self._bytes, run, self._watch, measured)
 
     def end_copy(self, pacer: CancelablePacer, count: int, took_s: float) -> None:
         """Take note that a copy of `count` bytes is complete after `took_s`."""
@@ -108,8 +111,7 @@ class CopyPacer:
         if isinstance(pacer, GapPacer):
             self.rest_s = rest_after(took_s, sent_s, self._watch.read_gaps().step_s, self._limits.duty)
         if sent_s > 0 and count:
-            speed = count / sent_s
-            self._speed = self._speed + (speed - self._speed) * _NEWEST_SHARE if self._speed else speed
+            self._speeds.append(count / sent_s)
 
 
 def queued_bytes(link: socket.socket) -> int:
