@@ -16,12 +16,12 @@ import msgspec
 from rich.table import Table
 
 from benchmarks._harness import START_LIMIT_S, Job, holdfast
-from benchmarks._report import FULL, Findings, report
+from benchmarks._report import Findings, report
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.wire.controller_request import ControllerNotRunning
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "2"))
-STEPS = 100 if FULL else 60
+STEPS = 60
 SETTLE_STEPS = 12  # in which gaps are learned; jobs without copies make as many
 ASK_S = 0.05
 AGE_GOAL, COST_GOAL = 2, 0.001
