@@ -86,12 +86,12 @@ class Keeper:
         self._ports, self._budget = ports, budget
         self._notes, self._links = parts.notes, parts.links
         self._arenas, self.disk, self._persisting = parts.arenas, parts.disk, parts.persisting
-        transport = ParcelTransport(self._arenas, self._notes, self._links)
         to_disk, by_gaps = bool(place.disk.path), place.limits.pacing is not PacingChoice.DUTY
         self.gaps = StepGapWatch(ports.network, ports.clock, lambda: by_gaps and self.backing.has_peer)
         pacer = CopyPacer(place.limits, self.gaps)
+        transport = ParcelTransport(self._arenas, self._notes, self._links, pacer)
         self.backing = PeerSender(
-            self._arenas, transport, pacer, ports.clock, ports.say, ports.report_progress, to_disk=to_disk
+            self._arenas, transport, ports.clock, ports.say, ports.report_progress, to_disk=to_disk
         )
         self.parting = FinalWriter(self._arenas, self._persisting, self.disk, ports)
         self.hashing = ReplicaHasher(

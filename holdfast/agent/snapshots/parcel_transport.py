@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from holdfast.agent.snapshots.arena_table import ArenaTable
-from holdfast.agent.snapshots.copy_pacer import CancelablePacer
+from holdfast.agent.snapshots.copy_pacer import CancelablePacer, CopyPacer
 from holdfast.agent.snapshots.keeper_interfaces import KeeperLinks, KeeperNotes
 from holdfast.checkpoint.byte_pacer import BytePacer
 from holdfast.checkpoint.parity_image import half_of
@@ -15,10 +15,11 @@ from holdfast.wire.rank_keeper_messages import ArenaRequest, layout_file_name
 
 
 class ParcelTransport:
-    def __init__(self, arenas: ArenaTable, notes: KeeperNotes, links: KeeperLinks) -> None:
+    def __init__(self, arenas: ArenaTable, notes: KeeperNotes, links: KeeperLinks, pacer: CopyPacer) -> None:
         self._arenas = arenas
         self._notes = notes
         self._links = links
+        self.pacer = pacer  # of all copies that this node sends
 
     async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, pacer: CancelablePacer) -> str:
         """Send a rank's share, or half of it. Return an error, or "" once the receiver has this step or a later one. If

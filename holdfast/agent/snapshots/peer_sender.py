@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import ArenaTable
-from holdfast.agent.snapshots.copy_pacer import CancelablePacer, CopyPacer
+from holdfast.agent.snapshots.copy_pacer import CancelablePacer
 from holdfast.agent.snapshots.parcel_transport import ParcelTransport, parcel_ranges
 from holdfast.core.snapshots.floor_pins_and_copies import (
     AimReceived,
@@ -38,7 +38,6 @@ class PeerSender:
         self,
         snapshots: ArenaTable,
         transport: ParcelTransport,
-        pacer: CopyPacer,
         clock: AgentClock,
         say: Callable[[str], None],
         report_progress: Callable[[], None],
@@ -47,7 +46,7 @@ class PeerSender:
     ) -> None:
         self._snapshots = snapshots
         self._transport = transport
-        self.pacer = pacer
+        self.pacer = transport.pacer
         self._clock = clock
         self._say = say
         self._report_progress = report_progress
