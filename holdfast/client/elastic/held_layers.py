@@ -43,6 +43,7 @@ class HeldLayers:
         self.worker = -1  # this worker's number in the plan
         self.reach = 0  # how many ranks further on its snapshots are kept
         self.meeting = 0  # of workers, at which the plan was made; 0: there is none
+        self.changes = 0  # of the plan since then
         self.committed = 0
         self.finished = 0  # the last step of which all is done
         self.ready = 0  # the step whose summed gradients are in hand
@@ -105,6 +106,7 @@ class HeldLayers:
     def make_report(self, step_s: float, rest_s: float) -> RankReport:
         return RankReport(
             meeting=self.meeting,
+            changes=self.changes,
             worker=self.worker,
             plan=self.bare if self.meeting else None,
             layers=tuple((number, unit.step) for number, unit in sorted(self.units.items()) if unit.whole),

@@ -34,9 +34,11 @@ from holdfast.client.elastic.step_totals import (
     mean_loss,
 )
 from holdfast.client.elastic.task_order import order_messages, order_tasks
+from holdfast.client.elastic.work_rebalancing import WorkMove, WorkRebalancing
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
+from holdfast.core.elastic.rebalanced_plans import REBALANCE
 from holdfast.model.pipeline_routes import PipelineJob, Semantics
 
 _FLOORS = {
@@ -45,9 +47,7 @@ _FLOORS = {
     "batch_changed": Semantics.BATCH_CHANGED,
 }
 
-_FOLLOWED = tuple(name for name in POLICIES if name not in (MIGRATE, SAVE))  # what is carried out so far
-
-
+_FOLLOWED = (*(name for name in POLICIES if name not in (MIGRATE, SAVE)), REBALANCE)  # what is carried out so far
 _LEAVES_S, _LOOK_S = 10.0, 0.02  # how long ranks that have handed over wait to be told to leave
 
 
@@ -92,6 +92,7 @@ class ElasticPipeline:
         path: str | Path | None = None,
         store_every: int = 0,
         shadows: bool = False,
+        capacity: int = 0,
         policies: Sequence[str] = _FOLLOWED,
     ) -> None:
         """`layers` are functions that make one layer each. A worker calls those for the layers that it holds, with
@@ -99,7 +100,8 @@ class ElasticPipeline:
         one microbatch, and the target from `batch`. `stages` is the number of ranks of one whole pipeline; if there are
         more ranks, they form replicas of this pipeline. `rate` gives the learning rate of a step. Snapshots go to
         another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path` every
-        `store_every` steps. With `shadows` each rank also keeps the layers of the ranks that it sends to."""
+        `store_every` steps. With `shadows` each rank also keeps the layers of the ranks that it sends to. `capacity`
+        is the number of layers for which every rank has memory (0: all of them, if that is needed after a failure)."""
         _check_arguments(layers, semantics, reduction, policies, store_every > 0 and path is None)
         self.job = PipelineJob(
             layers=len(layers),
@@ -107,6 +109,7 @@ class ElasticPipeline:
             stages=min(stages, len(layers)),
             floor=_FLOORS[semantics],
             ordered=reduction == "ordered",
+            capacity=capacity,
             seed=seed,
         )
         passes = PassSettings(loss, microbatches, len(layers), seed, recompute)
@@ -115,7 +118,11 @@ class ElasticPipeline:
         self._held.keeps_shadows = shadows
         self._phases = StepPhases()
         self._asked = False  # in the newest vote, to hand over
-        self._recovery = PipelineRecovery(self._held, self._phases, self._apply, tuple(policies))
+        self._recovery = PipelineRecovery(
+            self._held, self._phases, self._apply, tuple(name for name in policies if name != REBALANCE)
+        )
+        self._rebalancing = WorkRebalancing(self._held, self._phases, self._recovery)
+        self._moves_work = REBALANCE in policies
 
     @property
     def layers(self) -> dict[int, torch.nn.Module]:
@@ -127,14 +134,20 @@ class ElasticPipeline:
         """Return the recoveries from all failures that this process has seen, in order."""
         return list(self._recovery.recoveries)
 
+    @property
+    def moves(self) -> list[WorkMove]:
+        """Return all moves of work between workers that did not fail, in order, as this process has seen them."""
+        return list(self._rebalancing.moves)
+
     def steps(self, total: int) -> Iterator[int]:
         """Meet the other ranks, bring all layers to one step, and yield each later step up to `total`. Call `step` once
         for each. All ranks call this together, at the beginning of the function that survives."""
         self._recovery.meet()
+        self._rebalancing.forget()
         self._prepare()
         HAND_OVER.serving, HAND_OVER.saves = True, self._held.files.is_there
         while (step := self._held.committed + 1) <= total:
-            if self._recovery.change_plan():
+            if self._recovery.change_plan() or (self._moves_work and self._rebalancing.look(total)):
                 self._prepare()
             yield step
             if self._held.committed != step:
@@ -221,7 +234,8 @@ class ElasticPipeline:
         if held.reused:
             held.reused = {}
             self._prepare()
-        self._recovery.watch_step(sum(phases.took_s.values()))
+        for watching in (self._recovery, self._rebalancing):
+            watching.watch_step(sum(phases.took_s.values()))
         return totals
 
     def _apply(self, step: int, totals: tuple[float, ...]) -> None:

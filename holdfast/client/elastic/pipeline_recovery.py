@@ -86,7 +86,7 @@ class PipelineRecovery:
         self._follow(plan, settle_step(reports).held)
         held.reused = find_finished(reports, held.plan)
         held.made = held.made.keep(held.reused)
-        held.meeting = max(report.meeting for report in reports) + 1
+        held.meeting, held.changes = max(report.meeting for report in reports) + 1, 0
         held.incidents = max(report.incidents for report in reports)
         held.handed = {}
         if held.vote[0] > held.committed:
@@ -95,8 +95,8 @@ class PipelineRecovery:
         progress.on_restored(held.committed, time.time() - began_at)
         if proposal is not None:
             self._note_recovery(reports, proposal, began_at)
-        elif held.committed and dist.get_rank() == 0:
-            _say(f"it begins again after step {held.committed}, which is on storage")
+        elif held.committed:
+            say_first(f"it begins again after step {held.committed}, which is on storage")
 
     def _choose(self, reports: Sequence[RankReport]) -> Proposal:
         held = self._held
@@ -115,8 +115,8 @@ class PipelineRecovery:
             told = "; ".join(f"{one.policy}: {one.reason}" for one in choice.refused)
             raise NoPlanError(f"no policy can go on with the pipeline ({told})")
         self._expected_step_s = predict_step_s(survey(held.job, situation, held.costs), choice.chosen.plan)
-        if dist.get_rank() == 0 and (slow := describe_slow(measured.speeds)):
-            _say(slow)
+        if slow := describe_slow(measured.speeds):
+            say_first(slow)
         return choice.chosen
 
     def change_plan(self) -> bool:
@@ -125,9 +125,19 @@ class PipelineRecovery:
         then = held.bare.then
         if then is None or then.resume_step != held.committed + 1:
             return False
-        self._watch.end()
-        self._follow(then, held.plan.held)
+        self.switch_plan(then)
         return True
+
+    def switch_plan(self, bare: RoutePlan) -> None:
+        """Follow another plan from the next step on, with the same workers. All of them call this between two steps."""
+        held = self._held
+        self._watch.end()
+        plan = held.complete(bare, held.plan.held)
+        if plan.transfers or plan.held != held.plan.held:
+            self._follow(bare, held.plan.held)
+        else:  # no state moves, so there is nothing to compare
+            held.take_plan(bare, plan, dist.get_rank())
+        held.changes += 1
 
     def hand_over(self, leaving: tuple[int, ...] | None) -> None:
         """Copy the layers that only leaving workers hold to workers that stay. Call this between two steps, on all
@@ -141,8 +151,7 @@ class PipelineRecovery:
         transfers = plan_hand_over(held.bare.held, gone)
         moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic, SEAL_FENCE.make_pass())
         held.handed = moves.copy(transfers, held.units, dist.get_rank())
-        if dist.get_rank() == 0:
-            _say(describe_hand_over(held.committed, gone, transfers))
+        say_first(describe_hand_over(held.committed, gone, transfers))
 
     def _save(self, stored: int) -> None:
         """Write all layers to storage, because all workers are about to leave. Return once all are written."""
@@ -150,8 +159,7 @@ class PipelineRecovery:
         if stored < held.committed:
             held.store_layers()
         dist.barrier()
-        if dist.get_rank() == 0:
-            _say(f"all workers are about to leave: storage has all layers after step {held.committed}")
+        say_first(f"all workers are about to leave: storage has all layers after step {held.committed}")
 
     def _follow(self, bare: RoutePlan, have: Held) -> None:
         held, rank = self._held, dist.get_rank()
@@ -189,16 +197,14 @@ class PipelineRecovery:
         held.costs = learn_costs(held.costs, proposal, phases)
         held.incidents, held.broke_at = held.incidents + 1, 0.0
         self._watch.begin()
-        if dist.get_rank() == 0:
-            _say(describe_recovery(recovery))
+        say_first(describe_recovery(recovery))
 
     def watch_step(self, took_s: float) -> None:
         """Hear of a step that was made. Once enough were made after a recovery, record what a step takes."""
         mean_s = self._watch.add_step(took_s)
         if mean_s is not None:
             self.recoveries[-1] = self.recoveries[-1]._replace(took_step_s=mean_s)
-            if dist.get_rank() == 0:
-                _say(describe_steps(self.recoveries[-1]))
+            say_first(describe_steps(self.recoveries[-1]))
 
 
 def find_device() -> torch.device:
@@ -220,5 +226,7 @@ def _begin_plan(held: HeldLayers, reports: Sequence[RankReport]) -> RoutePlan:
     return msgspec.structs.replace(plan, rollback=True, sources=sources, resume_step=max(0, stored) + 1)
 
 
-def _say(text: str) -> None:
-    print(f"holdfast: pipeline: {text}", file=sys.stderr, flush=True)
+def say_first(text: str) -> None:
+    """Print a line on rank 0."""
+    if dist.get_rank() == 0:
+        print(f"holdfast: pipeline: {text}", file=sys.stderr, flush=True)
