@@ -11,6 +11,7 @@ import signal
 import msgspec
 
 from holdfast.agent.agent_interfaces import AgentEvents, AgentIdentity, AssembleParts, ControllerLink
+from holdfast.agent.connection.controller_dialer import LinkRefusedError
 from holdfast.agent.masked_news import learn_secrets, mask_beat, mask_listing, mask_news
 from holdfast.agent.rank.failed_not_exited import LatchedFailures
 from holdfast.agent.rank.loss_alarms import LossAlarms
@@ -178,15 +179,15 @@ class Agent:
             await asyncio.sleep(wait_s)
 
     async def _run_link(self) -> bool:
-        """Run one link to the controller until it ends; return whether it was opened."""
-        linked = False
+        """Run one link to the controller until it ends; return whether it was opened, and this node not refused."""
+        link, refused = None, False
         try:
             async with self.dialer.open_link() as link:
-                linked = True
                 await self._exchange_messages(link)
         except (OSError, msgspec.DecodeError) as e:
+            refused = isinstance(e, LinkRefusedError)
             _log.info("no link to the controller: %s", e)
-        return linked
+        return link is not None and not refused
 
     async def _exchange_messages(self, link: ControllerLink) -> None:
         while not self._outbox.empty():

@@ -6,7 +6,9 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import WSMsgType, web
 
-from holdfast.controller.access.caller_admission import ANY_NODE, ANYBODY, CALLER, Caller
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.caller_admission import ANY_NODE, CALLER
+from holdfast.controller.access.link_opener import LinkOpener
 from holdfast.controller.access.node_certificate_serials import NodeCertificates
 from holdfast.controller.actions.action_executor import EVICTED
 from holdfast.controller.blocked_hosts import HostAdmission
@@ -42,6 +44,7 @@ from holdfast.wire.agent_messages import (
 )
 from holdfast.wire.request_rates import RequestRates
 
+_AUDITED_S = 60.0  # the same refusal of the same caller is a line in the audit log once in so long
 _SPIKE_S = 60.0  # a loss that all ranks share stands out on all nodes, and one word of it is enough
 _TEXT_CHARS, _TEXTS = 2000, 100  # of a text that a node tells, and how many of them
 _A_SECOND, _AT_ONCE = 0.5, 20.0  # sentences of one node for the console
@@ -67,36 +70,38 @@ class AgentIngest:
         self._beat_s, self._say = beat_s, say
         self._figures = TrackerFigures(self.view, controller.ledger, self.links, say)
         self._reborn, self._deserted = RebootDetector(), MissingRanksDetector()
-        self._spiked, self._told = RepeatFilter(_SPIKE_S), RepeatFilter()
+        self._spiked, self._told, self._audited = RepeatFilter(_SPIKE_S), RepeatFilter(), RepeatFilter(_AUDITED_S)
         self._sentences = RequestRates(_A_SECOND, _AT_ONCE, controller.clock)
+        self._openers: dict[str, LinkOpener] = {}  # of the link of each node
         self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
         self._stale_id = 0
 
     # --- links -------------------------------------------------------------------------------------------------
 
-    async def serve_agent(self, request: web.Request) -> web.WebSocketResponse:
+    async def serve_agent(self, request: web.Request, audit: AuditLog) -> web.WebSocketResponse:
         # A kilobyte may unpack to a message of the largest size, and a read holds hundreds of them.
         ws = web.WebSocketResponse(max_msg_size=agent_messages.MAX_BYTES, heartbeat=PING_S, compress=False)
         await ws.prepare(request)
-        await self.attend_link(ws, CALLER.get())
+        await self.attend_link(ws, LinkOpener(CALLER.get(), ws.get_extra_info("socket"), audit))
         return ws
 
-    async def attend_link(self, ws: Socket, caller: Caller = ANYBODY) -> None:
+    async def attend_link(self, ws: Socket, opener: LinkOpener) -> None:
         """Exchange messages with one agent until its link ends."""
         outbox = self.links.make_outbox()
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(send_packets(ws, outbox))
-            await self._listen_to_agent(ws, outbox, caller)
+            await self._listen_to_agent(ws, outbox, opener)
             sender.cancel()
 
-    async def _listen_to_agent(self, ws: Socket, outbox: Outbox, caller: Caller) -> None:
-        node = "" if caller.node == ANY_NODE else caller.node
+    async def _listen_to_agent(self, ws: Socket, outbox: Outbox, opener: LinkOpener) -> None:
+        node = "" if opener.caller.node == ANY_NODE else opener.caller.node
         try:
             async for message in ws:
                 if message.type is not WSMsgType.BINARY:
                     break
                 heard = _without_others_copies(agent_messages.decode_from_agent(message.data))
-                if isinstance(heard, Hello) and (why := await self._meet_node(heard, node, caller)):
+                if isinstance(heard, Hello) and (why := await self._meet_node(heard, node, opener)):
+                    self._audit_refusal(heard.node, opener, why)
                     await ws.close(code=1008, message=why.encode())
                     break
                 node = self._on_message(heard, outbox, node)
@@ -104,16 +109,30 @@ class AgentIngest:
             await ws.close(code=1003, message=b"not a message of this version of holdfast")
         finally:
             self.links.close_link(node, outbox)
+            if self._openers.get(node) is opener:
+                del self._openers[node]
 
-    async def _meet_node(self, hello: Hello, node: str, caller: Caller) -> str:
+    async def _meet_node(self, hello: Hello, node: str, opener: LinkOpener) -> str:
         """Return why a node's hello is refused, else "". Reads the block list for an accepted node without a seat."""
-        local = caller.node == ANY_NODE
+        local = opener.caller.node == ANY_NODE
         if why := self._hello_refusal(hello, node, local=local):
             return why
-        self.registry.record_origin(hello.node, local=local)
         if not self._is_seated(hello.node):
             await self.admission.read_list(hello.identity)
+        older = self._openers.get(hello.node)  # asked last: others may come meanwhile
+        if older and not opener.may_replace(older):
+            self._say_once(
+                hello.node,
+                f"refused a second {hello.node}, at {opener.caller.origin}: {older.caller.origin} has its link",
+            )
+            return "another process speaks for this node"
+        self._openers[hello.node] = opener
+        self.registry.record_origin(hello.node, local=local)
         return ""
+
+    def _audit_refusal(self, node: str, opener: LinkOpener, why: str) -> None:
+        if not self._audited.is_repeat(self.controller.clock(), (opener.caller, node, why)):
+            opener.record_refusal(node, why)
 
     def _hello_refusal(self, hello: Hello, node: str, *, local: bool) -> str:
         """Return in a few words why a node's hello is refused; "" if it is accepted.

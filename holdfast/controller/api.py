@@ -22,6 +22,7 @@ from holdfast.controller.access.caller_admission import (
 from holdfast.controller.access.enrolment_token_api import ON_ONE_HOST, TokenMinting
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
+from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.api_description import JobStacks, Status, TraceBody, describe_api
 from holdfast.controller.composition import BuiltController
 from holdfast.controller.control_loop import Controller
@@ -144,7 +145,7 @@ def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     async def openapi(request: web.Request) -> web.Response:
         return _json_response(describe_api())
 
-    app.router.add_get(_AGENT, built.ingest.serve_agent)
+    app.router.add_get(_AGENT, _agent_route(built.ingest, door.audit))
     app.router.add_get("/api/v1/status", status)
     app.router.add_get("/api/v1/ranks/{rank:[0-9]{1,9}}", _rank_route(controller))
     app.router.add_get("/api/v1/report", report)
@@ -172,6 +173,13 @@ def make_runner(app: web.Application) -> web.AppRunner:
 
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _agent_route(ingest: AgentIngest, audit: AuditLog) -> Answer:
+    async def agent(request: web.Request) -> web.StreamResponse:
+        return await ingest.serve_agent(request, audit)
+
+    return agent
 
 
 def _order_route(controller: Controller, audit: AuditLog, *, preview: bool = False) -> Answer:

@@ -6,6 +6,7 @@ step are always the same, whichever workers compute them.
 """
 
 from enum import IntEnum
+from typing import Literal
 
 import msgspec
 
@@ -44,6 +45,7 @@ class RoutePlan(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[int, ...] = ()  # with `rollback`, by layer: the worker that has the snapshot; -1: storage
     resume_step: int = 1  # the next step to make
     saves: tuple[int, ...] = ()  # by layer: the worker that writes it to storage, as it is before `resume_step`
+    halves: bool = False  # backward passes are made in two halves
     then: "RoutePlan | None" = None  # what follows from its own `resume_step` on, its transfers right before that
 
 
@@ -58,6 +60,9 @@ class PipelineJob(msgspec.Struct, frozen=True, kw_only=True):
     ordered: bool = False  # gradients are summed by microbatch number, so any routes give the same bits
     capacity: int = 0  # layers that one worker has memory for, at most; 0: all of them
     seed: int = 0  # of what a policy draws
+    halves: Literal["off", "auto", "on"] = (
+        "off"  # of backward passes; "auto": while they make lost workers' work faster
+    )
 
 
 class PipelineSituation(msgspec.Struct, frozen=True, kw_only=True):

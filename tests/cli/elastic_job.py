@@ -1,10 +1,14 @@
 """Scripts with an elastic pipeline that strikes itself, and what came of them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import Job
+from tests.conftest import job_environment
 
 STEPS = 8
 STRUCK = 5  # the step in which a rank strikes itself
@@ -23,6 +27,7 @@ import functools, json, os, signal, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 import holdfast
+from holdfast.client.elastic.routed_passes import RoutedPasses
 from holdfast.client.elastic.step_phase_times import StepPhases
 folder = sys.argv[1]
 asked = json.loads(os.environ.get("HOLDFAST_JOB", "{{}}"))
@@ -70,6 +75,11 @@ def enter(self, name):
     plain(self, name)
     strike(name)
 StepPhases.enter = enter
+late = RoutedPasses._make_weights_halves
+def make_late(self, m, depth):
+    strike("weights")
+    late(self, m, depth)
+RoutedPasses._make_weights_halves = make_late
 
 def batch(step, microbatch):
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1000 * step + microbatch))
@@ -107,6 +117,17 @@ dist.barrier()
 dist.destroy_process_group()
 os._exit(0)
 """
+
+
+def train_alone(folder: Path, **env: str) -> str:
+    """The digest of a run of one process, without holdfast run and without failures."""
+    script = folder / "alone.py"
+    script.write_text(TRAIN)
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "HOLDFAST_GENERATION": "1"}
+    environment = make_rank_environment(job_environment()) | place | env
+    said_alone = subprocess.check_output([sys.executable, str(script), str(folder)], env=environment, text=True)
+    [digest] = [line.split()[1] for line in said_alone.splitlines() if line.startswith("digest")]
+    return digest
 
 
 def made_steps(folder: Path) -> list[tuple[int, float, int]]:

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from itertools import product
@@ -13,12 +11,10 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from holdfast.client.elastic.layer_files import LayerFiles
-from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, run_command
-from tests.cli.elastic_job import POINTS, STRUCK, TRAIN, losses, made_steps, recoveries, strike_at, struck
+from tests.cli.elastic_job import POINTS, STRUCK, TRAIN, losses, made_steps, recoveries, strike_at, struck, train_alone
 from tests.cli.rungs import CALM, QUICK, lose, node_of, reaches, said
-from tests.conftest import job_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 slow = pytest.mark.slow
@@ -45,17 +41,6 @@ def matrix() -> Iterator[ParameterSet]:
 
 def digests(job: Job) -> set[str]:
     return {words[0] for words in said(job, "digest")}
-
-
-def alone(folder: Path, **env: str) -> str:
-    """The digest of a run of one process, without holdfast run and without failures."""
-    script = folder / "alone.py"
-    script.write_text(TRAIN)
-    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "HOLDFAST_GENERATION": "1"}
-    environment = make_rank_environment(job_environment()) | place | env
-    said_alone = subprocess.check_output([sys.executable, str(script), str(folder)], env=environment, text=True)
-    [digest] = [line.split()[1] for line in said_alone.splitlines() if line.startswith("digest")]
-    return digest
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +146,7 @@ def test_others_go_on_before_a_new_rank_has_its_layers(start: Start, tmp_path: P
     assert struck(job) == {"1-1": "backward"}
     assert [(one["policy"], one["again"]) for one in recoveries(job)] == [("hybrid", 0)]
     assert sorted(said(job, "holds")) == [["0", "1", "2"]] * 2 + [["3", "4", "5"]] * 2, "at the end"
-    assert digests(job) == {alone(tmp_path, HOLDFAST_STEPS="60")}
+    assert digests(job) == {train_alone(tmp_path, HOLDFAST_STEPS="60")}
 
 
 @slow
@@ -193,7 +178,7 @@ def test_a_node_that_is_to_leave_hands_over_what_it_alone_holds(start: Start, tm
     assert [(one["policy"], one["again"]) for one in recoveries(job)] == [("replace", 0)]
     steps = [step for step, _, _ in made_steps(job.folder)]
     assert steps == list(range(1, 201)), "no step is made twice, and none is left out"
-    assert digests(job) == {alone(tmp_path, HOLDFAST_STEPS="200")}
+    assert digests(job) == {train_alone(tmp_path, HOLDFAST_STEPS="200")}
 
 
 @slow

@@ -18,6 +18,7 @@ from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import Caller
 from holdfast.controller.access.enrolment_token_api import MintBody, TokenMinting
 from holdfast.controller.access.enrolment_tokens import NodeTokens
+from holdfast.controller.access.link_opener import LinkOpener
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.controller.api import ApiEntrance, make_api, status_of
 from holdfast.controller.api_description import TraceBody, describe_api
@@ -108,7 +109,7 @@ async def _heard(folder: Path, said: list[tuple[str, Any]]) -> None:
             ingest._on_message(Beat(node=node, generation=1, step=1, at=1.0, first_step=1), links[node], node)
         for node, message in said:
             packet = agent_messages.encode(message)
-            await ingest.attend_link(Wire([*_trained(node, 0), packet]), Caller(name=node, node=node))
+            await ingest.attend_link(Wire([*_trained(node, 0), packet]), LinkOpener(Caller(name=node, node=node)))
             await _settled()
             controller.check_nodes()
         assert not controller._stepping
@@ -142,7 +143,7 @@ def test_anything_that_a_node_may_say(said: list[tuple[str, Any]], tmp_path: Pat
 def test_any_bytes_on_a_link(packets: list[bytes], tmp_path: Path) -> None:
     async def heard() -> None:
         async with _running(tmp_path) as built:
-            await built.ingest.attend_link(Wire(packets))
+            await built.ingest.attend_link(Wire(packets), LinkOpener())
             await _settled()
             assert not built.controller._stepping
 

@@ -34,6 +34,10 @@ class BrokenLinkError(OSError):
     """The link to the controller cannot be opened, or has broken."""
 
 
+class LinkRefusedError(OSError):
+    """The controller has closed the link because it refuses this node."""
+
+
 class WebSocketLink:
     """A WebSocket to the controller."""
 
@@ -45,6 +49,8 @@ class WebSocketLink:
 
     async def __anext__(self) -> bytes:
         message = await self._ws.receive()
+        if message.type is aiohttp.WSMsgType.CLOSE and message.data == aiohttp.WSCloseCode.POLICY_VIOLATION:
+            raise LinkRefusedError(f"the controller refuses this node: {message.extra}")
         if message.type is not aiohttp.WSMsgType.BINARY:
             raise StopAsyncIteration
         packet: bytes = message.data

@@ -17,6 +17,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.config import Settings
 from holdfast.controller import composition, order_admission
+from holdfast.controller.access.link_opener import LinkOpener
 from holdfast.controller_interfaces import ControllerPorts, Socket
 from holdfast.logs import catalog_files
 from holdfast.logs.secret_masking import Masker
@@ -59,7 +60,7 @@ class RealController:
         return ""
 
     async def serve_agent(self, socket: Socket) -> None:
-        await self._ingest.attend_link(socket)
+        await self._ingest.attend_link(socket, LinkOpener())
 
 
 def build_controller(settings: Settings, ports: ControllerPorts) -> DstController:

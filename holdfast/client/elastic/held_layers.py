@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from holdfast.client.elastic.backward_halves import BackwardHalves
 from holdfast.client.elastic.finished_passes import FinishedPasses
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
@@ -56,6 +57,7 @@ class HeldLayers:
         self.broke_at = 0.0
         self.costs = PhaseCosts()
         self.times = PassTimes()
+        self.halves = BackwardHalves()
         self.handed: dict[int, LayerUnit] = {}  # copies that a leaving worker gave this one, as of `committed`
         self.line = ""  # names what this generation writes to storage
         self.incidents = 0

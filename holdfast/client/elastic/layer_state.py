@@ -5,7 +5,7 @@ contains no code, so the worst that a bad unit from a peer or a disk can cause i
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -89,10 +89,10 @@ class LayerUnit:
 
     def take_gradients(self) -> torch.Tensor:
         """Return the gradients since the last call as one flat tensor, and clear them."""
-        parts = [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in self.parameters]
+        flat = flatten_gradients(self.parameters, [parameter.grad for parameter in self.parameters])
         for parameter in self.parameters:
             parameter.grad = None
-        return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+        return flat
 
     def drop_gradients(self) -> None:
         self.gradient = None
@@ -182,6 +182,13 @@ class LayerUnit:
     def _list_groups(self) -> Iterator[dict[str, Any]]:
         for group in self.optimizer.param_groups if self.optimizer is not None else ():
             yield {key: value for key, value in group.items() if key != "params"}
+
+
+def flatten_gradients(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Return the gradients of these parameters as one flat tensor in new memory. None stands for zeros."""
+    pairs = zip(parameters, gradients, strict=True)
+    parts = [torch.zeros_like(p).flatten() if gradient is None else gradient.flatten() for p, gradient in pairs]
+    return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
 
 
 def _encode_header(header: UnitHeader) -> bytes:

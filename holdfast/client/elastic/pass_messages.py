@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from holdfast.client.elastic.rank_traffic import ComingTensor, RankTraffic
-from holdfast.client.elastic.task_order import Message
+from holdfast.core.elastic.task_order import Message
 
 BorderKey = tuple[int, int, bool]  # microbatch, border between layers, backward
 

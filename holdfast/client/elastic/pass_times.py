@@ -17,6 +17,7 @@ class LayerPassTimes(msgspec.Struct, frozen=True):
     layer: int
     forward_s: float  # with recomputation: both times
     backward_s: float
+    weights_s: float = 0.0  # of that, for the gradients of weights; 0 if passes are made whole
 
 
 class PassTimes:
@@ -26,9 +27,10 @@ class PassTimes:
         self.clock = clock
         self._forward: dict[int, float] = {}  # by layer, in this step
         self._backward: dict[int, float] = {}
+        self._weights: dict[int, float] = {}
         self._passes: dict[int, int] = {}  # backward ones: a step makes one for each microbatch
         self._sending_s, self._sent = 0.0, 0
-        self._layers: dict[int, deque[tuple[float, float]]] = {}
+        self._layers: dict[int, deque[tuple[float, float, float]]] = {}
         self._sends: deque[float] = deque(maxlen=_KEPT)
         self.steps = 0  # that were made by this plan
 
@@ -39,7 +41,7 @@ class PassTimes:
         self.steps = 0
 
     def begin_step(self) -> None:
-        self._forward, self._backward, self._passes = {}, {}, {}
+        self._forward, self._backward, self._weights, self._passes = {}, {}, {}, {}
         self._sending_s, self._sent = 0.0, 0
 
     def add_forward(self, layer: int, since: float) -> None:
@@ -49,6 +51,11 @@ class PassTimes:
         self._backward[layer] = self._backward.get(layer, 0.0) + self.clock() - since
         self._passes[layer] = self._passes.get(layer, 0) + 1
 
+    def add_weights(self, layer: int, since: float) -> None:
+        took_s = self.clock() - since
+        self._backward[layer] = self._backward.get(layer, 0.0) + took_s
+        self._weights[layer] = self._weights.get(layer, 0.0) + took_s
+
     def add_sends(self, took_s: float, sent: int) -> None:
         self._sending_s, self._sent = self._sending_s + took_s, self._sent + sent
 
@@ -56,7 +63,8 @@ class PassTimes:
         self.steps += 1
         for layer, count in self._passes.items():
             kept = self._layers.setdefault(layer, deque(maxlen=_KEPT))
-            kept.append((self._forward.get(layer, 0.0) / count, self._backward[layer] / count))
+            forward_s, weights_s = self._forward.get(layer, 0.0), self._weights.get(layer, 0.0)
+            kept.append((forward_s / count, self._backward[layer] / count, weights_s / count))
         if self._sent:
             self._sends.append(self._sending_s / self._sent)
 

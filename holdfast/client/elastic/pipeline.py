@@ -15,7 +15,7 @@ from holdfast.client.elastic.gradient_sums import GradientSums, Reduction
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import HOST, MakeLayer, MakeOptimizer, keep_chance
 from holdfast.client.elastic.pass_messages import PassMessages
-from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, find_device
+from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, find_device, print_line
 from holdfast.client.elastic.rank_traffic import require_open
 from holdfast.client.elastic.recovery_account import Recovery
 from holdfast.client.elastic.rehearsed_step import rehearse_step
@@ -30,15 +30,16 @@ from holdfast.client.elastic.step_phase_times import PASSES, StepPhases
 from holdfast.client.elastic.step_totals import (
     clip_scale,
     exchange_totals,
+    first_holder,
     list_totals,
     mean_loss,
 )
-from holdfast.client.elastic.task_order import order_messages, order_tasks
 from holdfast.client.elastic.work_rebalancing import WorkMove, WorkRebalancing
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.core.elastic.rebalanced_plans import REBALANCE
+from holdfast.core.elastic.task_order import order_messages, order_tasks
 from holdfast.model.pipeline_routes import PipelineJob, Semantics
 
 _FLOORS = {
@@ -93,6 +94,7 @@ class ElasticPipeline:
         store_every: int = 0,
         shadows: bool = False,
         capacity: int = 0,
+        halves: Literal["auto", "on", "off"] = "auto",
         policies: Sequence[str] = _FOLLOWED,
     ) -> None:
         """`layers` are functions that make one layer each. A worker calls those for the layers that it holds, with
@@ -101,8 +103,12 @@ class ElasticPipeline:
         more ranks, they form replicas of this pipeline. `rate` gives the learning rate of a step. Snapshots go to
         another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path` every
         `store_every` steps. With `shadows` each rank also keeps the layers of the ranks that it sends to. `capacity`
-        is the number of layers for which every rank has memory (0: all of them, if that is needed after a failure)."""
+        is the number of layers for which every rank has memory (0: all of them, if that is needed after a failure).
+        `halves` says when backward passes are made in two halves: "on", "off", or "auto", which is while ranks do the
+        work of lost ones and halves make that faster."""
         _check_arguments(layers, semantics, reduction, policies, store_every > 0 and path is None)
+        if halves not in ("auto", "on", "off"):
+            raise ValueError(f'halves must be "auto", "on" or "off", not {halves!r}')
         self.job = PipelineJob(
             layers=len(layers),
             microbatches=microbatches,
@@ -111,6 +117,7 @@ class ElasticPipeline:
             ordered=reduction == "ordered",
             capacity=capacity,
             seed=seed,
+            halves=halves,
         )
         passes = PassSettings(loss, microbatches, len(layers), seed, recompute)
         self._settings = StepSettings(passes, reduction, clip_norm, rate, snapshot_every, store_every)
@@ -170,7 +177,7 @@ class ElasticPipeline:
         first step after a failure is without the passes that were finished before."""
         plan, reused = self._held.plan, self._held.reused
         due = tuple(() if m in reused else route for m, route in enumerate(plan.routes))
-        self._tasks, self._messages = order_tasks(due), order_messages(due)
+        self._tasks, self._messages = order_tasks(due, halves=plan.halves), order_messages(due, halves=plan.halves)
         made = msgspec.structs.replace(plan, routes=tuple(reused.get(m, route) for m, route in enumerate(plan.routes)))
         self._sums = GradientSums(made, dist.get_rank(), self._settings.reduction, self.job.layers)
 
@@ -206,11 +213,14 @@ class ElasticPipeline:
         traffic, rank, seal = held.traffic, dist.get_rank(), SEAL_FENCE.make_pass()
         messages = PassMessages(self._messages, rank, traffic)
         held.made = made = held.made if held.reused else FinishedPasses(step)
-        passes = RoutedPasses(settings.passes, held.units, messages, held.times, made)
+        halves = held.halves if held.plan.halves else None
+        passes = RoutedPasses(settings.passes, held.units, messages, held.times, made, halves=halves)
         buffers = held.buffer_versions()
         passes.run(held.plan, self._tasks, rank, step, batch)
         if held.buffer_versions() != buffers:
             raise RuntimeError("a layer changed a buffer in its forward pass, which replicas would not do alike")
+        for line in held.halves.describe_refused([n for n in held.units if first_holder(held.plan, n) == rank]):
+            print_line(line)
         phases.enter("sums")
         self._sums.sum_gradients(held.units, made.gradients, traffic)
         traffic.await_device()

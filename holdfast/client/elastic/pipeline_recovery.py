@@ -95,8 +95,8 @@ class PipelineRecovery:
         progress.on_restored(held.committed, time.time() - began_at)
         if proposal is not None:
             self._note_recovery(reports, proposal, began_at)
-        elif held.committed:
-            say_first(f"it begins again after step {held.committed}, which is on storage")
+        elif held.committed and dist.get_rank() == 0:
+            print_line(f"it begins again after step {held.committed}, which is on storage")
 
     def _choose(self, reports: Sequence[RankReport]) -> Proposal:
         held = self._held
@@ -115,8 +115,8 @@ class PipelineRecovery:
             told = "; ".join(f"{one.policy}: {one.reason}" for one in choice.refused)
             raise NoPlanError(f"no policy can go on with the pipeline ({told})")
         self._expected_step_s = predict_step_s(survey(held.job, situation, held.costs), choice.chosen.plan)
-        if slow := describe_slow(measured.speeds):
-            say_first(slow)
+        if dist.get_rank() == 0 and (slow := describe_slow(measured.speeds)):
+            print_line(slow)
         return choice.chosen
 
     def change_plan(self) -> bool:
@@ -151,7 +151,8 @@ class PipelineRecovery:
         transfers = plan_hand_over(held.bare.held, gone)
         moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic, SEAL_FENCE.make_pass())
         held.handed = moves.copy(transfers, held.units, dist.get_rank())
-        say_first(describe_hand_over(held.committed, gone, transfers))
+        if dist.get_rank() == 0:
+            print_line(describe_hand_over(held.committed, gone, transfers))
 
     def _save(self, stored: int) -> None:
         """Write all layers to storage, because all workers are about to leave. Return once all are written."""
@@ -159,7 +160,8 @@ class PipelineRecovery:
         if stored < held.committed:
             held.store_layers()
         dist.barrier()
-        say_first(f"all workers are about to leave: storage has all layers after step {held.committed}")
+        if dist.get_rank() == 0:
+            print_line(f"all workers are about to leave: storage has all layers after step {held.committed}")
 
     def _follow(self, bare: RoutePlan, have: Held) -> None:
         held, rank = self._held, dist.get_rank()
@@ -197,14 +199,16 @@ class PipelineRecovery:
         held.costs = learn_costs(held.costs, proposal, phases)
         held.incidents, held.broke_at = held.incidents + 1, 0.0
         self._watch.begin()
-        say_first(describe_recovery(recovery))
+        if dist.get_rank() == 0:
+            print_line(describe_recovery(recovery))
 
     def watch_step(self, took_s: float) -> None:
         """Hear of a step that was made. Once enough were made after a recovery, record what a step takes."""
         mean_s = self._watch.add_step(took_s)
         if mean_s is not None:
             self.recoveries[-1] = self.recoveries[-1]._replace(took_step_s=mean_s)
-            say_first(describe_steps(self.recoveries[-1]))
+            if dist.get_rank() == 0:
+                print_line(describe_steps(self.recoveries[-1]))
 
 
 def find_device() -> torch.device:
@@ -223,10 +227,11 @@ def _begin_plan(held: HeldLayers, reports: Sequence[RankReport]) -> RoutePlan:
     stored = min(report.stored for report in reports)
     sources = (STORAGE,) * held.job.layers
     plan = first_plan(held.job, len(reports))
-    return msgspec.structs.replace(plan, rollback=True, sources=sources, resume_step=max(0, stored) + 1)
+    return msgspec.structs.replace(
+        plan, halves=held.job.halves == "on", rollback=True, sources=sources, resume_step=max(0, stored) + 1
+    )
 
 
-def say_first(text: str) -> None:
-    """Print a line on rank 0."""
-    if dist.get_rank() == 0:
-        print(f"holdfast: pipeline: {text}", file=sys.stderr, flush=True)
+def print_line(text: str) -> None:
+    """Print a line about the pipeline on this rank's console."""
+    print(f"holdfast: pipeline: {text}", file=sys.stderr, flush=True)

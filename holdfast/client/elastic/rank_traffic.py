@@ -2,7 +2,7 @@
 
 Messages have no tags, because NCCL knows none: the messages from one worker to another come in the order in which both
 post them. Over NCCL the messages of a worker also end in this order, and a send may end only when its receive has been
-posted. So all workers post their messages in one common order (see task_order.py), or as one group.
+posted. So all workers post their messages in one common order (see core/elastic/task_order.py), or as one group.
 
 NCCL and torch count the open groups of messages separately for each thread. If a message fails because its receiver has
 died, torch leaves the group open, and the same thread can make no communicator any more that works. So messages over

@@ -165,7 +165,17 @@ def choose_costs(reports: Sequence[RankReport], measured: MeasuredSpeeds) -> Pha
         unit_s=measured.unit_s,
         send_s=2 * statistics.median(sends) / measured.unit_s if sends else 0.0,  # forward and backward
         rest_s=min(rests) / measured.unit_s,  # whoever comes last to the sums waits least
+        **_share_passes(reports),
     )
+
+
+def _share_passes(reports: Sequence[RankReport]) -> dict[str, float]:
+    """Return which shares of layers' passes are forward, and for weights, as far as that was measured."""
+    timed = [(one, one.forward_s + one.backward_s) for report in reports for one in report.passes]
+    found = {"forward_share": statistics.median([one.forward_s / total for one, total in timed if total] or [1 / 3])}
+    if weights := [one.weights_s / total for one, total in timed if total and one.weights_s]:
+        found["weights_share"] = statistics.median(weights)
+    return found
 
 
 def compare_workers(reports: Sequence[RankReport], layers: int, known: MeasuredSpeeds = UNMEASURED) -> MeasuredSpeeds:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from holdfast.client.elastic.backward_halves import BackwardHalves, Island, LeftOver, go_whole
 from holdfast.client.elastic.finished_passes import FinishedPasses
 from holdfast.client.elastic.layer_state import LayerUnit, draw_seed
 from holdfast.client.elastic.pass_messages import PassMessages
 from holdfast.client.elastic.pass_times import PassTimes
-from holdfast.client.elastic.task_order import Task
+from holdfast.core.elastic.task_order import Task
 from holdfast.model.pipeline_routes import RoutePlan, RouteSegment
 
 BatchOf = Callable[[int, int], tuple[torch.Tensor, Any]]  # step and microbatch -> input, and what the loss takes
@@ -30,14 +31,6 @@ class PassSettings(NamedTuple):
     recompute: bool
 
 
-class Island(NamedTuple):
-    """The autograd graph of one layer for one microbatch, by its input and its output."""
-
-    layer: int
-    given: torch.Tensor
-    made: torch.Tensor
-
-
 class RoutedPasses:
     """The passes that one worker makes in one step."""
 
@@ -48,11 +41,15 @@ class RoutedPasses:
         messages: PassMessages,
         times: PassTimes,
         made: FinishedPasses,
+        *,
+        halves: BackwardHalves | None = None,
     ) -> None:
+        """With `halves`, backward passes are made in two halves, as the tasks must say too."""
         self._settings, self._units, self._messages, self._device = settings, units, messages, messages.device
-        self._times, self._made = times, made
+        self._times, self._made, self._halves = times, made, halves
         self._open: dict[tuple[int, int], list[Island]] = {}  # by microbatch and depth
         self._inputs: dict[tuple[int, int], torch.Tensor] = {}  # with recomputation
+        self._left: dict[tuple[int, int], list[tuple[int, LeftOver]]] = {}  # weights halves, by layer
 
     def run(self, plan: RoutePlan, tasks: list[Task], worker: int, step: int, batch: BatchOf) -> None:
         self._times.begin_step()
@@ -60,7 +57,9 @@ class RoutedPasses:
             route = plan.routes[task.microbatch]
             if route[task.depth].worker != worker:
                 continue
-            if task.backward:
+            if task.weights:
+                self._make_weights_halves(task.microbatch, task.depth)
+            elif task.backward:
                 self._go_backward(route, task, step, batch)
             else:
                 self._go_forward(route, task, step, batch)
@@ -97,19 +96,41 @@ class RoutedPasses:
             gradient = self._messages.fetch(route[depth + 1].worker, (m, segment.end, True))
         else:
             gradient = self._start_backward(islands[-1].made, step, m, batch)
+        left: list[tuple[int, LeftOver]] = []
         while islands:
             island, since = islands.pop(), self._times.clock()
-            if island.made.requires_grad:
-                torch.autograd.backward(island.made, gradient)
-            unit = self._units[island.layer]
-            if unit.parameters:
-                self._made.gradients[island.layer, m] = unit.take_gradients()
-            self._made.finish(island.layer, m)
-            came = island.given.grad
+            came = self._go_through(island, gradient, m, left)
             gradient = torch.zeros_like(island.given) if came is None else came.contiguous()
             self._times.add_backward(island.layer, since)
+        self._left[m, depth] = left
         if depth:
             self._messages.hand_over(gradient, route[depth - 1].worker, (m, segment.first, True))
+
+    def _go_through(
+        self, island: Island, gradient: torch.Tensor, m: int, left: list[tuple[int, LeftOver]]
+    ) -> torch.Tensor | None:
+        """Take one layer's backward pass, or its first half. Return the gradient of the layer's input."""
+        unit = self._units[island.layer]
+        if self._halves is None:
+            came = go_whole(island, gradient)
+        else:
+            came, rest = self._halves.go_back(unit, island, gradient)
+            if rest is not None:
+                left.append((island.layer, rest))
+                return came
+        if unit.parameters:
+            self._made.gradients[island.layer, m] = unit.take_gradients()
+        self._made.finish(island.layer, m)
+        return came
+
+    def _make_weights_halves(self, m: int, depth: int) -> None:
+        left = self._left.pop((m, depth))
+        while left:
+            (layer, rest), since = left.pop(0), self._times.clock()
+            self._made.gradients[layer, m] = rest()
+            self._made.finish(layer, m)
+            del rest
+            self._times.add_weights(layer, since)
 
     def _start_backward(self, output: torch.Tensor, step: int, m: int, batch: BatchOf) -> torch.Tensor:
         """Compute and keep the loss of a microbatch; return the gradient of the last layer's output."""

@@ -7,10 +7,12 @@ much faster that the move pays. If it would, all follow it from the next step on
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch.distributed as dist
+
 from holdfast.client.checkpointing.pickle_free_collectives import gather_values
 from holdfast.client.elastic.held_layers import HeldLayers
 from holdfast.client.elastic.layer_state import HOST
-from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, say_first
+from holdfast.client.elastic.pipeline_recovery import PipelineRecovery, print_line
 from holdfast.client.elastic.recovery_account import (
     PhaseTimes,
     StepWatch,
@@ -127,14 +129,14 @@ class WorkRebalancing:
             )
         )
         self._watch.begin()
-        say_first(describe_move(self.moves[-1]))
+        _say(describe_move(self.moves[-1]))
 
     def watch_step(self, took_s: float) -> None:
         """Hear of a step that was made. Once enough were made after a move, record what a step takes."""
         mean_s = self._watch.add_step(took_s)
         if mean_s is not None:
             self.moves[-1] = self.moves[-1]._replace(took_step_s=mean_s)
-            say_first(describe_steps_since(self.moves[-1]))
+            _say(describe_steps_since(self.moves[-1]))
 
 
 def count_shares(plan: RoutePlan) -> tuple[int, ...]:
@@ -169,3 +171,8 @@ def describe_steps_since(move: WorkMove) -> str:
 def _list_numbers(numbers: Sequence[int]) -> str:
     more = f" and {len(numbers) - 16} more" if len(numbers) > 16 else ""
     return "/".join(map(str, numbers[:16])) + more
+
+
+def _say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print_line(text)

@@ -26,6 +26,7 @@ _BEARER = "Bearer "
 _A_SECOND, _AT_ONCE = 20.0, 200.0  # requests with one token
 _NODE_A_SECOND, _NODE_AT_ONCE = 10.0, 100.0  # of one node: a link, and what it fetches for a release
 ANY_NODE = "*"
+UNSEEN_PROCESS = "a process of this host in another container"
 
 
 class Right(enum.IntEnum):
@@ -43,6 +44,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     right: Right | None = None  # None: no person
     node: str = ""  # which node's agent it may be; ANY_NODE: any
     origin: str = ""  # where it called from
+    pid: int = 0  # of a process of this host; 0: elsewhere, or in a container whose processes we do not see
 
 
 ANYBODY = Caller(name="a node of this host", node=ANY_NODE)
@@ -64,9 +66,8 @@ def admit_by_socket(request: web.Request) -> Caller | Refusal:
     peer = peer_credentials.read_peer(request.transport.get_extra_info("socket"))
     if not peer_credentials.may_order(peer):
         return Refusal(status=403, why="this job belongs to another user")
-    return Caller(
-        name=_user_name(peer.user), right=Right.ADMIN, node=ANY_NODE, origin=f"process {peer.pid} of this host"
-    )
+    origin = f"process {peer.pid} of this host" if peer.pid else UNSEEN_PROCESS
+    return Caller(name=_user_name(peer.user), right=Right.ADMIN, node=ANY_NODE, origin=origin, pid=peer.pid)
 
 
 def _user_name(number: int) -> str:

@@ -21,6 +21,7 @@ from holdfast.core.elastic.rollback_policy import (
     propose_memory_rollback,
 )
 from holdfast.core.elastic.shadow_policy import REDUNDANT, propose_redundant
+from holdfast.core.elastic.split_pass_choice import set_halves
 from holdfast.core.elastic.stochastic_wiring_policy import STOCHASTIC, propose_stochastic
 from holdfast.core.elastic.template_policy import RETEMPLATE, propose_retemplate
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation
@@ -80,6 +81,7 @@ def choose_plan(
     weighed.sort(key=lambda one: one.cost)
     chosen = weighed[0].proposal if weighed else None
     if chosen is not None:
+        chosen = msgspec.structs.replace(chosen, plan=set_halves(job, costs, ground.times, ground.before, chosen.plan))
         assert not (wrong := list(plan_faults(job, situation, chosen.plan, chosen.semantics))), (chosen.policy, wrong)
     return ElasticChoice(chosen=chosen, weighed=tuple(weighed), refused=tuple(refused))
 

@@ -27,6 +27,7 @@ from holdfast.core.elastic.route_times import (
     share_routes,
     step_time,
 )
+from holdfast.core.elastic.split_pass_choice import may_gain, passes_span, split_kappa
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, RouteSegment, Semantics
 
 Propose = Callable[["PlanGround"], Proposal | Infeasible]
@@ -66,6 +67,7 @@ def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) ->
     counted = tuple(count_routes(before.routes))
     wanted = job.pipelines * job.stages or len(situation.held) + len(situation.lost)
     times = layer_times(job, costs, situation.speeds)
+    whole_kappa = split_kappa(costs) if job.halves == "on" else 1.0
     return PlanGround(
         job=job,
         situation=situation,
@@ -73,7 +75,7 @@ def survey(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts) ->
         times=times,
         before=before,
         lost=lost,
-        whole_time=_whole_time(job, wanted, costs.layer_s, costs.send_s),
+        whole_time=_whole_time(job, wanted, costs.layer_s, costs.send_s, whole_kappa),
         orphans=tuple(missing_layers(job, situation.held)),
         counted=counted,
         broken=broken_routes(counted, HeldRuns(situation.held, situation.leaving)),
@@ -100,9 +102,9 @@ def _plan_as_begun(job: PipelineJob, situation: PipelineSituation) -> tuple[Rout
 
 
 @lru_cache(maxsize=64)
-def _whole_time(job: PipelineJob, workers: int, layer_s: tuple[float, ...], send_s: float) -> float:
+def _whole_time(job: PipelineJob, workers: int, layer_s: tuple[float, ...], send_s: float, kappa: float) -> float:
     times = layer_times(job, PhaseCosts(layer_s=layer_s, send_s=send_s))
-    return step_time(count_routes(first_plan(job, workers).routes), times)
+    return step_time(count_routes(first_plan(job, workers).routes), times, kappa)
 
 
 def rename_route(route: Route, names: dict[int, int]) -> Route:
@@ -154,6 +156,8 @@ def stop_phases(ground: PlanGround) -> dict[Phase, float]:
 def rate_of(ground: PlanGround, plan: RoutePlan, kappa: float = 1.0) -> float:
     """Return the rate of samples under this plan, as a share of the whole job's rate. `kappa` is the share of a
     pipeline's filling and draining that microbatches of other pipelines cannot use."""
+    if may_gain(ground.job, ground.costs, ground.before, plan):
+        kappa = min(kappa, split_kappa(ground.costs))
     counted = [(route, count) for route, count in count_routes(plan.routes) if route]
     kept = sum(count for _, count in counted) / max(1, len(plan.routes))
     taken, rest = step_time(counted, ground.times, kappa), ground.costs.rest_s
@@ -166,11 +170,15 @@ def predict_step_s(ground: PlanGround, plan: RoutePlan) -> float:
     costs = ground.costs
     if not costs.unit_s or not ground.counted:
         return 0.0
-    before, after = (
-        step_time([(route, count) for route, count in counted if route], ground.times, costs.kappa)
-        for counted in (ground.counted, count_routes(plan.routes))
-    )
+    before, after = (_passes_time(ground, one) for one in (ground.before, plan))
     return max(0.0, costs.step_s + (after - before) * costs.unit_s)
+
+
+def _passes_time(ground: PlanGround, plan: RoutePlan) -> float:
+    if span := passes_span(ground.costs, ground.times, plan, halves=plan.halves):
+        return span
+    kappa = split_kappa(ground.costs) if plan.halves else ground.costs.kappa
+    return step_time([(route, count) for route, count in count_routes(plan.routes) if route], ground.times, kappa)
 
 
 def semantics_of(ground: PlanGround, plan: RoutePlan) -> Semantics:

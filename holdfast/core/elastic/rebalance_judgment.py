@@ -67,7 +67,7 @@ def judge_balance(job: PipelineJob, plan: RoutePlan, balance: WorkBalance, look:
     situation = PipelineSituation(
         committed=look.committed,
         held=plan.held,
-        earlier=RoutePlan(held=plan.held, routes=plan.routes),
+        earlier=RoutePlan(held=plan.held, routes=plan.routes, halves=plan.halves),
         speeds=look.speeds.speeds,
     )
     step_s, options = list_rebalanced(job, situation, look.costs)

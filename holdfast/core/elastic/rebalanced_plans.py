@@ -8,16 +8,16 @@ import msgspec
 from holdfast.core.elastic.first_plan import straight_route
 from holdfast.core.elastic.layer_owners import Held, busiest_link, fits_memory, missing_layers, transfers_to
 from holdfast.core.elastic.pipeline_templates import share_microbatches
-from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, predict_step_s, survey
+from holdfast.core.elastic.plan_ground import PlanGround, live_proposal, predict_step_s, semantics_of, survey
 from holdfast.core.elastic.proposal import Phase, PhaseCosts, Proposal
-from holdfast.core.elastic.route_times import Route, count_routes, step_time
+from holdfast.core.elastic.route_times import Route, count_routes, loads_of, share_routes, step_time
 from holdfast.core.elastic.stochastic_wiring_policy import draw_routes
 from holdfast.core.elastic.template_policy import PipelineRow, propose_retemplate, split_pipelines
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
 
 REBALANCE = "rebalance"
-_SEARCHED = 64  # workers, up to which it is tried what comes of each stage giving one to another
-_GIVERS = 2  # of each stage: its slowest worker and its fastest
+_SEARCHED = 64  # workers, up to which it is tried what comes of a stage giving one to the busiest
+_WEIGHED = 4  # plans of which it is found out how long a step takes: those that are fastest at a first look
 
 
 class RebalancedPlan(msgspec.Struct, frozen=True):
@@ -38,12 +38,22 @@ def list_rebalanced(
     leaves or joins. Unless `job.capacity` allows more, no worker gets more layers than the fullest one has now."""
     room = job.capacity or max(map(len, situation.held))
     ground = msgspec.structs.replace(survey(job, situation, costs), job=msgspec.structs.replace(job, capacity=room))
-    found: dict[tuple[Held, tuple[Route, ...]], RebalancedPlan] = {}
-    for held, routes in _list_candidates(ground):
-        if _is_other_work(ground, held, routes) and (held, routes) not in found:
-            found[held, routes] = _weigh(ground, held, routes)
-    step_s = predict_step_s(ground, ground.before)
-    return step_s, [one for one in found.values() if one.proposal.semantics >= job.floor]
+    found = {
+        (plan.held, plan.routes): plan
+        for plan in (_make_plan(ground, held, routes) for held, routes in _list_candidates(ground))
+        if _is_other_work(ground, plan.held, plan.routes) and semantics_of(ground, plan) >= job.floor
+    }
+    likely = sorted(found.values(), key=lambda plan: round(_passes_time(ground, plan), 9))[:_WEIGHED]
+    return predict_step_s(ground, ground.before), [_weigh(ground, plan) for plan in likely]
+
+
+def _make_plan(ground: PlanGround, held: Held, routes: Sequence[Route]) -> RoutePlan:
+    shared = share_routes(routes)
+    return RoutePlan(held=held, routes=shared, resume_step=ground.resume_step, halves=ground.before.halves)
+
+
+def _passes_time(ground: PlanGround, plan: RoutePlan) -> float:
+    return step_time([(route, count) for route, count in count_routes(plan.routes) if route], ground.times)
 
 
 def _is_other_work(ground: PlanGround, held: Held, routes: tuple[Route, ...]) -> bool:
@@ -133,38 +143,31 @@ def _best_cuts(ground: PlanGround, row: PipelineRow) -> list[tuple[int, int]]:
 
 def _move_workers(ground: PlanGround) -> Iterator[Held]:
     """Yield what workers would hold if one of them gave up its layers, of which there are other owners, and took those
-    of another stage."""
+    of the busiest worker."""
     held, speeds = ground.situation.held, ground.situation.speeds
     kinds: dict[tuple[int, ...], list[int]] = {}
     for worker, mine in enumerate(held):
         if mine:
             kinds.setdefault(mine, []).append(worker)
+    loads = loads_of([(route, count) for route, count in ground.counted if route], ground.times)
+    busiest = held[max(loads, key=lambda worker: (round(loads[worker], 9), -worker))]
     for mine, members in kinds.items():
         ordered = sorted(members, key=lambda worker: (speeds[worker] if speeds else 1.0, worker))
-        for giver in dict.fromkeys([ordered[0], ordered[-1]][:_GIVERS]):
-            for other in kinds:
-                given = tuple(other if worker == giver else had for worker, had in enumerate(held))
-                if other != mine and not missing_layers(ground.job, given):
-                    yield given
+        for giver in dict.fromkeys([ordered[0], ordered[-1]]):
+            given = tuple(busiest if worker == giver else had for worker, had in enumerate(held))
+            if mine != busiest and not missing_layers(ground.job, given):
+                yield given
 
 
-def _weigh(ground: PlanGround, held: Held, routes: tuple[Route, ...]) -> RebalancedPlan:
+def _weigh(ground: PlanGround, plan: RoutePlan) -> RebalancedPlan:
     """Return the plan with what it costs: no groups are made anew, and without transfers nothing has to be compared."""
     costs, situation = ground.costs, ground.situation
-    transfers = transfers_to(ground.job, situation, held)
-    plan = RoutePlan(held=held, routes=routes, transfers=transfers, resume_step=ground.resume_step)
-    found = live_proposal(REBALANCE, ground, plan, reason=_describe_change(ground, plan), kappa=costs.kappa)
+    transfers = transfers_to(ground.job, situation, plan.held)
+    plan = msgspec.structs.replace(plan, transfers=transfers)
+    reason = f"{len(transfers)} layers move" if transfers else "microbatches take other routes"
+    found = live_proposal(REBALANCE, ground, plan, reason=reason, kappa=costs.kappa)
     assert isinstance(found, Proposal), found
     downtime: dict[Phase, float] = {"plan": costs.plan_s}
     if transfers:
         downtime |= {"move": busiest_link(transfers) * costs.transfer_s, "verify": costs.verify_s}
     return RebalancedPlan(msgspec.structs.replace(found, downtime_s=downtime), predict_step_s(ground, plan))
-
-
-def _describe_change(ground: PlanGround, plan: RoutePlan) -> str:
-    moved = f"{len(plan.transfers)} layers move" if plan.transfers else "microbatches take other routes"
-    took, takes = (
-        step_time([(route, count) for route, count in counted if route], ground.times, ground.costs.kappa)
-        for counted in (ground.counted, count_routes(plan.routes))
-    )
-    return f"{moved}; passes of a step take {takes / took:.0%} of what they took" if took else moved

@@ -12,8 +12,8 @@ from torch import nn
 
 import holdfast
 
-SLOW_AFTER, STEPS = 8, 56
-USUAL_S, SLOW_S = 0.003, 0.012  # of a layer
+SLOW_AFTER, STEPS = 8, 48
+USUAL_S, SLOW_S = 0.003, 0.03  # of a layer
 slow_rank, asked = sys.argv[1], json.loads(sys.argv[2])
 now = {"step": 0}
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from holdfast.client.elastic.backward_halves import BackwardHalves
 from holdfast.client.elastic.finished_passes import FinishedPasses
 from holdfast.client.elastic.gradient_sums import GradientSums
 from holdfast.client.elastic.layer_state import HOST, LayerUnit
@@ -18,7 +19,7 @@ from holdfast.client.elastic.pass_messages import PassMessages
 from holdfast.client.elastic.pass_times import PassTimes
 from holdfast.client.elastic.rank_traffic import RankTraffic
 from holdfast.client.elastic.routed_passes import PassSettings, RoutedPasses
-from holdfast.client.elastic.task_order import Message, order_messages, order_tasks
+from holdfast.core.elastic.task_order import Message, order_messages, order_tasks
 from holdfast.model.pipeline_routes import RoutePlan, RouteSegment
 from tests.client.elastic.strict_streams import DeadlockError, StrictStreams
 
@@ -52,17 +53,20 @@ def make_units(layers: tuple[int, ...]) -> dict[int, LayerUnit]:
     return {n: LayerUnit(n, make, functools.partial(torch.optim.SGD, lr=0.1), 7) for n in layers}
 
 
-def make_step(plan: RoutePlan, order: OrderMessages = order_messages) -> dict[int, list[torch.Tensor]]:
+def make_step(
+    plan: RoutePlan, order: OrderMessages = order_messages, *, halves: bool = False
+) -> dict[int, list[torch.Tensor]]:
     """Make the passes and sums of a step over strict streams; return each layer's gradient on all who hold it."""
     layers = plan.routes[0][-1].end
     held = [make_units(layers) for layers in plan.held]
-    streams, tasks, messages = StrictStreams(len(held)), order_tasks(plan.routes), order(plan.routes)
+    streams, tasks, messages = StrictStreams(len(held)), order_tasks(plan.routes, halves=halves), order(plan.routes)
     passes = PassSettings(nn.functional.mse_loss, len(plan.routes), layers, seed=7, recompute=False)
 
     def work(worker: int) -> None:
         traffic = RankTraffic(HOST, functools.partial(streams.post, worker))
         made = FinishedPasses(1)
-        mine = RoutedPasses(passes, held[worker], PassMessages(messages, worker, traffic), PassTimes(), made)
+        split, sent = BackwardHalves() if halves else None, PassMessages(messages, worker, traffic)
+        mine = RoutedPasses(passes, held[worker], sent, PassTimes(), made, halves=split)
         mine.run(plan, tasks, worker, 1, batch)
         GradientSums(plan, worker, "ordered", layers).sum_gradients(held[worker], made.gradients, traffic)
 
@@ -80,10 +84,10 @@ def alone(plan: RoutePlan) -> RoutePlan:
 
 
 @settings(deadline=None, max_examples=25)
-@given(any_plan())
-def test_no_routes_make_workers_wait_for_ever_or_change_a_bit(plan: RoutePlan) -> None:
-    wanted = make_step(alone(plan))
-    for layer, gradients in make_step(plan).items():
+@given(any_plan(), st.booleans())
+def test_no_routes_make_workers_wait_for_ever_or_change_a_bit(plan: RoutePlan, halves: bool) -> None:
+    wanted, order = make_step(alone(plan)), functools.partial(order_messages, halves=halves)
+    for layer, gradients in make_step(plan, order, halves=halves).items():
         assert all(torch.equal(one, wanted[layer][0]) for one in gradients)
 
 

@@ -26,6 +26,7 @@ BAD: dict[str, dict[str, Any]] = {
     "semantics must be one of exact, fp_order, batch_changed, not 'near'": {"semantics": "near"},
     'reduction must be "ordered" or "float", not \'fixed\'': {"reduction": "fixed"},
     "store_every needs a path": {"store_every": 3},
+    'halves must be "auto", "on" or "off", not True': {"halves": True},
 }
 
 
@@ -125,10 +126,12 @@ def train_counted(breaks_at: tuple[int, ...], **asked: Any) -> tuple[dict[int, f
         return losses, pipeline.digest(), [one.kept for one in pipeline.recoveries], len(passes)
 
 
+@pytest.mark.parametrize("halves", ["off", "on"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_finished_microbatches_of_a_broken_step_are_not_computed_again(*, recompute: bool) -> None:
+def test_finished_microbatches_of_a_broken_step_are_not_computed_again(*, recompute: bool, halves: str) -> None:
     losses, digest, _, calm = train_counted((), recompute=recompute)
-    again = train_counted((7, 9), recompute=recompute)  # step 2 breaks off in its third microbatch, then in its last
+    breaks_at = (7, 9)  # step 2 breaks off in its third microbatch, then in its last
+    again = train_counted(breaks_at, recompute=recompute, halves=halves)
     assert again[:3] == (losses, digest, [2, 3])
     assert again[3] - calm == 2 * 2, "each of the two that broke off, through two layers"
 

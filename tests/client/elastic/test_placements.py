@@ -28,10 +28,10 @@ def train(warm: Zygote, group: Callable[[], list[dict[str, str]]]) -> Train:
 
 def test_placements_change_no_bit(train: Train) -> None:
     [alone] = train(1)
-    two = train(2, stages=2, recompute=True)
+    two = train(2, stages=2, recompute=True, halves="on")
     four = train(4, stages=2)
     assert [layers for _, _, layers in four] == [[0, 1, 2], [3, 4, 5]] * 2
-    odd = train(4, stages=3)
+    odd = train(4, stages=3, halves="on")
     assert odd[3][2] == [], "a worker that is left over holds nothing, and takes part"
     assert {(str(losses), digest) for losses, digest, _ in [alone, *two, *four, *odd]} == {(str(alone[0]), alone[1])}
 

@@ -1,5 +1,5 @@
 """A worker becomes slow and nobody fails: work moves away from it between two steps, and bits stay. Real processes over
-gloo, in which one worker really takes four times as long for each layer."""
+gloo, in which one worker really takes ten times as long for each layer."""
 
 import json
 from collections.abc import Callable

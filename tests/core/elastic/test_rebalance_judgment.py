@@ -19,7 +19,8 @@ from holdfast.core.elastic.rebalance_judgment import (
     WorkBalance,
     judge_balance,
 )
-from holdfast.core.elastic.route_times import count_routes, layer_times, step_time
+from holdfast.core.elastic.route_times import layer_times
+from holdfast.core.elastic.split_pass_choice import passes_span
 from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, Semantics
 from tests.core.elastic.plan_oracle import faults_of
 
@@ -50,7 +51,7 @@ class World:
 
     def step_s(self, plan: RoutePlan) -> float:
         times = layer_times(self.job, PhaseCosts(layer_s=self.works), self.speeds)
-        return UNIT_S * step_time(count_routes(plan.routes), times)
+        return UNIT_S * passes_span(PhaseCosts(), times, plan, halves=False)
 
     def look(self) -> BalanceLook:
         passed = [
