@@ -32,6 +32,8 @@ class HeldLayers:
         make: list[MakeLayer],
         optimizer: MakeOptimizer,
         path: Path | None,
+        *,
+        shadows: bool = False,
     ) -> None:
         self.job, self._make, self._make_optimizer = job, make, optimizer
         self.units: dict[int, LayerUnit] = {}
@@ -40,7 +42,7 @@ class HeldLayers:
         self.traffic = RankTraffic(HOST)  # with the others of this generation
         self.plan = RoutePlan(held=(), routes=())  # with shadows
         self.bare = self.plan  # as it was chosen, without them
-        self.keeps_shadows = False
+        self.keeps_shadows = shadows
         self.worker = -1  # this worker's number in the plan
         self.reach = 0  # how many ranks further on its snapshots are kept
         self.meeting = 0  # of workers, at which the plan was made; 0: there is none

@@ -107,8 +107,7 @@ class ElasticPipeline:
         `halves` says when backward passes are made in two halves: "on", "off", or "auto", which is while ranks do the
         work of lost ones and halves make that faster."""
         _check_arguments(layers, semantics, reduction, policies, store_every > 0 and path is None)
-        if halves not in ("auto", "on", "off"):
-            raise ValueError(f'halves must be "auto", "on" or "off", not {halves!r}')
+        _check_halves(halves)
         self.job = PipelineJob(
             layers=len(layers),
             microbatches=microbatches,
@@ -121,15 +120,12 @@ class ElasticPipeline:
         )
         passes = PassSettings(loss, microbatches, len(layers), seed, recompute)
         self._settings = StepSettings(passes, reduction, clip_norm, rate, snapshot_every, store_every)
-        self._held = HeldLayers(self.job, list(layers), optimizer, None if path is None else Path(path))
-        self._held.keeps_shadows = shadows
-        self._phases = StepPhases()
-        self._asked = False  # in the newest vote, to hand over
-        self._recovery = PipelineRecovery(
-            self._held, self._phases, self._apply, tuple(name for name in policies if name != REBALANCE)
+        self._held = HeldLayers(
+            self.job, list(layers), optimizer, None if path is None else Path(path), shadows=shadows
         )
-        self._rebalancing = WorkRebalancing(self._held, self._phases, self._recovery)
-        self._moves_work = REBALANCE in policies
+        self._phases, self._asked = StepPhases(), False  # in the newest vote, to hand over
+        self._recovery = PipelineRecovery(self._held, self._phases, self._apply, tuple(policies))
+        self._rebalancing = WorkRebalancing(self._held, self._recovery, named=REBALANCE in policies)
 
     @property
     def layers(self) -> dict[int, torch.nn.Module]:
@@ -154,7 +150,7 @@ class ElasticPipeline:
         self._prepare()
         HAND_OVER.serving, HAND_OVER.saves = True, self._held.files.is_there
         while (step := self._held.committed + 1) <= total:
-            if self._recovery.change_plan() or (self._moves_work and self._rebalancing.look(total)):
+            if self._recovery.change_plan() or self._rebalancing.look(total):
                 self._prepare()
             yield step
             if self._held.committed != step:
@@ -262,6 +258,11 @@ class ElasticPipeline:
             held.snapshots.take(step, held.units, held.traffic, reach=held.reach, layers=self.job.layers)
         if settings.store_every and step % settings.store_every == 0:
             held.store_layers()
+
+
+def _check_halves(halves: str) -> None:
+    if halves not in ("auto", "on", "off"):
+        raise ValueError(f'halves must be "auto", "on" or "off", not {halves!r}')
 
 
 def _check_arguments(

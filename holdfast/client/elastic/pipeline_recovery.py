@@ -62,15 +62,15 @@ class PipelineRecovery:
         apply: Callable[[int, tuple[float, ...]], None],
         policies: Sequence[str],
     ) -> None:
-        self._held, self._phases, self._apply = held, phases, apply
+        self._held, self.phases, self._apply = held, phases, apply
         self.recoveries: list[Recovery] = []
-        self._policies = {name: POLICIES[name] for name in policies}
+        self._policies = {name: POLICIES[name] for name in policies if name in POLICIES}
         self._watch = StepWatch()
         self._expected_step_s = 0.0
 
     def meet(self) -> None:
         """Agree with all other workers on a plan, and follow it. Raises NoPlanError."""
-        held, phases = self._held, self._phases
+        held, phases = self._held, self.phases
         held.take_over()
         held.renew_traffic(find_device())
         began_at = time.time()
@@ -106,7 +106,7 @@ class PipelineRecovery:
         for unit in held.units.values():
             unit.drop_gradients()
         held.ready = 0
-        self._phases.enter("plan")
+        self.phases.enter("plan")
         measured = compare_workers(reports, held.job.layers)
         situation = msgspec.structs.replace(describe_situation(reports, settled), speeds=measured.speeds)
         held.costs = choose_costs(reports, measured)
@@ -167,9 +167,9 @@ class PipelineRecovery:
         held, rank = self._held, dist.get_rank()
         plan = held.complete(bare, have)
         moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic, SEAL_FENCE.make_pass())
-        self._phases.enter("restore" if plan.rollback else "move")
+        self.phases.enter("restore" if plan.rollback else "move")
         moves.fetch(plan, held.units, rank)
-        self._phases.enter("verify")
+        self.phases.enter("verify")
         moves.settle(plan, held.units, rank)
         if shared := find_shared(held.units.values()):
             raise ValueError(shared)
@@ -179,7 +179,7 @@ class PipelineRecovery:
         """Record a recovery, keep its measured times for the next choice, and on rank 0 print a line about it."""
         held = self._held
         broke_at = min((report.broke_at for report in reports if report.broke_at), default=began_at)
-        took_s = {"rebuild": max(0.0, began_at - broke_at), **self._phases.took_s}
+        took_s = {"rebuild": max(0.0, began_at - broke_at), **self.phases.took_s}
         phases = compare_phases(proposal, gather_longest(took_s))
         recovery = Recovery(
             policy=proposal.policy,

@@ -22,7 +22,6 @@ from holdfast.client.elastic.recovery_account import (
     learn_costs,
 )
 from holdfast.client.elastic.recovery_settlement import RankReport, choose_costs, compare_workers
-from holdfast.client.elastic.step_phase_times import StepPhases
 from holdfast.core.elastic.rebalance_judgment import (
     LOOK_STEPS,
     BalanceLook,
@@ -54,8 +53,9 @@ class WorkMove(NamedTuple):
 class WorkRebalancing:
     """Takes part, on behalf of one worker, in the looks at how the work is divided."""
 
-    def __init__(self, held: HeldLayers, phases: StepPhases, recovery: PipelineRecovery) -> None:
-        self._held, self._phases, self._recovery = held, phases, recovery
+    def __init__(self, held: HeldLayers, recovery: PipelineRecovery, *, named: bool) -> None:
+        """With `named`, the user wants work to move."""
+        self._held, self._phases, self._recovery, self._named = held, recovery.phases, recovery, named
         self._balance, self._watch = WorkBalance(), StepWatch()
         self.moves: list[WorkMove] = []
 
@@ -69,7 +69,8 @@ class WorkRebalancing:
         step. All workers call this between two steps."""
         held = self._held
         steps = held.times.steps  # on a GPU passes are not timed
-        if held.device != HOST or held.bare.then is not None or not steps or steps % LOOK_STEPS:
+        due = steps > 0 and steps % LOOK_STEPS == 0 and held.bare.then is None
+        if not self._named or not due or held.device != HOST:
             return False
         phases = self._phases
         step_s, rest_s = phases.step_s, phases.rest_s

@@ -13,10 +13,11 @@ from holdfast.core.elastic.proposal import Phase, PhaseCosts, Proposal
 from holdfast.core.elastic.route_times import Route, count_routes, loads_of, share_routes, step_time
 from holdfast.core.elastic.stochastic_wiring_policy import draw_routes
 from holdfast.core.elastic.template_policy import PipelineRow, propose_retemplate, split_pipelines
-from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan
+from holdfast.model.pipeline_routes import PipelineJob, PipelineSituation, RoutePlan, RouteSegment
 
 REBALANCE = "rebalance"
 _SEARCHED = 64  # workers, up to which it is tried what comes of a stage giving one to the busiest
+_CutSoFar = tuple[float, int, tuple[tuple[int, int], ...]]  # time of the slowest stage, layers that move, the cuts
 _WEIGHED = 4  # plans of which it is found out how long a step takes: those that are fastest at a first look
 
 
@@ -121,24 +122,27 @@ def _cut_anew(ground: PlanGround, row: PipelineRow) -> PipelineRow:
 def _best_cuts(ground: PlanGround, row: PipelineRow) -> list[tuple[int, int]]:
     """Return the cuts with which the slowest stage is as fast as can be. Among equal ones, the fewest layers move.
     Every worker keeps a layer."""
-    job, times, stages = ground.job, ground.times, len(row.members)
-    Found = tuple[float, int, tuple[tuple[int, int], ...]]
-    best: dict[int, Found] = {0: (0.0, 0, ())}  # by layer up to which the stages so far reach
+    job, stages = ground.job, len(row.members)
+    best: dict[int, _CutSoFar] = {0: (0.0, 0, ())}  # by layer up to which the stages so far reach
     for stage, segment in enumerate(row.route):
         later = stages - stage - 1
-        reached: dict[int, Found] = {}
-        for first, (slowest, moved, cuts) in best.items():
-            ends = [job.layers] if not later else range(first + 1, job.layers - later + 1)
-            for end in ends:
-                if end <= first or end - first > job.capacity:
-                    continue
-                took = times.segment_time(msgspec.structs.replace(segment, first=first, end=end))
-                here = len(set(range(first, end)).difference(range(segment.first, segment.end)))
-                option = (round(max(slowest, took), 9), moved + here, (*cuts, (first, end)))
-                if end not in reached or option < reached[end]:
-                    reached[end] = option
-        best = reached
+        ends = [job.layers] if not later else range(1, job.layers - later + 1)
+        longer = {
+            end: [one for first in best if (one := _add_stage(ground, best[first], segment, end))] for end in ends
+        }
+        best = {end: min(options) for end, options in longer.items() if options}
     return list(best[job.layers][2])
+
+
+def _add_stage(ground: PlanGround, before: _CutSoFar, segment: RouteSegment, end: int) -> _CutSoFar | None:
+    """Return the cuts with one more stage, of the worker of `segment`, that ends before layer `end`."""
+    slowest, moved, cuts = before
+    first = cuts[-1][1] if cuts else 0
+    if not first < end <= first + ground.job.capacity:
+        return None
+    took = ground.times.segment_time(RouteSegment(segment.worker, first, end))
+    gets = (end - first) - max(0, min(end, segment.end) - max(first, segment.first))
+    return (round(max(slowest, took), 9), moved + gets, (*cuts, (first, end)))
 
 
 def _move_workers(ground: PlanGround) -> Iterator[Held]:
