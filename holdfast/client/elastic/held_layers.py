@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.backward_halves import BackwardHalves
+from holdfast.client.elastic.early_steps import EarlySteps
 from holdfast.client.elastic.finished_passes import FinishedPasses
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
@@ -31,14 +32,14 @@ class HeldLayers:
         job: PipelineJob,
         make: list[MakeLayer],
         optimizer: MakeOptimizer,
-        path: Path | None,
+        path: str | Path | None,
         *,
         shadows: bool = False,
     ) -> None:
         self.job, self._make, self._make_optimizer = job, make, optimizer
         self.units: dict[int, LayerUnit] = {}
         self.snapshots = KeptSnapshots()
-        self.files = LayerFiles(path, job.layers)
+        self.files = LayerFiles(None if path is None else Path(path), job.layers)
         self.traffic = RankTraffic(HOST)  # with the others of this generation
         self.plan = RoutePlan(held=(), routes=())  # with shadows
         self.bare = self.plan  # as it was chosen, without them
@@ -60,6 +61,7 @@ class HeldLayers:
         self.costs = PhaseCosts()
         self.times = PassTimes()
         self.halves = BackwardHalves()
+        self.early = EarlySteps()
         self.handed: dict[int, LayerUnit] = {}  # copies that a leaving worker gave this one, as of `committed`
         self.line = ""  # names what this generation writes to storage
         self.incidents = 0

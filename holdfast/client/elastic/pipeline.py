@@ -61,6 +61,7 @@ class StepSettings(NamedTuple):
     rate: Callable[[int], float] | None
     snapshot_every: int
     store_every: int
+    early_step: bool
 
 
 class ElasticPipeline:
@@ -95,6 +96,7 @@ class ElasticPipeline:
         shadows: bool = False,
         capacity: int = 0,
         halves: Literal["auto", "on", "off"] = "auto",
+        early_step: bool = False,
         policies: Sequence[str] = _FOLLOWED,
     ) -> None:
         """`layers` are functions that make one layer each. A worker calls those for the layers that it holds, with
@@ -103,9 +105,9 @@ class ElasticPipeline:
         more ranks, they form replicas of this pipeline. `rate` gives the learning rate of a step. Snapshots go to
         another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path` every
         `store_every` steps. With `shadows` each rank also keeps the layers of the ranks that it sends to. `capacity`
-        is the number of layers for which every rank has memory (0: all of them, if that is needed after a failure).
-        `halves` says when backward passes are made in two halves: "on", "off", or "auto", which is while ranks do the
-        work of lost ones and halves make that faster."""
+        is how many layers a rank has memory for (0: all). `halves` says when backward passes are made in two halves:
+        "on", "off", or "auto": while ranks do the work of lost ones and halves make that faster. With `early_step` a
+        rank makes its optimizers' step before all are known to be that far, and takes it back if need be."""
         _check_arguments(layers, semantics, reduction, policies, store_every > 0 and path is None)
         _check_halves(halves)
         self.job = PipelineJob(
@@ -119,10 +121,8 @@ class ElasticPipeline:
             halves=halves,
         )
         passes = PassSettings(loss, microbatches, len(layers), seed, recompute)
-        self._settings = StepSettings(passes, reduction, clip_norm, rate, snapshot_every, store_every)
-        self._held = HeldLayers(
-            self.job, list(layers), optimizer, None if path is None else Path(path), shadows=shadows
-        )
+        self._settings = StepSettings(passes, reduction, clip_norm, rate, snapshot_every, store_every, early_step)
+        self._held = HeldLayers(self.job, list(layers), optimizer, path, shadows=shadows)
         self._phases, self._asked = StepPhases(), False  # in the newest vote, to hand over
         self._recovery = PipelineRecovery(self._held, self._phases, self._apply, tuple(policies))
         self._rebalancing = WorkRebalancing(self._held, self._recovery, named=REBALANCE in policies)
@@ -222,6 +222,9 @@ class ElasticPipeline:
         traffic.await_device()
         require_open(seal)
         held.ready = step
+        if settings.early_step:
+            phases.enter("early")
+            held.early.make(step, held.units, self._rate_of(step))
         phases.enter("vote")
         norms = settings.clip_norm is not None
         mine = list_totals(self.job, held.plan, held.units, made.losses, norms=norms)
@@ -247,10 +250,14 @@ class ElasticPipeline:
     def _apply(self, step: int, totals: tuple[float, ...]) -> None:
         """Make the optimizer's step in all layers that have not made it yet."""
         scale = clip_scale(self.job, totals, self._settings.clip_norm)
-        rate = self._settings.rate(step) if self._settings.rate else None
+        rate = self._rate_of(step)
+        self._held.early.settle(step, self._held.units, stands=scale is None)
         for unit in self._held.units.values():
             unit.apply(step, scale, rate)
         self._held.committed = step
+
+    def _rate_of(self, step: int) -> float | None:
+        return self._settings.rate(step) if self._settings.rate else None
 
     def _keep_state(self, step: int) -> None:
         held, settings = self._held, self._settings
