@@ -11,10 +11,11 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.checkpoint.snapshot_metadata_record import ImageMetadata, pack_metadata, unpack_metadata
 from holdfast.checkpoint.state_image import StateImage
 from holdfast.core.snapshots.recut_choice import choose_recut
+from holdfast.model.copy_aim import Aim
 from holdfast.model.job_and_seats import Seat
 from holdfast.model.restore_sources import LaunchOrigin, Restore
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant, StateRequest
-from tests.agent.peers import Fleet, Node, until
+from tests.agent.peers import Fleet, Node, backups, until
 from tests.checkpoint.test_image_recut import Place, State, columns_and_rows, fill, lay_out, make_state, rows_of
 
 LINE = (LaunchOrigin(generation=1, stepped=True),)
@@ -210,6 +211,33 @@ async def test_old_snapshots_stay_until_the_new_ones_have_copies_and_serve_a_fai
     await others.back_up(7, generation=2)
     await until(lambda: of_world(a, 3) == set())
     assert len([name for name in a.memory if name.startswith("rank-")]) == 1, "the memory is given back"
+
+
+async def test_copies_of_the_old_ranks_stay_until_all_nodes_have_copied_a_new_state(fleet: Fleet) -> None:
+    job = Divided(fleet, "abc")
+    await job.start()
+    await job.back_up(5)
+    others = Divided(fleet, "ab")
+    await others.start(2, job.plan_for("ab", "ab"))
+    for rank in range(2):
+        others.check(rank, await others.ask(rank))
+    await fleet.nodes["b"].keeper.apply_aim(Aim(generation=2))  # it sends nothing, so the next floor is never whole
+    a = fleet.nodes["a"]
+    at = fleet.nodes["b"].keeper.address
+    await a.keeper.apply_aim(Aim(generation=2, next=6, peer="b", peer_at=at))
+    others.save(6, generation=2)
+    await until(lambda: a.keeper.backing.backed == 6)
+    assert backups(fleet.nodes["b"]) >= {(0, 5), (0, 6)}
+    await fleet.restart("b")
+    assert backups(fleet.nodes["b"]) >= {(0, 5), (0, 6)}, "the next agent knows both"
+    last = Divided(fleet, "b")
+    plan = job.plan_for("b", "bc")
+    assert (plan.step, plan.cut_from) == (5, 3), "when node a is lost as well, step 6 is not whole"
+    await last.start(3, plan)
+    last.check(0, await last.ask(0, generation=3))
+    await last.back_up(7, generation=3)
+    kept = fleet.nodes["b"].memory  # node b is its own peer here
+    await until(lambda: [name for name in kept if name.startswith("backup-")] == ["backup-0.2"])
 
 
 async def test_ranks_of_the_old_number_get_their_arenas_again(fleet: Fleet) -> None:
