@@ -15,6 +15,7 @@ _LEAST = 0.2  # where the rules find nothing, words that are less sure find noth
 _OVERRULES = 0.3  # words that are less sure do not speak against a rule
 _SPECIFIC, _OVERRULES_SPECIFIC = 0.9, 0.7  # nor, if they are not much surer than that, against one that is so sure
 _MOST = 0.98
+OOM_KILL, _GUESSED = "host_oom_kill", 0.5  # only the kernel, or scarce memory, tells who sent a SIGKILL
 _EVIDENCE = 3
 _EVIDENCE_CHARS = 400
 _EVICT = "evict_and_restart"
@@ -27,7 +28,8 @@ def weigh_words(
 ) -> Diagnosis:
     """Return the rules' diagnosis with its confidence adjusted by learned words. If the words outweigh the rules,
     return another class. A diagnosis from the user's own rows is returned unchanged. A diagnosis that evicts a machine
-    keeps its class, but the words may ask for probes before the eviction. Words never evict."""
+    keeps its class, but the words may ask for probes before the eviction. Words never evict. That a process was killed
+    for want of memory they only guess."""
     words = read_log_words(lines, code)
     odds = learned.class_odds(words)
     if not odds or _is_users(rules, catalog):
@@ -37,19 +39,22 @@ def weigh_words(
     if rules.confidence:
         odds = weigh_rules(odds, rules.klass, rules.confidence, learned.trust)
     klass = max(odds, key=lambda one: odds[one])
-    sure = round(min(odds[klass], _MOST), 2)
+    most = _GUESSED if klass == OOM_KILL != rules.klass else _MOST
+    sure = round(min(odds[klass], most), 2)
     if klass == rules.klass and rules.confidence:
         return msgspec.structs.replace(rules, confidence=min(sure, rules.most_sure))
-    if klass == NOTHING or klass not in catalog.classes or sure < _least_share(rules.confidence):
+    if klass == NOTHING or klass not in catalog.classes or sure < _least_share(rules):
         return rules
     return _retell(rules, catalog.classes[klass], sure, _find_evidence(lines, klass, learned))
 
 
-def _least_share(confidence: float) -> float:
-    """Return the share of belief below which words do not change what rules of this confidence say."""
-    if confidence >= _SPECIFIC:
+def _least_share(rules: Diagnosis) -> float:
+    """Return the share of belief below which words do not change what these rules say. Rules that may not be surer
+    than they are know what they do not know, as who sent a SIGKILL: words that are less sure have nothing to add."""
+    if rules.confidence >= _SPECIFIC:
         return _OVERRULES_SPECIFIC
-    return _OVERRULES if confidence else _LEAST
+    least = rules.confidence if rules.most_sure < 1.0 else 0.0
+    return max(_OVERRULES, least) if rules.confidence else _LEAST
 
 
 def _doubt_eviction(rules: Diagnosis, odds: Mapping[str, float]) -> Diagnosis:

@@ -16,7 +16,7 @@ from holdfast.core.log_analysis.holdfast_console_log import read_last_incident
 from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
 from holdfast.linux.regular_files import open_file
 from holdfast.logs.learned_words import LearnedWords
-from holdfast.logs.learned_words_diagnosis import weigh_words
+from holdfast.logs.learned_words_diagnosis import OOM_KILL, weigh_words
 from holdfast.logs.telling_lines_reader import read_telling_lines
 from holdfast.model.last_words_diagnosis import Diagnosis
 
@@ -78,7 +78,9 @@ def diagnose_logs(
     )
     found = classify_failure(case, catalog)
     if learned and not ends.verdict and read_last_incident(lines) is None:  # holdfast itself has seen more than words
-        found = weigh_words(found, lines, ends.code, catalog, learned)
+        weighed = weigh_words(found, lines, ends.code, catalog, learned)
+        if ends.starved is None or OOM_KILL not in (found.klass, weighed.klass):  # else the kernel has told
+            found = weighed
     found = msgspec.structs.replace(found, went_on=found.went_on or ends.went_on)
     return _follow_verdict(found, ends) if ends.verdict else found
 

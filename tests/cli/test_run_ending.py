@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdfast.cli import main
 from holdfast.cli.run_dirs import run_directory
@@ -85,6 +86,34 @@ def test_an_exception_before_any_step_is_tried_once_more(start: Start, script: s
     assert (record.failures, record.evicted) == (failures, ())
     said = "restarted in place" if code == 0 else "the script failed the same way again before any step was seen"
     assert said in record.sentence
+
+
+NO_CUDA = (
+    "this torch is built for the CPU alone: install a CUDA build of torch in the job's environment, "
+    "or do not ask for CUDA"
+)
+NO_NCCL = (
+    "this torch is built without NCCL: install a CUDA build of torch in the job's environment, or use the gloo backend"
+)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built for GPUs")
+@pytest.mark.parametrize(
+    ("line", "mend"),
+    [
+        ("torch.ones(1).cuda()", NO_CUDA),
+        pytest.param('torch.distributed.init_process_group("nccl")', NO_NCCL, marks=pytest.mark.slow),
+        pytest.param("torch.cuda.Event()", NO_CUDA, marks=pytest.mark.slow),
+    ],
+)
+def test_a_torch_without_cuda_that_is_asked_for_it_is_not_tried_again(start: Start, line: str, mend: str) -> None:
+    job = start("--nproc-per-node", "2", script=f"import torch\n{line}")
+    job.ends(93)
+    [record] = job.report().incidents
+    assert (record.failures, record.evicted, record.verdict.remedy) == (1, (), "give up"), job.text()
+    again = "the script failed before any step was seen; a restart would fail the same way"
+    assert record.verdict.reason == f"{again}; {mend}"
+    assert [line.startswith("holdfast: ending: ") for line in job.sentences() if line.endswith(mend)] == [True]
 
 
 @pytest.mark.slow

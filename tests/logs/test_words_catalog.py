@@ -4,6 +4,7 @@ import io
 import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -184,3 +185,42 @@ def test_nor_do_learned_words(line: str) -> None:
 def diagnosed(text: str) -> Diagnosis:
     lines = parse_lines(list(enumerate(text.split("\n"))), 0)
     return classify_failure(FailureEvidence(lines=lines), CATALOG)
+
+
+BARE_KILLS = (
+    "Killed",
+    "process killed by signal 9",
+    "exitcode  : -9 (pid: 1822)",
+    "train.sh: line 12:  4242 Killed                  python train.py",
+    "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL",
+    "subprocess.CalledProcessError: Command '['/usr/bin/python', 'train.py']' died with <Signals.SIGKILL: 9>.",
+    "E1115 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -9) local_rank: 2 (pid: 1822) of "
+    "binary: /usr/bin/python3",
+    "mpirun noticed that process rank 3 with PID 0 on node node1 exited on signal 9 (Killed).",
+)
+KERNEL = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task=python,pid=1822,uid=0"
+
+
+def with_words(*lines: str, **ends: Any) -> Diagnosis:
+    log = RankLog(open=lambda: io.BytesIO("\n".join(lines).encode()), rank=0)
+    return diagnose_logs([log], ProcessEnds(**ends), CATALOG, learned=load_learned())
+
+
+@pytest.mark.parametrize("line", BARE_KILLS)
+def test_a_signal_9_alone_makes_nobody_sure_of_its_sender(line: str) -> None:
+    for found in (diagnosed(line), with_words("step 9 loss 2.1", "saving checkpoint to storage", line)):
+        who = "A process" if found.root_rank is None else f"Rank {found.root_rank}"
+        told = "sender unknown; host out of memory is the usual reason, and nothing here shows it."
+        assert found.klass == "host_oom_kill" and found.confidence <= found.most_sure <= 0.5
+        assert found.explanation == f"{who} was killed by SIGKILL, {told}"
+        assert found.hint in {row.hint for row in CATALOG.rows if row.klass == found.klass and row.most_sure < 0.5}
+
+
+@pytest.mark.parametrize("line", BARE_KILLS)
+def test_the_kernels_word_or_pressure_does(line: str) -> None:
+    assert with_words(line, KERNEL).confidence > 0.7
+    starved = with_words(line, starved=True)
+    assert (starved.klass, starved.confidence > 0.5, starved.title) == ("host_oom_kill", True, "Host out of memory")
+    pressed = with_words(line, pressed="memory pressure was 43 %")
+    assert (pressed.klass, pressed.title) == ("host_oom_kill", "Host out of memory")
+    assert with_words(line, starved=False).klass == "unknown_child_failure"

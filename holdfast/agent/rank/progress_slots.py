@@ -3,8 +3,9 @@
 import mmap
 import os
 
+from holdfast.core.snapshots.step_network_profile import NetworkSample
 from holdfast.model.observation import Mark, StepValues
-from holdfast.wire.rank_memory import flight_log_reader, flight_log_writer, slot_reader
+from holdfast.wire.rank_memory import flight_log_reader, flight_log_writer, network_look_reader, slot_reader
 from holdfast.wire.rank_memory.flight_log_reader import FlightReport
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 
@@ -43,3 +44,14 @@ class ProgressSlots:
     def read_entries(self, index: int, reading: SlotReading, after: int) -> tuple[int, list[StepValues | Mark]]:
         """Return the newest entry's number, and the losses and hashes after entry number `after`, oldest first."""
         return slot_reader.read_entries(self.arena, index, reading, after) if self.arena else (after, [])
+
+    def order_looks(self, local: int, wanted: int, spacing_s: float) -> None:
+        """Have a rank look at its network until it has looked so often since its launch."""
+        if self.arena is not None:
+            at = flight_log_writer.flight_log_offset(self._nproc, local)
+            network_look_reader.order_looks(self.arena, at, wanted, spacing_s)
+
+    def read_looks(self, local: int, after: int) -> tuple[int, list[NetworkSample]]:
+        """Return the newest look's number, and the looks of a rank after look number `after`, oldest first."""
+        at = flight_log_writer.flight_log_offset(self._nproc, local)
+        return network_look_reader.read_looks(self.arena, at, after) if self.arena is not None else (after, [])

@@ -305,7 +305,10 @@ class RankProgress:
             from holdfast.client.training import rank_flight_recorder
 
             self._set_up = rank_flight_recorder.start_recorder(
-                os.environ[FLIGHT], int(os.environ.get(GENERATION, "0")), int(os.environ.get("RANK", "0"))
+                os.environ[FLIGHT],
+                int(os.environ.get(GENERATION, "0")),
+                int(os.environ.get("RANK", "0")),
+                os.environ[SLOT],
             )
         return self._slot
 

@@ -27,11 +27,13 @@ from holdfast.client.training.gpu_collective_progress import (
     last_completed,
     operation_name,
 )
+from holdfast.client.training.network_looks import NetworkLooks, step_reader
 from holdfast.client.training.p2p_counts import find_counts
 from holdfast.client.training.p2p_progress import MessageProgress, find_groups_across, leave_batches_out
 from holdfast.client.training.set_up_times import SetUpWatch
 from holdfast.linux import own_process_settings
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState, FlightLog, GroupArrival, GroupState
+from holdfast.wire.rank_memory.network_look_writer import NetworkLookLog
 from holdfast.wire.rank_memory.slot_writer import open_slot_memory
 
 _LOOK_S = 0.25  # how often a question for stacks is looked for
@@ -48,26 +50,28 @@ _NCCL_MS, _OTHER_MS = 600_000, 1_800_000  # torch's timeouts of collectives, for
 _NEWEST: list["FlightRecorder"] = []  # the one that records
 
 
-def start_recorder(place: str, generation: int, rank: int) -> SetUpWatch | None:
+def start_recorder(place: str, generation: int, rank: int, slot: str = "") -> SetUpWatch | None:
     """Start recording at `place`, "<path of the shared memory>:<offset of the log>". Return the watch that measures the
-    script's set-up; None if no log can be opened at `place`."""
+    script's set-up; None if no log can be opened at `place`. With the place of its slot, look at the network, too."""
     path, _, at = place.rpartition(":")
     try:
-        log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)
+        memory = open_slot_memory(path)
+        log = FlightLog(memory, int(at), generation=generation, rank=rank)
     except (OSError, ValueError):
         return None
     own_process_settings.allow_stack_reads()
     os.register_at_fork(after_in_child=own_process_settings.allow_stack_reads)  # what was allowed here is not inherited
     # What torch's recorders hold of an earlier generation has the names of groups of this one.
-    recorder = FlightRecorder(log, _thread.get_ident(), time.time_ns() if _NEWEST else 0)
+    looks = NetworkLooks(NetworkLookLog(memory, int(at)), step_reader(memory, slot)) if slot else None
+    recorder = FlightRecorder(log, _thread.get_ident(), time.time_ns() if _NEWEST else 0, looks)
     _NEWEST[:] = [recorder]
     _thread.start_new_thread(recorder.run, ())
     return recorder.set_up
 
 
 class FlightRecorder:
-    def __init__(self, log: FlightLog, main: int, since_ns: int = 0) -> None:
-        self._log, self._since_ns = log, since_ns
+    def __init__(self, log: FlightLog, main: int, since_ns: int = 0, looks: NetworkLooks | None = None) -> None:
+        self._log, self._looks, self._since_ns = log, looks, since_ns
         self.set_up = SetUpWatch(main)
         self._main = main  # thread that started us, which is the main one unless threads were made before
         self._groups: dict[str, GroupState] = {}
@@ -89,7 +93,7 @@ class FlightRecorder:
         try:
             while self in _NEWEST:
                 now = time.time()
-                time.sleep(_LOOK_S - now % _LOOK_S)
+                self._wait(_LOOK_S - now % _LOOK_S)
                 self._answer_stacks()
                 self.set_up.look()
                 stands = self._stands(now)
@@ -100,6 +104,15 @@ class FlightRecorder:
                     due = int(now) + min(max(1.0, (time.thread_time() - began) / _SHARE), _RARELY_S)
         except Exception:
             return  # of no use to the script, so nothing to tell it
+
+    def _wait(self, wait_s: float) -> None:
+        """Wait, and meanwhile look at the network as often as the agent has ordered."""
+        until = time.monotonic() + wait_s
+        while (now := time.monotonic()) < until:
+            if self._looks is None or self._looks.next_at > now:
+                time.sleep(min(self._looks.next_at if self._looks else until, until) - now)
+            else:
+                self._looks.look()
 
     def _stands(self, now: float) -> bool:
         """Return whether the rank has stood still for long enough to record once more what it waits for. A main thread

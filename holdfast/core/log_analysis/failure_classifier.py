@@ -31,6 +31,7 @@ _CLEAR = 5.0  # weight of a clear exception
 _BUGS = frozenset({"python_exception", "shape_dtype_device", "import_dependency", "config_argument"})
 _LOUD = (-9, -7, -11, -4, -8)  # signals that no echo ends with
 _KILL = -9
+_SURE_OF_KILL = 0.5  # confidence that the OOM killer sent a SIGKILL if only the signal is known, at most
 _VAGUE = 2.5  # weight of an exception without a traceback that no row knows: others' hints say more
 
 
@@ -69,13 +70,17 @@ def _classify_lines(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosis
     if root is None or root.row.role == "echo" or (root.weight < 2 and root.row.role != "hint") or guess:
         code = _telling_code(summary, case, words=root is not None and root.weight >= 2, mute=mute)
         if code is not None and code in catalog.codes:
-            return _diagnose_kill(case, summary, catalog) if code == _KILL else _diagnose_code(code, summary, catalog)
+            found = _diagnose_code(code, summary, catalog)
+            return _judge_kill(found, case, summary, catalog) if code == _KILL else found
         if mute and code:
             root = None  # the others only tell that it has gone
     if root is None:
         quiet = not hits and not hints and summary.root_rank is None and not any((case.code, *summary.codes.values()))
         return _diagnose_quiet(case) if quiet else _diagnose_unknown(case, summary, catalog)
-    return _diagnose_hit(CauseFinding(root=root, hits=hits, summary=summary), catalog)
+    found = _diagnose_hit(CauseFinding(root=root, hits=hits, summary=summary), catalog)
+    if _KILL in catalog.codes and found.klass == catalog.codes[_KILL].klass and found.most_sure < 1.0:
+        return _judge_kill(found, case, summary, catalog)
+    return found
 
 
 def _narrow_case(case: FailureEvidence, told: ConsoleIncident) -> FailureEvidence:
@@ -211,23 +216,27 @@ def _diagnose_code(code: int, summary: LauncherSummary, catalog: FailureCatalog)
     )
 
 
-def _diagnose_kill(case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
-    """Return a diagnosis of a SIGKILL, which names no sender. The OOM killer sent it if the kernel counted a kill for
-    want of memory, and probably sent it if memory was short. If the kernel's count is not known, the OOM killer is a
-    guess. If the kernel counted no kill, the sender is unknown."""
-    found = _diagnose_code(_KILL, summary, catalog)
+def _judge_kill(
+    found: Diagnosis, case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog
+) -> Diagnosis:
+    """Return the diagnosis `found` of a SIGKILL, as sure as its evidence: an exit code, or words that name no sender.
+    The OOM killer sent it if the kernel counted a kill for want of memory, and probably sent it if memory was short. If
+    the kernel's count is not known, the OOM killer is a guess. If the kernel counted no kill, the sender is unknown."""
+    title = catalog.class_of(catalog.codes[_KILL]).title
     who = f"Rank {found.root_rank}" if found.root_rank is not None else "A process"
     if case.starved:
         told = f"{who} {describe_exit(_KILL)} as the kernel counted a kill for want of memory."
-        return msgspec.structs.replace(found, confidence=0.8, explanation=told)
+        return msgspec.structs.replace(found, title=title, confidence=0.8, most_sure=1.0, explanation=told)
     if case.pressed:
         how = f"{who} {describe_exit(_KILL)}, probably by the OOM killer"
         told = f"{how}: {case.pressed}, and the kernel tells nobody here."
-        return msgspec.structs.replace(found, confidence=0.6, explanation=told)
+        return msgspec.structs.replace(found, title=title, confidence=0.6, most_sure=0.6, explanation=told)
     unknown = f"{who} {describe_exit(_KILL)}, sender unknown"
     if case.starved is None:
-        guess = f"{unknown}; {found.title} is the usual reason, and nothing here shows it."
-        return msgspec.structs.replace(found, confidence=0.4, explanation=guess)
+        most = min(found.most_sure, _SURE_OF_KILL)
+        guess = f"{unknown}; {title.lower()} is the usual reason, and nothing here shows it."
+        title = f"{title}, perhaps"
+        return msgspec.structs.replace(found, title=title, confidence=0.4, most_sure=most, explanation=guess)
     nothing = _diagnose_unknown(case, summary, catalog)
     told = f"{unknown}: the kernel told of no kill for want of memory."
     hint = "Ask who may end processes on this node: a person, a script, or what has given out the machine."

@@ -230,12 +230,20 @@ def test_a_script_that_chooses_to_end_is_the_scripts_doing() -> None:
     assert ended(3).group == ""
 
 
-def test_a_torch_without_cuda_is_the_jobs_environment() -> None:
-    error = "AssertionError: Torch not compiled with CUDA enabled"
-    [row] = [row for row in CATALOG.rows if row.sample == error]
+@pytest.mark.parametrize(
+    ("error", "klass"),
+    [
+        ("AssertionError: Torch not compiled with CUDA enabled", "driver_runtime_mismatch"),
+        ("AttributeError: module 'torch._C' has no attribute '_nccl_version'", "driver_runtime_mismatch"),
+        ("RuntimeError: Tried to instantiate dummy base class CUDAGraph", "driver_runtime_mismatch"),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "nccl_init_config"),
+    ],
+)
+def test_a_torch_without_cuda_is_the_jobs_environment(error: str, klass: str) -> None:
     alarm = ended(1, *TRACEBACK[:-1], error)
-    assert (alarm.klass, alarm.group) == ("driver_runtime_mismatch", "script")
-    assert row.hint and alarm.hint == row.hint
+    assert (alarm.klass, alarm.group) == (klass, "script")
+    [hint] = {row.hint for row in CATALOG.rows if row.klass == klass and row.group == "script" and row.pattern}
+    assert alarm.hint == hint
 
 
 def test_but_one_that_aborts_speaks_first() -> None:
