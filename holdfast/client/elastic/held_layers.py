@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.backward_halves import BackwardHalves
+from holdfast.client.elastic.early_steps import EarlySteps
 from holdfast.client.elastic.finished_passes import FinishedPasses
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
@@ -57,6 +58,7 @@ class HeldLayers:
         self.costs = PhaseCosts()
         self.times = PassTimes()
         self.halves = BackwardHalves()
+        self.early = EarlySteps()
         self.handed: dict[int, LayerUnit] = {}  # copies that a leaving worker gave this one, as of `committed`
         self.line = ""  # names what this generation writes to storage
         self.incidents = 0

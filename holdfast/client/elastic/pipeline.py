@@ -61,6 +61,7 @@ class StepSettings(NamedTuple):
     rate: Callable[[int], float] | None
     snapshot_every: int
     store_every: int
+    early_step: bool
 
 
 class ElasticPipeline:
@@ -94,6 +95,7 @@ class ElasticPipeline:
         store_every: int = 0,
         shadows: bool = False,
         halves: Literal["auto", "on", "off"] = "auto",
+        early_step: bool = False,
         policies: Sequence[str] = _FOLLOWED,
     ) -> None:
         """`layers` are functions that make one layer each. A worker calls those for the layers that it holds, with
@@ -103,7 +105,8 @@ class ElasticPipeline:
         another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path` every
         `store_every` steps. With `shadows` each rank also keeps the layers of the ranks that it sends to. `halves` says
         when backward passes are made in two halves: "on", "off", or "auto", which is while ranks do the work of lost
-        ones and halves make that faster."""
+        ones and halves make that faster. With `early_step` a rank makes the optimizer's step in its layers before all
+        ranks are known to have come that far, and takes it back if they have not, or if the gradients are clipped."""
         _check_arguments(layers, semantics, reduction, policies, store_every > 0 and path is None)
         if halves not in ("auto", "on", "off"):
             raise ValueError(f'halves must be "auto", "on" or "off", not {halves!r}')
@@ -117,7 +120,7 @@ class ElasticPipeline:
             halves=halves,
         )
         passes = PassSettings(loss, microbatches, len(layers), seed, recompute)
-        self._settings = StepSettings(passes, reduction, clip_norm, rate, snapshot_every, store_every)
+        self._settings = StepSettings(passes, reduction, clip_norm, rate, snapshot_every, store_every, early_step)
         self._held = HeldLayers(self.job, list(layers), optimizer, None if path is None else Path(path))
         self._held.keeps_shadows = shadows
         self._phases = StepPhases()
@@ -213,6 +216,9 @@ class ElasticPipeline:
         traffic.await_device()
         require_open(seal)
         held.ready = step
+        if settings.early_step:
+            phases.enter("early")
+            held.early.make(step, held.units, self._rate_of(step))
         phases.enter("vote")
         norms = settings.clip_norm is not None
         mine = list_totals(self.job, held.plan, held.units, made.losses, norms=norms)
@@ -237,10 +243,14 @@ class ElasticPipeline:
     def _apply(self, step: int, totals: tuple[float, ...]) -> None:
         """Make the optimizer's step in all layers that have not made it yet."""
         scale = clip_scale(self.job, totals, self._settings.clip_norm)
-        rate = self._settings.rate(step) if self._settings.rate else None
+        rate = self._rate_of(step)
+        self._held.early.settle(step, self._held.units, stands=scale is None)
         for unit in self._held.units.values():
             unit.apply(step, scale, rate)
         self._held.committed = step
+
+    def _rate_of(self, step: int) -> float | None:
+        return self._settings.rate(step) if self._settings.rate else None
 
     def _keep_state(self, step: int) -> None:
         held, settings = self._held, self._settings

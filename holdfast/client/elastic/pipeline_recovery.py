@@ -71,6 +71,9 @@ class PipelineRecovery:
     def meet(self) -> None:
         """Agree with all other workers on a plan, and follow it. Raises NoPlanError."""
         held, phases = self._held, self._phases
+        if taken := held.early.take_back(held.units):
+            layers = ", ".join(map(str, taken))
+            print_line(f"a rank takes back step {held.committed + 1}, made ahead of the vote, in layers {layers}")
         held.take_over()
         held.renew_traffic(find_device())
         began_at = time.time()
