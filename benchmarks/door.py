@@ -1,5 +1,5 @@
-"""What the locked door costs: copies between keepers by TLS and by unix sockets, and 2,000 agents that come back to a
-restarted controller.
+"""What the locked door keeps out, as a table, and what it costs: copies between keepers by TLS and by unix sockets, and
+2,000 agents that come back to a restarted controller.
 
 Copies are compared with the same code over plain TCP, in turns, so that ratios hold on a busy machine. Seconds until
 the agents are back are seconds of this machine: controller and agents share its cores, of which real agents have
@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import _door_agents, _door_copies, _door_handshakes
+from benchmarks import _door_agents, _door_attacks, _door_copies, _door_handshakes
 from benchmarks._door_agents import AGENTS, Back
 from benchmarks._door_copies import STATE_BYTES, Cost, Costs, Found, spread
 from benchmarks._door_hosts import own_network
@@ -168,11 +168,22 @@ def _show_hostile(table: Table, findings: Findings) -> None:
             table.add_row(f"{newest.stem}: {name.replace('_', ' ')}", f"{value:,}", "", "")
 
 
+def _show_attacks(findings: Findings) -> None:
+    """What the door is for; docs/SECURITY.md has the table, and its test that every cited test is there."""
+    table = Table("attack", "before", "now", "test", title="attacks, as docs/SECURITY.md has them")
+    attacks = _door_attacks.read_attacks()
+    for one in attacks:
+        table.add_row(*(cell.replace("`", "") for cell in one[:3]), f"{one.file}::{one.test}")
+    Console(width=None if os.isatty(1) else 200).print(table)
+    findings.figures["attacks_with_tests"] = len(attacks)
+
+
 def main() -> int:
     findings, part = Findings(), sys.argv[1:]
     if part not in ([], ["agents"]):
         print("holdfast: ARGS is empty, or agents, for the agents alone", file=sys.stderr)
         return 2
+    _show_attacks(findings)
     why = own_network()
     if why:
         findings.skipped["namespaces"] = why
