@@ -21,7 +21,7 @@ from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.wire.controller_request import ControllerNotRunning
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "2"))
-STEPS = 60
+STEPS = 50
 SETTLE_STEPS = 12  # in which gaps are learned; jobs without copies make as many
 ASK_S = 0.05
 AGE_GOAL, COST_GOAL = 2, 0.001
