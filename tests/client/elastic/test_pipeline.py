@@ -37,9 +37,10 @@ def test_what_cannot_be_is_refused_in_a_sentence(sentence: str) -> None:
     assert str(caught.value) == sentence
 
 
-def test_policies_that_are_not_carried_out_are_refused() -> None:
-    with pytest.raises(ValueError, match="just-in-time save"):
-        holdfast.ElasticPipeline(**GOOD, policies=["just-in-time save"])
+def test_only_policies_that_there_are_can_be_named() -> None:
+    holdfast.ElasticPipeline(**GOOD, policies=["live migration", "just-in-time save", "rebalance"])
+    with pytest.raises(ValueError, match="'hope' is no policy"):
+        holdfast.ElasticPipeline(**GOOD, policies=["hope"])
 
 
 def test_it_needs_a_group() -> None:
