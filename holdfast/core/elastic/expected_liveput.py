@@ -1,8 +1,8 @@
 """The liveput of a plan: the training that is expected of it in a time to come, with the losses that may strike.
 
 Losses strike halfway, on average. If every layer still has an owner, training goes on after a stop, as much slower as
-its rarest layer has fewer owners; else it goes back to storage, and as much is made again as is not there now. Which workers are
-lost is drawn from the job's seed, the same draws for all plans; of one loss every case is looked at.
+its rarest layer has fewer owners; else it goes back to storage, and as much is made again as is not there now. Which
+workers are lost is drawn from the job's seed, the same draws for all plans; of one loss every case is looked at.
 """
 
 from collections import Counter
