@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
+from holdfast.agent.snapshots.copy_pacer import CopyPacer
 from holdfast.agent.snapshots.departure_writer import FinalWriter
 from holdfast.agent.snapshots.held_peer_copies import HeldPeerCopies
 from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
@@ -35,6 +36,7 @@ from holdfast.agent.snapshots.recut_spans import RecutSpans
 from holdfast.agent.snapshots.recut_states import RecutStates
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher
 from holdfast.agent.snapshots.state_fetch import StateFetch
+from holdfast.agent.snapshots.step_gap_watch import StepGapWatch
 from holdfast.agent.system.snapshot_memory import SnapshotBudget
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, SealedSnapshot, SnapshotSlot
 from holdfast.checkpoint.arena_header import arena_bytes
@@ -43,6 +45,7 @@ from holdfast.checkpoint.keeper_client import make_want
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_transport import LinkError, TransportError
 from holdfast.checkpoint.storage_errors import StorageError
+from holdfast.core.snapshots.gap_pacing import PacingChoice
 from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch, read_launch
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
 from holdfast.decoding import from_json
@@ -86,8 +89,10 @@ class Keeper:
         self._ports, self._budget = ports, budget
         self._notes, self._links = parts.notes, parts.links
         self._arenas, self.disk, self._persisting = parts.arenas, parts.disk, parts.persisting
-        transport = ParcelTransport(self._arenas, self._notes, self._links, place.limits.bytes_s)
-        to_disk = bool(place.disk.path)
+        to_disk, by_gaps = bool(place.disk.path), place.limits.pacing is not PacingChoice.DUTY
+        self.gaps = StepGapWatch(ports.network, ports.clock, lambda: by_gaps and self.backing.has_peer)
+        pacer = CopyPacer(place.limits, self.gaps)
+        transport = ParcelTransport(self._arenas, self._notes, self._links, pacer)
         self.backing = PeerSender(
             self._arenas, transport, ports.clock, ports.say, ports.report_progress, to_disk=to_disk
         )
@@ -187,6 +192,8 @@ class Keeper:
             backed=self.backing.backed,
             absent=self.backing.absent,
             backing_s=self.backing.took_s,
+            backing_rest_s=self.backing.pacer.rest_s,
+            pacing=self.backing.pacer.describe(),
             kept=self.parity_step,
             stored=self.stored,
             stored_at=self._persisting.stored_at,
@@ -240,6 +247,7 @@ class Keeper:
         wanted = launch.restore.step if launch.restore.store else -1
         self._persisting.begin_generation(Author(launch.generation, launch.run), launch.restore.doubts, wanted)
         self.backing.begin_generation(launch.generation, len(launch.ranks), launch.shared_step)
+        self.gaps.begin_generation(launch.generation, len(launch.ranks))
         self.hashing.begin_generation(launch.generation)
         self.disk.begin_generation(Author(launch.generation, launch.run))
         self.backing.set_aim(errand.aim)
