@@ -1,7 +1,6 @@
 """What a pipeline refuses when it is made."""
 
 import functools
-import re
 from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
@@ -42,9 +41,10 @@ def test_what_cannot_be_is_refused_in_a_sentence(sentence: str) -> None:
 
 def test_only_policies_that_there_are_can_be_named() -> None:
     holdfast.ElasticPipeline(**GOOD, policies=["live migration", "just-in-time save", "rebalance"])
-    named = ", ".join((*POLICIES, REBALANCE))
-    with pytest.raises(ValueError, match=re.escape(f"'hope' is no policy; these are: {named}") + r"\Z"):
+    with pytest.raises((TypeError, ValueError)) as caught:
         holdfast.ElasticPipeline(**GOOD, policies=["hope"])
+    named = ", ".join((*POLICIES, REBALANCE))
+    assert str(caught.value) == f"'hope' is no policy; these are: {named}"
 
 
 def test_it_needs_a_group() -> None:

@@ -22,7 +22,7 @@ ONCE: Held = ((0,), (1,), (2,), (3,))
 
 
 def liveput(job: PipelineJob, held: Held, rate: float, forecast: LossForecast, live_s: float = 5.0) -> Liveput:
-    outlook = LossOutlook(forecast=forecast, ahead_s=3600.0, live_s=live_s, rollback_s=900.0, unsaved_s=900.0)
+    outlook = LossOutlook(forecast=forecast, ahead_s=3600.0, live_s=live_s, rollback_s=1500.0, unsaved_s=900.0)
     return expected_liveput(job, held, rate, outlook)
 
 
