@@ -41,6 +41,7 @@ NOT_MEASURED = {
     "LADDER.md: Which remedy a cause gets": "limits of the rule",
     "LANGUAGE_MODEL.md: Asking a language model": "limits of the rule",
     "PROCESSES.md: What survives what": "limits of the rule",
+    "REPLAY.md: What to expect": "what `holdfast sim replay --trials 1000` prints",
     "REPLAY.md: When it does not work": "arithmetic",
     "SECURITY.md: What is promised": "limits of the rule",
     "SLURM.md: Versions": "versions",
@@ -86,6 +87,7 @@ NOT_IN_RECORD: dict[str, dict[str, str]] = {
     ),
     "GPUS.md: Restarts": {"98": "what the rank was told to hold"},
     "LIMITS.md: Not shown": dict.fromkeys(("24.11", "26.05"), "versions"),
+    "REPLAY.md: With real processes": {"0.5": "how often the fault shows"},
     "SIMULATOR.md: What came out": {
         "0.55": "a price",
         **dict.fromkeys(("88.0", "88.3"), "of the model as it was before"),
