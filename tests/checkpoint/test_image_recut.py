@@ -1,7 +1,6 @@
 """States that some ranks saved are cut anew for more or fewer of them, bit for bit, by the layouts of their images."""
 
 from collections.abc import Callable
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -145,12 +144,6 @@ def put(image: memoryview, piece: RecutPiece, item: ImageItem, came: memoryview)
         place_value(image, piece.item, came)
 
 
-def refusal(make: Callable[[], object]) -> str:
-    with pytest.raises(RecutError) as caught:
-        make()
-    return str(caught.value)
-
-
 def make_state() -> State:
     torch.manual_seed(5)
     return {
@@ -220,8 +213,9 @@ def test_of_replicas_one_is_enough() -> None:
     images = {rank: fill(state, layouts[rank]) for rank in (0, 3)}  # rank 0 owns what only its own copy counts of
     wanted = fill(state, lay_out(state, rows_of(3), 2, 3))
     assert recut(wanted.layout, images) == wanted.memory
-    lacks = refusal(lambda: recut(wanted.layout, {0: images[0]}))
-    assert lacks == "the states that are held have not all of bias, or parts of it twice"
+    with pytest.raises(RecutError) as caught:
+        recut(wanted.layout, {0: images[0]})
+    assert str(caught.value) == "the states that are held have not all of bias, or parts of it twice"
 
 
 def in_groups(state: State, rank: int) -> ImageLayout:
@@ -245,7 +239,9 @@ def test_groups_that_use_one_name_must_hold_the_same() -> None:
     assert recut(wanted.layout, images) == wanted.memory
     for key, other in (("norm", torch.randn(8, 3)), ("scale", torch.tensor(3.0)), ("lr", 0.25)):
         strange = images | {rank: fill(state | {key: other}, in_groups(state, rank)) for rank in (1, 3)}
-        assert refusal(partial(recut, wanted.layout, strange)) == f"ranks hold different tensors named {key}"
+        with pytest.raises(RecutError) as caught:
+            recut(wanted.layout, strange)
+        assert str(caught.value) == f"ranks hold different tensors named {key}"
 
 
 def test_many_groups_with_tensors_of_one_name_are_too_many_to_compare() -> None:
@@ -255,8 +251,9 @@ def test_many_groups_with_tensors_of_one_name_are_too_many_to_compare() -> None:
         return whole(shape), (rank,), (rank,)
 
     images = {rank: fill(state, lay_out(state, alone, rank, 4)) for rank in range(4)}
-    why = refusal(lambda: recut(lay_out(state, rows_of(1), 0, 1), images))
-    assert why == "too many groups of ranks have a table of their own"
+    with pytest.raises(RecutError) as caught:
+        recut(lay_out(state, rows_of(1), 0, 1), images)
+    assert str(caught.value) == "too many groups of ranks have a table of their own"
 
 
 @pytest.mark.parametrize(
@@ -279,13 +276,16 @@ def test_values_and_extras_that_have_outgrown_their_room_are_refused() -> None:
     few, many = {"names": ["a"]}, {"names": ["a" * 500]}
     images = {rank: fill(many, lay_out(many, rows_of(2), rank, 2)) for rank in range(2)}
     wanted = lay_out(few, rows_of(3), 0, 3)
-    assert refusal(lambda: recut(wanted, images)) == "names takes more room than this rank has for it"
+    with pytest.raises(RecutError) as caught:
+        recut(wanted, images)
+    assert str(caught.value) == "names takes more room than this rank has for it"
     assert recut(lay_out(many, rows_of(3), 0, 3), {0: fill(few, lay_out(few, rows_of(1), 0, 1))})
     plan, image = ImageRecut(wanted), memoryview(bytearray(wanted.image_bytes))
     place_extra(image, plan.extra, b"x" * 4096)
     assert bytes(image[plan.extra.payload : plan.extra.payload + 4096]) == b"x" * 4096
-    why = refusal(lambda: place_extra(image, plan.extra, b"x" * 4097))
-    assert why == "the extras take more room than this rank has for them"
+    with pytest.raises(RecutError) as caught:
+        place_extra(image, plan.extra, b"x" * 4097)
+    assert str(caught.value) == "the extras take more room than this rank has for them"
 
 
 def test_what_a_script_writes_through_torch_is_not_cut() -> None:
@@ -294,7 +294,9 @@ def test_what_a_script_writes_through_torch_is_not_cut() -> None:
     items = [item.spec if item.spec.key != EXTRA else extra_spec(4096, 0, 1) for item in layout.items]
     strange = arrange_image(items, record_sizes, rank=1, world=2)
     assert find_cut_span(layout) == (1, 1, 1) and find_cut_span(strange) is None
-    assert refusal(lambda: ImageRecut(strange)) == "rank 1 saves its state in a form that cannot be cut"
-    plan = ImageRecut(lay_out(make_state(), rows_of(3), 1, 3))
-    why = refusal(lambda: plan.add_layout(strange, whole=True, near=True))
-    assert why == "the layout of what rank 1 had cannot be cut"
+    with pytest.raises(RecutError) as caught:
+        ImageRecut(strange)
+    assert str(caught.value) == "rank 1 saves its state in a form that cannot be cut"
+    with pytest.raises(RecutError) as caught:
+        ImageRecut(lay_out(make_state(), rows_of(3), 1, 3)).add_layout(strange, whole=True, near=True)
+    assert str(caught.value) == "the layout of what rank 1 had cannot be cut"
