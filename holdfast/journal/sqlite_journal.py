@@ -251,6 +251,7 @@ class SqliteJournal:
         start, epoch = self._start, self._epoch
         part = self._path.with_name(f"{self._path.name}.part")
         part.unlink(missing_ok=True)
+        sqlite_file.make_private(part)
         self._db.close()
         self._db = sqlite3.connect(part, isolation_level=None)
         self._db.execute("pragma synchronous = full")
