@@ -82,9 +82,11 @@ def open_to_write(path: Path, *, shared: bool) -> sqlite3.Connection:
     return _connect(path, "rwc", _HELD_S if shared else _BUSY_S)
 
 
-def make_private(path: Path) -> None:
+def make_private(path: Path, *, anew: bool = False) -> None:
     """Make the file, for its owner alone, if it is not there; SQLite gives its mode to those that it keeps beside it.
-    If that fails, SQLite tells why when it opens the file."""
+    If that fails, SQLite tells why when it opens the file. With `anew`, remove the one that is there."""
+    if anew:
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNERS))
 
