@@ -32,19 +32,22 @@ class HeldLayers:
         job: PipelineJob,
         make: list[MakeLayer],
         optimizer: MakeOptimizer,
-        path: Path | None,
+        path: str | Path | None,
+        *,
+        shadows: bool = False,
     ) -> None:
         self.job, self._make, self._make_optimizer = job, make, optimizer
         self.units: dict[int, LayerUnit] = {}
         self.snapshots = KeptSnapshots()
-        self.files = LayerFiles(path, job.layers)
+        self.files = LayerFiles(None if path is None else Path(path), job.layers)
         self.traffic = RankTraffic(HOST)  # with the others of this generation
         self.plan = RoutePlan(held=(), routes=())  # with shadows
         self.bare = self.plan  # as it was chosen, without them
-        self.keeps_shadows = False
+        self.keeps_shadows = shadows
         self.worker = -1  # this worker's number in the plan
         self.reach = 0  # how many ranks further on its snapshots are kept
         self.meeting = 0  # of workers, at which the plan was made; 0: there is none
+        self.changes = 0  # of the plan since then
         self.committed = 0
         self.finished = 0  # the last step of which all is done
         self.ready = 0  # the step whose summed gradients are in hand
@@ -109,6 +112,7 @@ class HeldLayers:
     def make_report(self, step_s: float, rest_s: float) -> RankReport:
         return RankReport(
             meeting=self.meeting,
+            changes=self.changes,
             worker=self.worker,
             plan=self.bare if self.meeting else None,
             layers=tuple((number, unit.step) for number, unit in sorted(self.units.items()) if unit.whole),
