@@ -126,13 +126,14 @@ class RecutFetch:
         """Read all pieces, each from the first of its holders that has it; return the old ranks that were asked."""
         left, asked, error = [(piece, 0) for piece in pieces], set[int](), TransportError("no node has it")
         while left:
-            by_rank: dict[int, list[tuple[RecutPiece, int]]] = {}
+            by_rank: dict[tuple[int, bool], list[tuple[RecutPiece, int]]] = {}  # a backup has only what its rank owns
             for piece, turn in left:
                 if turn == len(piece.holders):
                     raise error
-                by_rank.setdefault(piece.holders[turn].rank, []).append((piece, turn))
+                rank, item = piece.holders[turn]
+                by_rank.setdefault((rank, item.owner == rank), []).append((piece, turn))
             left = []
-            for rank, mine in by_rank.items():
+            for (rank, _), mine in by_rank.items():
                 asked.add(rank)
                 if failed := self._read_from(rank, mine, image):
                     error = failed if isinstance(failed, LinkError) or not isinstance(error, LinkError) else error
