@@ -17,6 +17,7 @@ from rich.table import Table
 from benchmarks._ckpt_io import ratio, timed, turned
 from benchmarks._report import FULL, Findings, report
 from holdfast.checkpoint import peer_server, peer_transport
+from holdfast.checkpoint.byte_pacer import UNPACED
 
 STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
 ROUNDS = 15 if FULL else 8  # the first is not counted
@@ -38,7 +39,7 @@ def measure(size: int = STATE_BYTES) -> Sides:
         ways: dict[str, Callable[[], object]] = {
             "raw": lambda: _raw_send(raw, memory),
             "push": lambda: peer_transport.push_state(
-                peer_transport.PeerKeeper(keeper, None, 1), _ask("push", size), [memory], peer_transport.BytePacer(0)
+                peer_transport.PeerKeeper(keeper, None, 1), _ask("push", size), [memory], UNPACED
             ),
             "pull": lambda: peer_transport.pull_state(
                 peer_transport.PeerKeeper(keeper, None, 1), _ask("pull", size), [memory]

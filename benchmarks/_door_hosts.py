@@ -18,9 +18,10 @@ import psutil
 from benchmarks._door_network import add_veth_pair, bring_link_up
 from holdfast.chaos import linux_namespaces
 from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.byte_pacer import BytePacer
 from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
-from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
+from holdfast.checkpoint.peer_transport import PeerKeeper, PeerRequest
 from holdfast.linux import own_process_settings
 from holdfast.model.state_copy import Address
 from holdfast.wire import unix_sockets

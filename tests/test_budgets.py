@@ -111,7 +111,7 @@ PACKAGE = ROOT / "holdfast"
 # files of ranks that are no files, 300; what a recovery took that a pause broke off, rooms that are told of again, and
 # runs that are stopped before they begin, 300.
 TOTAL_LINES = 110_000
-SETTINGS = 120  # a detector has about five: its stance, its pace, its limits; hooks have five
+SETTINGS = 121  # a detector has about five: its stance, its pace, its limits; hooks have five; backup.pacing is one
 NOUNS = 90  # structs in holdfast/model/; the last one is a time in which a job was slow, and what it cost
 
 FILE_LINES = 400  # without imports, which are a list

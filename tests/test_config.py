@@ -105,6 +105,7 @@ def test_every_setting_says_in_plain_words_what_it_takes() -> None:
         ("health.gpu_s", "0", "gpu_s"),
         ("health.deadline_s", "0", "health.deadline_s"),
         ("health.stance", "panic", "health.stance"),
+        ("backup.pacing", "fast", "backup.pacing must be one of auto, gaps, duty, not 'fast'"),
     ],
 )
 def test_limits_that_contradict_each_other(key: str, value: str, words: str) -> None:

@@ -9,10 +9,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from tests.test_docs import FENCED, PAGES
 
-UNIT = "s|ms|µs|microseconds|%|points|[KMGT]i?B(?:/s)?"
-FIGURE = re.compile(rf"\b\d+\.\d+ (?:{UNIT})(?!\w)|\b\d+\.\d+ (?:and|to) \d+\.\d+ ")
+UNIT = "s|ms|µs|microseconds|seconds|minutes|hours|times|copies|%|points|[KMGT]i?B(?:/s)?"
+# Any number with decimals, with its unit if it has one; a version of a program is none.
+FIGURE = re.compile(rf"(?<![\w.\-/=])\d[\d,]*\.\d+(?: (?:{UNIT})(?!\w))?(?![\w-]|\.\d)")
+NAMES = "torch|Python|NCCL|Slurm|Kubernetes|Linux|kernel|TLS|DLRover|Ray Train|transformers|accelerate|lightning"
+NAMES += "|deepspeed|torchtitan|megatron-core|Megatron|schemas of|server of|not start on|before|forms of"
+LISTED = r"\d+\.\d+(?: or newer)?(?:(?:,| and|,? less with)\s+\d+\.\d+)*"
+VERSION = re.compile(rf"(?:\b(?:{NAMES})|versions\) is)\s+{LISTED}(?! (?:{UNIT})(?!\w))", re.I)
+CODE = re.compile(r"`[^`\n]*`(?: \([\d.]+\))?")  # and the default of a setting
+# Whole numbers: those of two digits or more with a unit, where a sentence says that something was measured.
+WHOLE = re.compile(rf"(?<![\w.,\-/=])\d[\d,]*\d (?:{UNIT})(?!\w)")
+MEASURED = re.compile(r"\b(?:took|takes|measured|median|costs?)\b", re.I)
 RECORD = re.compile(r"\b[a-z][a-z0-9_-]*-\d{8}\.json\b|\bchaos\.jsonl\b")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 ADMITTED = re.compile(r"[Nn]o\s+record\s+was\s+kept")
@@ -23,6 +34,16 @@ BOLD = re.compile(r"^(?=\*\*)", re.M)  # where a paragraph with a name of its ow
 # published, versions. The simulator's have their record on the page; their sources are in its TOML files.
 NOT_MEASURED = {
     "BENCHMARKS.md: What there is": "goals",
+    "DETECTORS.md: traffic and reach": "limits of the rule",
+    "DETECTORS.md: loss_spikes": "limits of the rule",
+    "JOURNAL.md: Events": "how often an event is sent",
+    "KUBERNETES.md: Limits": "versions",
+    "LADDER.md: Which remedy a cause gets": "limits of the rule",
+    "LANGUAGE_MODEL.md: Asking a language model": "limits of the rule",
+    "PROCESSES.md: What survives what": "limits of the rule",
+    "REPLAY.md: When it does not work": "arithmetic",
+    "SECURITY.md: What is promised": "limits of the rule",
+    "SLURM.md: Versions": "versions",
     "DIAGNOSE.md: How the first cause is found": "limits of the rule",
     "DST.md: Past defects, kept": "how often a fault strikes",
     "PROBES.md: Which node is bad": "a limit of the rule",
@@ -31,7 +52,6 @@ NOT_MEASURED = {
     "SIMULATOR.md: Where it agrees with what is known, and where not": "what `holdfast sim validate` prints",
     "SIMULATOR.md: Assumptions": "assumptions and published figures",
     "USE.md: Where nodes come from": "versions",
-    "USE.md: State that survives": "what numpy is beside Python",
 }
 
 
@@ -49,29 +69,32 @@ SCALES = {
 # Figures that stand where a record is named, and are in none of the records named there: by section, with the reason.
 NOT_IN_RECORD: dict[str, dict[str, str]] = {
     "BENCHMARKS.md: Figures": {
-        **dict.fromkeys(("7.6", "37.5", "15.1", "101.7"), "no record, as the page says"),
         **dict.fromkeys(("0.40", "0.42", "1.7", "3.5", "0.18"), "no record, as the page says"),
     },
-    "BENCHMARKS.md: A restart on one H200": {
-        **dict.fromkeys(("2.4", "194.1"), "no record, as the page says"),
-        "1.5": "a goal",
-    },
+    "BENCHMARKS.md: A restart on one H200": {"1.5": "a goal"},
     "BENCHMARKS.md: ByteRobust's evaluation": {
-        **dict.fromkeys(("39.8", "6.77", "70.1", "99.2"), "published"),
+        **dict.fromkeys(("39.8", "6.77", "70.1", "99.2", "50"), "published"),
+        **dict.fromkeys(("73.1", "11.4", "24.8", "8.6", "6.9", "11.2"), "published"),
+        **dict.fromkeys(("24.9", "23.3", "23.7", "24.5", "24.2", "24.3"), "sums of two recorded figures"),
         "96.0": "of ettr-20261116.json, which another section names",
     },
     "BENCHMARKS.md: Faults over NCCL": {"19.6": "the median of four lists"},
     "BENCHMARKS.md: Hangs and slow ranks": {"0.2": "how long the job's steps are"},
-    "BENCHMARKS.md: Silent corruption": {"0.03": "no record"},
+    "BENCHMARKS.md: Silent corruption": {"0.03": "no record", "1.5": "the median of two flips, 1 and 2 steps"},
     "DIAGNOSE.md: How well it does": dict.fromkeys(
         ("97.9", "99.0", "81.1", "98.9", "97.8", "98.0"), "of rules that have learned from the same logs: no forecast"
     ),
+    "GPUS.md: Restarts": {"98": "what the rank was told to hold"},
     "LIMITS.md: Not shown": dict.fromkeys(("24.11", "26.05"), "versions"),
     "SIMULATOR.md: What came out": {
         "0.55": "a price",
-        **dict.fromkeys(("0.17", "88.0"), "of the model as it was before"),
+        **dict.fromkeys(("88.0", "88.3"), "of the model as it was before"),
+        **dict.fromkeys(("139", "260"), "sums of prices"),
     },
-    "SIMULATOR.md: In kept processes": dict.fromkeys(("0.09", "4.0"), "differences of recorded figures"),
+    "SIMULATOR.md: In kept processes": {
+        **dict.fromkeys(("0.09", "4.0", "2.6"), "differences of recorded figures"),
+        "54": "from prices",
+    },
     "SIMULATOR.md: Assumptions": dict.fromkeys(("22.70", "9.20", "0.12", "0.01", "0.1"), "published, or assumed"),
 }
 
@@ -102,8 +125,19 @@ def unrecorded(page: Path) -> Iterator[str]:
     """The sections with figures that name no record and do not say that there is none."""
     for section in sections(page):
         told = RECORD.search(section.text) or ADMITTED.search(section.text) or section.name in NOT_MEASURED
-        if not told and (found := FIGURE.findall(section.text)):
+        if not told and (found := [*told_in(section.text), *measured_in(section.text)]):
             yield f"{section.name}: {found[:3]}"
+
+
+def told_in(text: str) -> list[str]:
+    """All numbers with decimals, each with its unit, but for those in code, defaults of settings and versions."""
+    return [found[0] for found in FIGURE.finditer(VERSION.sub("", CODE.sub("", text)))]
+
+
+def measured_in(text: str) -> list[str]:
+    """Whole numbers with units in sentences that tell of a measurement."""
+    parts = re.split(r"(?<=[.;:]) (?=[A-Z*])|\n[*|]", CODE.sub("", text))
+    return [found for part in parts if MEASURED.search(part) for found in WHOLE.findall(part)]
 
 
 @cache
@@ -132,10 +166,10 @@ def _numbers_in(value: Any) -> Iterator[float]:
 
 
 def figures_of(text: str) -> Iterator[tuple[str, str]]:
-    """The numbers of all figures with decimals, each with its unit; without one if it is the first of two."""
-    for found in FIGURE.finditer(text):
-        numbers, unit = re.findall(r"\d+\.\d+", found[0]), found[0].split()[-1]
-        yield from ((number, unit if unit in SCALES or "B" in unit else "") for number in numbers)
+    """All figures, each with its unit; without one if none stands behind it, or one by which nothing is scaled."""
+    for found in (*told_in(text), *measured_in(text)):
+        number, _, unit = found.replace(",", "").partition(" ")
+        yield number, unit if unit in SCALES or "B" in unit else ""
 
 
 def is_in(numbers: tuple[float, ...], figure: str, unit: str) -> bool:
@@ -180,6 +214,21 @@ def test_figures_without_a_record_are_seen(tmp_path: Path) -> None:
     assert found == ["A.md: A: ['0.5 s']", "BENCHMARKS.md: Figures: ['0.5 s']", "BENCHMARKS.md: C: ['0.8 s']"]
     page.write_text("# A\n\nIt takes 0.5 s; no\nrecord was kept.\n\n    holdfast: lost 0.7 s\n")
     assert [*unrecorded(page)] == []
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ("| a | 1.7 |", ["1.7"]),
+        ("3.2, 1.2 and 6.0: so", ["3.2", "1.2", "6.0"]),
+        ("It is 17.1 times as long.", ["17.1 times"]),
+        ("It took 36 s and 1,200 MB.", ["36 s", "1,200 MB"]),
+        ("A wait of 30 s. Torch 2.13, `0.5 s`, `backup.duty` (0.25), Python 3.11 or newer.", []),
+        ("Slurm 22.05, less with 24.11 and 26.05: 0.3 % more", ["0.3 %"]),
+    ],
+)
+def test_what_a_figure_is(told: str, found: list[str]) -> None:
+    assert [*told_in(told), *measured_in(told)] == found
 
 
 def test_figures_that_a_record_does_not_have_are_seen(tmp_path: Path) -> None:

@@ -70,9 +70,8 @@ def _assemble_parts(
         on_rank_exit=events.on_rank_exit, say=events.say, staged=staging.staged_location,
     )  # fmt: skip
     budget = snapshot_memory.SnapshotBudget(lambda: snapshot_memory.measure_room(node_dir, spec))
-    keeper_ports = KeeperPorts(
-        ranks.make_arena, clock, events.say, events.on_copies, events.on_checkpoints, events.on_marks
-    )
+    reports = (events.say, events.on_copies, events.on_checkpoints, events.on_marks)
+    keeper_ports = KeeperPorts(ranks.make_arena, clock, *reports, ranks.slots)
     keeper = build_keeper(make_keeper_identity(spec, ranks.keeper_path), keeper_ports, budget)
     ties = MonitorPorts(
         events.on_alarm, events.on_traffic, events.on_logged,
@@ -100,6 +99,7 @@ def _assemble_parts(
             keeper.watch_snapshots,
             keeper.check_snapshots,
             keeper.hashing.run,
+            keeper.gaps.run,
             health.run,
             staging.watch,
             TorchCompileCache(spec, dialer, lambda: bool(ranks.held), events.say).run,

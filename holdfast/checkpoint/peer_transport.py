@@ -12,7 +12,6 @@ import os
 import socket
 import ssl
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -25,6 +24,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import xxhash
 
+from holdfast.checkpoint.byte_pacer import PIECE_BYTES, UNPACED, BytePacer
 from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.relayed_push_tickets import Ticket, show_ticket
 from holdfast.checkpoint.tls_relay_client import REVOKED, relayed_link, spares_a_core
@@ -38,7 +38,6 @@ from holdfast.wire.credentials.mutual_tls import KeyFiles
 
 CHUNK_BYTES = 8 << 20
 _LINE_BYTES, _SUM_BYTES = 1 << 20, 8
-_PIECE_BYTES = 256 << 10  # summed while it is in a core's cache, and while the other side has the piece before
 _SMALL_BYTES = 1 << 30
 WAIT_S = 30.0  # for a peer that says nothing
 UNIX_BYTES = 1 << 20  # on their way at once: with the kernel's fifth of that both ends wait for one another too often
@@ -120,24 +119,6 @@ def cut_chunks(views: Sequence[memoryview]) -> list[memoryview]:
     return [view[start:end] for view in views for start, end in cut_range(0, len(view))]
 
 
-class BytePacer:
-    """Limits sending to an average rate; a pause of any length earns at most one second's worth of bytes."""
-
-    def __init__(self, bytes_s: float) -> None:
-        self.bytes_s = bytes_s  # 0: as fast as it goes
-        self._free_at = time.monotonic()
-        self._lock = threading.Lock()  # links of several threads share it
-
-    def spend_bytes(self, count: int) -> None:
-        if self.bytes_s <= 0:
-            return
-        now = time.monotonic()
-        with self._lock:
-            free_at = self._free_at = max(self._free_at, now - 1.0) + count / self.bytes_s
-        if free_at > now:
-            time.sleep(free_at - now)
-
-
 def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
     """Send state to a keeper that will hold it; return the number of bytes sent. If the keeper grants tickets for its
     relays, use one connection per ticket, otherwise a single connection. Without relays, one core of the keeper
@@ -149,8 +130,9 @@ def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
     def send(link: socket.socket, chunks: Sequence[memoryview]) -> int:
         for chunk in chunks:
             pacer.spend_bytes(len(chunk))
-            send_chunk(link, chunk)
-        _read_reply(link)
+            send_chunk(link, chunk, pacer)
+        with pacer.sending():
+            _read_reply(link)
         return sum(map(len, chunks))
 
     def carry(link: socket.socket, part: Part) -> int:
@@ -373,13 +355,16 @@ def read_line(link: socket.socket) -> bytes:
     return bytes(line)
 
 
-def send_chunk(link: socket.socket, chunk: memoryview) -> None:
-    summed = xxhash.xxh3_64()
+def send_chunk(link: socket.socket, chunk: memoryview, pacer: BytePacer = UNPACED) -> None:
+    summed, start = xxhash.xxh3_64(), 0
     try:
-        for start in range(0, len(chunk), _PIECE_BYTES):
-            piece = chunk[start : start + _PIECE_BYTES]
-            summed.update(piece)
-            link.sendall(piece)
+        while start < len(chunk):
+            count = pacer.admit_piece(link, len(chunk) - start)
+            with pacer.sending():
+                piece = chunk[start : start + count]
+                summed.update(piece)
+                link.sendall(piece)
+            start += count
         link.sendall(summed.digest())
     except OSError as e:
         raise LinkError(f"the link broke while sending: {e}") from None
@@ -392,7 +377,7 @@ def receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> bytes:
         at = 0
         while at < len(part):
             try:
-                count = link.recv_into(part[at : at + _PIECE_BYTES])
+                count = link.recv_into(part[at : at + PIECE_BYTES])
             except OSError as e:
                 raise LinkError(f"the link broke while receiving: {e}") from None
             if not count:

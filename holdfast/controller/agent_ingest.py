@@ -344,7 +344,7 @@ class AgentIngest:
         if beat.generation == self.view.generation and self.registry.is_seated(beat.node):
             self._read_script_facts(beat)
         if progress := self.detectors.pace.on_beat(now, beat):
-            self.executor.on_step()
+            self.executor.on_step(progress)
             self.controller.process_event(progress)
         self.aims.on_beat(now, beat)
         if self.registry.is_seated(beat.node):

@@ -82,6 +82,8 @@ def status_of(controller: Controller) -> Status:
         slows=slows,
         floor=floor.floor,
         copies=floor.copies,
+        copy_age=floor.age_steps,
+        pacing=floor.pacing,
         disk=floor.disk.newest_kept,
         behind="; ".join(filter(None, (floor.behind, floor.lone, floor.disk.missed))),
         storage=controller.registry.storage.newest,

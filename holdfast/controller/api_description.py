@@ -46,6 +46,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     incident_now: str = ""  # what has happened in the open one so far; "": none is open
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
     copies: int = 1  # of every state of that step on peers
+    copy_age: int = -1  # steps between that step and the newest snapshot; -1: none is on peers
+    pacing: str = ""  # of copies: "gaps" between collectives, or "duty" and why; "": none has begun
     disk: int  # newest step that lies on the disks of all nodes; -1: none does
     behind: str  # why copies on peers do not keep up or are too few, and which nodes cannot write to their disks
     storage: StorageReport | None = None  # what was last written there; None: no node has told of any

@@ -185,7 +185,7 @@ class Controller:
         gone = [one for one in self.fleet.departures() if one.generation == generation and one.node in active]
         for one in gone:
             if one.beat and (progress := self.detectors.pace.on_beat(self.clock(), one.beat)):
-                self.executor.on_step()
+                self.executor.on_step(progress)
                 self.process_event(progress)
         for one in gone:
             if one.beat:

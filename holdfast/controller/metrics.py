@@ -57,6 +57,8 @@ METRICS = {
     "holdfast_nodes": MetricRow("gauge", "Nodes by role.", ("role",)),
     "holdfast_nodes_wanted": MetricRow("gauge", "Nodes that the job should have, by role.", ("role",)),
     "holdfast_copied_step": MetricRow("gauge", "Newest step that outlives the loss of a node."),
+    "holdfast_copy_age_steps": MetricRow("gauge", "Steps between that step and the newest snapshot."),
+    "holdfast_copies_in_gaps": MetricRow("gauge", "1 if copies go into gaps between collectives."),
     "holdfast_stored_step": MetricRow("gauge", "Step last written to storage."),
     "holdfast_stored_timestamp_seconds": MetricRow("gauge", "When that was written."),
     "holdfast_storage_failing": MetricRow("gauge", "1 while later steps cannot be written."),
@@ -168,6 +170,8 @@ def _place_samples(c: Controller) -> Iterator[Sample]:
     yield "holdfast_nodes_wanted", (NodeRole.READY.value,), c.view.job.standbys
     if c.aims.floor.floor >= 0:
         yield "holdfast_copied_step", (), c.aims.floor.floor
+        yield "holdfast_copy_age_steps", (), c.aims.floor.age_steps
+        yield "holdfast_copies_in_gaps", (), c.aims.floor.pacing == "gaps"
     if storage := c.registry.storage.newest:
         yield "holdfast_stored_step", (), storage.step
         yield "holdfast_stored_timestamp_seconds", (), storage.at

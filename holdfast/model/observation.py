@@ -115,6 +115,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     disk_tried: Number = -1  # newest floor that it has written there, or could not write
     verifies: bool = False  # a snapshot found good is to be kept beside the others
     backing_s: Real = 0.0  # what it took to copy that
+    backing_rest_s: Real = -1.0  # how long the next copy is to wait; below 0: as that time and backup.duty say
+    pacing: Name = ""  # of copies: "gaps" between collectives, or "duty" and why; "": none has begun
     compares: bool = False  # what its ranks share with others is hashed
     mesh: Dims = ()  # the parallel groups, if its script tells them
     replayable: Name = ""  # "seeded" or "unseeded" where the script said that its work may be done again

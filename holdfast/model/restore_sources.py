@@ -38,9 +38,16 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     apart: str = ""  # without sources: which step is held for which rank, if none is held for all
     replicated: bool = False  # every rank's state is the whole: a rank takes one of its node, or another rank's
+    cut_from: int = 0  # as many ranks have saved it: it is cut anew for the ranks of this launch; 0: it is not cut
+    uncut: str = ""  # why a newer state, which another number of ranks has saved, cannot be cut anew
     doubted: int = -1  # without sources: the newest state that may not be restored, as it is in doubt; -1: none is
 
     @property
     def is_held(self) -> bool:
         """Return whether ranks get this step from memory or disks, not from storage."""
-        return bool(self.sources) or self.replicated
+        return bool(self.sources) or self.is_of_any_size
+
+    @property
+    def is_of_any_size(self) -> bool:
+        """Return whether the step may have been saved by another number of ranks."""
+        return self.replicated or self.cut_from > 0

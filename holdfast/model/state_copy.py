@@ -23,6 +23,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     poisoned: bool = False  # led to NaN
     disk: bool = False  # it lies on the node's disk, not in memory
     generation: Number = 0  # that made it, or held it when it was read or written; 0: not known
+    cuts: tuple[Number, Number, Number] | None = None  # ranks whose shares can be cut out of it: first, stride, count
 
 
 class CopySummary(msgspec.Struct, frozen=True, array_like=True):

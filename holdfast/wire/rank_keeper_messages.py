@@ -74,6 +74,8 @@ class StateGrant(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     stored: int = -1  # none: the step of a checkpoint that must be on storage; -1: there may be none
     doubted: int = -1  # none: the newest state that is in doubt, of any place; -1: none is, or step 0 will do
     replicated: bool = False  # memory and replica: it is the whole state, perhaps laid out for another number of ranks
+    cut_from: int = 0  # as many ranks saved the state, which is cut anew for the ranks of this generation; 0: it is not
+    uncut: str = ""  # none: why the state cannot be cut anew for this rank
 
 
 class KeeperRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="denied"):

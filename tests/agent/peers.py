@@ -14,6 +14,7 @@ from holdfast.agent.snapshots.keeper import Keeper
 from holdfast.agent.snapshots.keeper_assembly import build_keeper
 from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts, MakeArena
+from holdfast.agent.snapshots.step_gap_watch import UnwatchedRanks
 from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
@@ -68,6 +69,7 @@ def keeper_ports(make: MakeArena, said: list[str], listed: list[CheckpointListin
         report_progress=lambda: None,
         report_checkpoints=listed.append,
         report_marks=lambda marks: None,
+        network=UnwatchedRanks(),
     )
 
 

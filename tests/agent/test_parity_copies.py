@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.byte_pacer import BytePacer
 from holdfast.checkpoint.parity_image import half_of
 from holdfast.checkpoint.peer_transport import TransportError
 from holdfast.model.job_and_seats import Seat
@@ -174,12 +175,12 @@ async def test_a_link_that_breaks_again_and_again(fleet: Fleet, monkeypatch: pyt
     sent: list[int] = []
     real = peer_transport.send_chunk
 
-    def send(link: socket.socket, chunk: memoryview) -> None:
+    def send(link: socket.socket, chunk: memoryview, pacer: BytePacer) -> None:
         sent.append(len(chunk))
         if len(sent) % 5 == 0:
             link.sendall(chunk[: len(chunk) // 2])
             raise TransportError("broken by the test")
-        real(link, chunk)
+        real(link, chunk, pacer)
 
     monkeypatch.setattr("holdfast.agent.snapshots.peer_sender._AGAIN_S", 0.05)
     job = Trained(fleet, shared=False)

@@ -16,11 +16,11 @@ import pytest
 import xxhash
 
 from holdfast.checkpoint import peer_server, peer_transport
+from holdfast.checkpoint.byte_pacer import BytePacer
 from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
 from holdfast.checkpoint.peer_transport import (
     CHUNK_BYTES,
-    BytePacer,
     PeerKeeper,
     PeerRefusal,
     PeerRequest,
@@ -256,7 +256,7 @@ def test_a_refusal_is_told(keeper: Keeper, callee: PeerKeeper) -> None:
 
 
 def test_damage_on_the_way_is_seen(keeper: Keeper, callee: PeerKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    def damaged(link: socket.socket, chunk: memoryview) -> None:
+    def damaged(link: socket.socket, chunk: memoryview, pacer: BytePacer) -> None:
         whole = bytearray(chunk)
         digest = xxhash.xxh3_64_digest(whole)
         whole[len(whole) // 2] ^= 1
@@ -347,13 +347,13 @@ def test_a_push_that_breaks_fails_with_a_sentence_and_goes_on_later(
     keeper, callee = large
     real, left, lock = peer_transport.send_chunk, [6], threading.Lock()
 
-    def send_chunk(link: socket.socket, chunk: memoryview) -> None:
+    def send_chunk(link: socket.socket, chunk: memoryview, pacer: BytePacer) -> None:
         with lock:
             left[0] -= 1
             ends = left[0] < 0
         if ends:
             link.close()
-        real(link, chunk)
+        real(link, chunk, pacer)
 
     monkeypatch.setattr(peer_transport, "send_chunk", send_chunk)
     with pytest.raises(TransportError):

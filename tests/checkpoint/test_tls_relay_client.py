@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.byte_pacer import BytePacer
 from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_transport import (
     CHUNK_BYTES,
     MOST_LINKS,
-    BytePacer,
     PeerKeeper,
     TransportError,
     cut_chunks,
@@ -131,9 +131,9 @@ def test_a_large_push_goes_by_relays_of_the_receiver(
     keeper, callee = large
     real, seen = peer_transport.send_chunk, set[int]()
 
-    def send_chunk(link: socket.socket, chunk: memoryview) -> None:
+    def send_chunk(link: socket.socket, chunk: memoryview, pacer: BytePacer) -> None:
         seen.update(relay.pid for relay in relays())
-        real(link, chunk)
+        real(link, chunk, pacer)
 
     monkeypatch.setattr(peer_transport, "send_chunk", send_chunk)
     assert push_large(callee) == len(LARGE)
@@ -155,12 +155,12 @@ def test_a_relay_of_the_receiver_that_is_killed_is_made_up_for(
     keeper, callee = large
     real, killed, lock = peer_transport.send_chunk, list[psutil.Process](), threading.Lock()
 
-    def send_chunk(link: socket.socket, chunk: memoryview) -> None:
+    def send_chunk(link: socket.socket, chunk: memoryview, pacer: BytePacer) -> None:
         with lock:
             if not killed:
                 killed.extend(relays()[:1])
                 killed[0].kill()
-        real(link, chunk)
+        real(link, chunk, pacer)
 
     monkeypatch.setattr(peer_transport, "send_chunk", send_chunk)
     assert push_large(callee) >= len(LARGE)

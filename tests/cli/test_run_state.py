@@ -132,6 +132,35 @@ def test_a_lost_node_is_made_up_for_by_its_peer(start: Start) -> None:
 
 
 @pytest.mark.slow
+def test_an_update_puts_the_state_of_all_ranks_that_it_goes_on_from_on_storage(start: Start) -> None:
+    """Nothing else does: the next regular checkpoint is a day away, and a hurried stop writes nothing."""
+    script = TRAIN.replace('"every": 5', '"every": 1_000_000')
+    job = start("--nnodes", "2", "--nproc-per-node", "1", script=script, HOLDFAST_STORE="stored")
+    job.until(lambda: (job.status().get("step") or 0) >= 20, "steps")
+    stored = job.folder / "stored"
+    assert not [*stored.glob("step-*")]
+    reached = job.status()["step"]
+    with (job.folder / "job.py").open("a") as file:
+        file.write("# newer\n")
+    done = run_command("update", "--now", "--run", str(job.run_dir), folder=job.folder)
+    assert done.returncode == 0, done.stderr
+    job.until(lambda: job.report().changes, "the end of the update")
+    [change] = job.report().changes
+    assert change.resumed_from is not None
+    assert max(reached, change.good_step - 1) <= change.resumed_from, "no step is lost"
+    job.until(lambda: [path.name for path in stored.glob("step-*")], "the state on storage")
+    assert run_command("stop", "--now", str(job.run_dir), folder=job.folder).returncode == 0
+    job.ends(143)
+    assert [path.name for path in stored.glob("step-*")] == [f"step-{change.resumed_from:08}"]
+    job.run_dir.rename(job.folder / "updated-run")
+
+    (job.folder / "finish").touch()
+    again = start("--nnodes", "2", "--nproc-per-node", "1", script=script, HOLDFAST_STORE="stored", name="again")
+    again.ends(0)
+    assert said(again, "from") == [[str(change.resumed_from), "storage"]] * 2
+
+
+@pytest.mark.slow
 def test_a_lost_node_is_made_up_for_by_parity(start: Start) -> None:
     flags = ("--nnodes", "3", "--standbys", "1", "--set", "backup.parity=true")
     calm = start(*flags, script=TRAIN, name="calm", HOLDFAST_STEPS="150")

@@ -11,8 +11,8 @@ SEATS = tuple(Seat(node=f"n{rank}", group_rank=rank, first_rank=rank, nproc=1) f
 
 
 def copy(rank: int, step: int, *, whole: bool = True, verified: bool = False, poisoned: bool = False) -> Copy:
-    node, marks = f"n{rank}", {"verified": verified, "poisoned": poisoned}
-    return Copy(rank=rank, step=step, node=node, layout="l", world=2, whole=whole, **marks)
+    made = Copy(rank=rank, step=step, node=f"n{rank}", layout="l", world=2, whole=whole)
+    return msgspec.structs.replace(made, verified=verified, poisoned=poisoned)
 
 
 def test_the_newest_step_that_all_ranks_hold() -> None:

@@ -10,7 +10,7 @@ from holdfast.core.snapshots.gap_pacing import (
     choose_pacing,
     find_window,
     fit_piece,
-    spread_duty,
+    rest_after,
 )
 from holdfast.core.snapshots.step_network_profile import StepGaps
 
@@ -80,7 +80,7 @@ def test_a_piece_fits_into_what_is_left_of_the_gap() -> None:
 
 
 def test_sending_takes_its_duty_of_the_time() -> None:
-    assert spread_duty([(1.0, 1.0)], 0.25) == 3.0  # sent without a pause
-    assert spread_duty([(1.0, 0.2)], 0.25) == 0.0  # it took a step, and sent for a fifth of it
-    assert spread_duty([(1.0, 0.5), (0.5, 0.5)], 0.25) == 1.5
-    assert spread_duty([], 0.25) == 0.0
+    assert rest_after(1.0, 1.0, 0.5, 0.25) == 3.0  # sent without a pause
+    assert rest_after(1.0, 0.2, 0.5, 0.25) == 0.0  # it took two steps, and was sent for a fifth of them
+    assert rest_after(0.2, 0.2, 1.0, 0.25) == 0.0  # in one gap; the next copy has its turn in the next step
+    assert rest_after(0.4, 0.4, 1.0, 0.25) == pytest.approx(0.6)

@@ -139,6 +139,27 @@ def test_a_node_without_snapshots_holds_up_all() -> None:
     assert made.floor == -1 and not made.tick(100.0)
 
 
+def test_copies_that_tell_how_long_to_rest_are_believed() -> None:
+    """Sent in gaps, they take most of a step, and send for a part of that."""
+    made = floor()
+    tell(made, 0.0, sealed=10)
+    assert tell(made, 1.0, sealed=11, backed=11, took_s=5.0, backing_rest_s=0.0) == [False, False, True]
+    assert made.aim_for("n0").next == 12
+    tell(made, 2.0, sealed=12, backed=12, took_s=0.0, backing_rest_s=3.0)
+    assert made.aim_for("n0").next == -1 and not made.tick(4.9)
+    assert made.tick(5.0) and made.aim_for("n0").next == 13
+
+
+def test_how_copies_are_paced_and_how_old_they_are() -> None:
+    made = floor()
+    assert (made.pacing, made.age_steps) == ("", -1)
+    tell(made, 0.0, sealed=10)
+    tell(made, 1.0, sealed=11, backed=11, pacing="gaps")
+    assert (made.pacing, made.age_steps) == ("gaps", 0)
+    made.on_beat(1.5, Beat(node="n1", generation=1, step=13, at=1.5, sealed=13, backed=11, pacing="duty: steps vary"))
+    assert (made.pacing, made.age_steps) == ("duty: steps vary", 2), "one node is enough"
+
+
 def test_a_floor_is_verified_some_steps_later() -> None:
     made = floor(BackupLimits(duty=0.01, verify_steps=10))
     tell(made, 0.0, sealed=10)

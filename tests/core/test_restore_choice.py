@@ -18,11 +18,13 @@ SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in r
 
 
 def own(rank: int, step: int, node: str = "", **flags: bool) -> Copy:
-    return Copy(rank=rank, step=step, node=node or f"n{rank}", layout="l", world=3, whole=True, **flags)
+    made = Copy(rank=rank, step=step, node=node or f"n{rank}", layout="l", world=3, whole=True)
+    return msgspec.structs.replace(made, **flags)
 
 
 def backup(rank: int, step: int, node: str, **flags: bool) -> Copy:
-    return Copy(rank=rank, step=step, node=node, layout="l", world=3, whole=False, **flags)
+    made = Copy(rank=rank, step=step, node=node, layout="l", world=3, whole=False)
+    return msgspec.structs.replace(made, **flags)
 
 
 def test_nothing_held() -> None:

@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.byte_pacer import BytePacer
 from holdfast.checkpoint.peer_server import PeerServer, PushTarget
 from holdfast.checkpoint.peer_transport import (
-    BytePacer,
     PeerKeeper,
     PeerRefusal,
     PeerReply,

@@ -115,11 +115,27 @@ class ArenaTable:
         with self._lock:
             return tuple(self._arenas.values())
 
+    def list_arenas_of(self, rank: int) -> tuple[OwnArena, ...]:
+        """Return the arenas with snapshots of this rank: its own, and those that were set aside."""
+        with self._lock:
+            own = self._arenas.get(rank)
+            return (*((own,) if own else ()), *(one for one in self._aside if one.arena.rank == rank))
+
     def set_aside(self, world: int) -> None:
         """Set aside the arenas whose world size is not `world`, to restore from them; ranks get new arenas."""
         with self._lock:
             self._aside += tuple(own for own in self._arenas.values() if own.arena.world != world)
             self._arenas = {rank: own for rank, own in self._arenas.items() if own.arena.world == world}
+
+    def take_back(self, world: int) -> None:
+        """Give the ranks of a world of this size the arenas again that were set aside, instead of others' arenas."""
+        with self._lock:
+            fits = {rank for rank, own in self._arenas.items() if own.arena.world == world}
+            aside = {own.arena.rank: own for own in self._aside if own.arena.world == world}
+            back = {rank: own for rank, own in aside.items() if rank not in fits}
+            left = tuple(self._arenas[rank] for rank in back if rank in self._arenas)
+            self._aside = (*(own for own in self._aside if back.get(own.arena.rank) is not own), *left)
+            self._arenas |= back
 
     def list_aside(self) -> tuple[OwnArena, ...]:
         """Return the arenas that were set aside, in the order of their ranks."""

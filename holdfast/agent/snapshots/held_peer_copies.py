@@ -192,11 +192,11 @@ class HeldPeerCopies:
         if ask.pair:
             yield from ((arena, ask.ranges) for arena in self.pairs.find_arenas(ask))
             return
-        own = self._arenas.find_arena(ask.rank)
+        for own in self._arenas.list_arenas_of(ask.rank):
+            if own.arena.layout.hex().startswith(ask.layout):
+                yield own.arena, ask.ranges
         with self._lock:
             backup = self._backups.get(ask.rank)
-        if own and own.arena.layout.hex().startswith(ask.layout):
-            yield own.arena, ask.ranges
         if backup and backup.arena.layout.hex().startswith(ask.layout):
             yield backup.arena, self._compact_ranges(ask)
 

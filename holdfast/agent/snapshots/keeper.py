@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
+from holdfast.agent.snapshots.copy_pacer import CopyPacer
 from holdfast.agent.snapshots.departure_writer import FinalWriter
 from holdfast.agent.snapshots.held_peer_copies import HeldPeerCopies
 from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
@@ -30,8 +31,12 @@ from holdfast.agent.snapshots.parcel_transport import ParcelTransport
 from holdfast.agent.snapshots.peer_arenas import PREFIX, PeerMemory
 from holdfast.agent.snapshots.peer_sender import PeerSender
 from holdfast.agent.snapshots.rank_request_notes import RequestNotes
+from holdfast.agent.snapshots.recut_fetch import OwnShelf
+from holdfast.agent.snapshots.recut_spans import RecutSpans
+from holdfast.agent.snapshots.recut_states import RecutStates
 from holdfast.agent.snapshots.replica_hashes import ReplicaHasher
 from holdfast.agent.snapshots.state_fetch import StateFetch
+from holdfast.agent.snapshots.step_gap_watch import StepGapWatch
 from holdfast.agent.system.snapshot_memory import SnapshotBudget
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, SealedSnapshot, SnapshotSlot
 from holdfast.checkpoint.arena_header import arena_bytes
@@ -40,6 +45,7 @@ from holdfast.checkpoint.keeper_client import make_want
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_transport import LinkError, TransportError
 from holdfast.checkpoint.storage_errors import StorageError
+from holdfast.core.snapshots.gap_pacing import PacingChoice
 from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch, read_launch
 from holdfast.core.snapshots.slot_pin_limit import FLOOR_SLOTS
 from holdfast.decoding import from_json
@@ -83,8 +89,10 @@ class Keeper:
         self._ports, self._budget = ports, budget
         self._notes, self._links = parts.notes, parts.links
         self._arenas, self.disk, self._persisting = parts.arenas, parts.disk, parts.persisting
-        transport = ParcelTransport(self._arenas, self._notes, self._links, place.limits.bytes_s)
-        to_disk = bool(place.disk.path)
+        to_disk, by_gaps = bool(place.disk.path), place.limits.pacing is not PacingChoice.DUTY
+        self.gaps = StepGapWatch(ports.network, ports.clock, lambda: by_gaps and self.backing.has_peer)
+        pacer = CopyPacer(place.limits, self.gaps)
+        transport = ParcelTransport(self._arenas, self._notes, self._links, pacer)
         self.backing = PeerSender(
             self._arenas, transport, ports.clock, ports.say, ports.report_progress, to_disk=to_disk
         )
@@ -97,6 +105,9 @@ class Keeper:
         self._launch = KeeperLaunch()
         self._requests = RequestNotes(self._notes, ports)
         self._aside = OtherSizeArenas(self._arenas, ports)
+        self._spans = RecutSpans(self._notes)
+        own = OwnShelf(self.node, self._shelf, self._notes)
+        self._recuts = RecutStates(self._arenas, own, self._links, ports, self._fetch_patiently)
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
@@ -106,7 +117,7 @@ class Keeper:
             errand = from_json(self._notes.read_note(_LAUNCH), LaunchHere)
         for one in kept:
             with contextlib.suppress(ArenaError):  # made, and never used
-                self._adopt_arena(one, errand.world_size if errand and errand.restore.replicated else 0)
+                self._adopt_arena(one, errand.world_size if errand and errand.restore.is_of_any_size else 0)
         if errand:
             self._begin_generation(errand)
             self._shelf.begin_launch(msgspec.structs.replace(self._launch, shared_step=sys.maxsize))  # of its own line
@@ -151,12 +162,9 @@ class Keeper:
         """Return all snapshots, copies and parities on this node that could be restored."""
         arenas = [own.arena for own in (*self._arenas.list_arenas(), *self._arenas.list_aside())]
         own = [self._describe_copy(arena, one, True) for arena in arenas for one in arena.list_sealed()]
-        return (
-            *own,
-            *(self._describe_copy(*found) for found in self._shelf.list_copies()),
-            *self._shelf.pairs.list_copies(self.node),
-            *self.disk.list_copies(self.node),
-        )
+        kept = (self._describe_copy(*found) for found in self._shelf.list_copies())
+        in_memory = map(self._spans.complete_copy, (*own, *kept, *self._shelf.pairs.list_copies(self.node)))
+        return (*in_memory, *self.disk.list_copies(self.node))
 
     @property
     def parity_step(self) -> int:
@@ -184,6 +192,8 @@ class Keeper:
             backed=self.backing.backed,
             absent=self.backing.absent,
             backing_s=self.backing.took_s,
+            backing_rest_s=self.backing.pacer.rest_s,
+            pacing=self.backing.pacer.describe(),
             kept=self.parity_step,
             stored=self.stored,
             stored_at=self._persisting.stored_at,
@@ -219,8 +229,9 @@ class Keeper:
         self._seen.clear()
         self._requests.begin_launch()
         self._shelf.begin_launch(self._launch)
-        if errand.restore.replicated:
+        if errand.restore.is_of_any_size:
             self._arenas.set_aside(errand.world_size)
+        self._arenas.take_back(errand.world_size)
         self._arenas.drop_left(self._launch)
         self.disk.remove_given_up(self._launch)
         try:
@@ -236,6 +247,7 @@ class Keeper:
         wanted = launch.restore.step if launch.restore.store else -1
         self._persisting.begin_generation(Author(launch.generation, launch.run), launch.restore.doubts, wanted)
         self.backing.begin_generation(launch.generation, len(launch.ranks), launch.shared_step)
+        self.gaps.begin_generation(launch.generation, len(launch.ranks))
         self.hashing.begin_generation(launch.generation)
         self.disk.begin_generation(Author(launch.generation, launch.run))
         self.backing.set_aim(errand.aim)
@@ -304,8 +316,9 @@ class Keeper:
             return await self._aside.find_replica(launch, asked.rank)
         if source is None:
             told = launch.restore
-            doubted = told.doubted
-            return StateGrant(source="none", run=launch.run, doubts=told.doubts, stored=told.stored, doubted=doubted)
+            doubted, stored = told.doubted, told.stored
+            none = StateGrant(source="none", run=launch.run, doubts=told.doubts, stored=stored, doubted=doubted)
+            return await self._recuts.find_state(launch, asked.rank, none) if told.cut_from else none
         if not source.own:
             return await self._fetch_state(source)
         if source.disk:
@@ -387,7 +400,7 @@ class Keeper:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._requests.try_again()
-                await self._aside.free_unneeded(self._launch.ranks)
+                await self._aside.free_unneeded(self._launch, self.backing.aim)
                 for work in self._due_writes():
                     tasks.create_task(work)
                 if self.backing.is_next_ready():

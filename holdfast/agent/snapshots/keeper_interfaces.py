@@ -5,10 +5,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.agent.agent_clock import AgentClock
+from holdfast.agent.snapshots.step_gap_watch import NetworkLooksOfRanks
+from holdfast.checkpoint.byte_pacer import BytePacer
 from holdfast.checkpoint.disk_state_record import DiskState
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.peer_server import PeerShelf
-from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest
+from holdfast.checkpoint.peer_transport import PeerRequest
 from holdfast.core.snapshots.checkpoint_listing import CheckpointListing
 from holdfast.core.snapshots.disk_floor_coordination import DiskLimits
 from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
@@ -34,6 +36,7 @@ class KeeperPorts(NamedTuple):
     report_progress: Callable[[], None]  # tells the controller now how far the copies are
     report_checkpoints: Callable[[CheckpointListing], None]  # tells the controller what is published at a storage
     report_marks: Callable[[tuple[Mark, ...]], None]  # tells the controller hashes of state that replicas share
+    network: NetworkLooksOfRanks  # looks of this node's ranks at their network
 
 
 class KeeperNotes(Protocol):

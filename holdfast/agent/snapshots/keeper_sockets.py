@@ -13,9 +13,10 @@ import msgspec
 
 from holdfast.agent.snapshots.keeper_note_folder import KeeperNoteFolder
 from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.byte_pacer import BytePacer
 from holdfast.checkpoint.peer_admission import PeerAdmission
 from holdfast.checkpoint.peer_server import PeerServer, PeerShelf
-from holdfast.checkpoint.peer_transport import BytePacer, PeerKeeper, PeerRequest
+from holdfast.checkpoint.peer_transport import PeerKeeper, PeerRequest
 from holdfast.decoding import from_json
 from holdfast.model.state_copy import Address
 from holdfast.wire import rank_keeper_messages, unix_sockets

@@ -1,7 +1,8 @@
 """Keeps arenas of another world size aside, so that ranks can restore the states in them.
 
-If every rank has the whole state, a world of any size can restore it. Its snapshots are laid out for the old size, so
-ranks get new arenas. The old arenas stay until every rank here has a snapshot in its new one.
+If every rank has the whole state, a world of any size can restore it. A state that is divided among ranks is cut anew
+from the snapshots of all of them. Snapshots are laid out for the old size, so ranks get new arenas. The old arenas stay
+until they are needed no more.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from holdfast.agent.snapshots.arena_table import ArenaTable, OwnArena
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
 from holdfast.checkpoint.arena import Arena
 from holdfast.core.snapshots.keeper_launch_state import KeeperLaunch
+from holdfast.model.copy_aim import Aim
 from holdfast.wire.rank_keeper_messages import KeeperRefusal, StateGrant
 
 
@@ -62,11 +64,14 @@ class OtherSizeArenas:
                 return msgspec.structs.replace(state, replicated=True)
         return StateGrant(source="replica", step=step, replicated=True)
 
-    async def free_unneeded(self, ranks: tuple[int, ...]) -> None:
-        """Free the arenas that were set aside, once each of these ranks has a snapshot in its new arena."""
-        if not self._arenas.list_aside():
+    async def free_unneeded(self, launch: KeeperLaunch, aim: Aim) -> None:
+        """Free the arenas that were set aside, once each rank of the launch has a snapshot in its new arena. If the
+        state was cut anew, other nodes may still read them, and another failure may need them: then wait until every
+        node of this generation has a copy of a state elsewhere."""
+        cut = launch.restore.cut_from and not (aim.generation == launch.generation and aim.floor >= 0)
+        if cut or not self._arenas.list_aside():
             return
-        owns = [self._arenas.find_arena(rank) for rank in ranks]
+        owns = [self._arenas.find_arena(rank) for rank in launch.ranks]
         if all(own is not None and own.arena.list_sealed() for own in owns):
             for path in self._arenas.forget_aside():
                 await self._ports.make_arena(self._names.pop(path), 0)

@@ -1,44 +1,32 @@
 """Sends shares of pinned snapshots, or halves of shares, to keepers of other nodes, each in its own thread."""
 
 import asyncio
+from collections.abc import Sequence
 
 from holdfast.agent.snapshots.arena_table import ArenaTable
+from holdfast.agent.snapshots.copy_pacer import CancelablePacer, CopyPacer
 from holdfast.agent.snapshots.keeper_interfaces import KeeperLinks, KeeperNotes
+from holdfast.checkpoint.byte_pacer import BytePacer
 from holdfast.checkpoint.parity_image import half_of
-from holdfast.checkpoint.peer_transport import BytePacer, PeerRequest, RefusalCode, TransportError
-from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel, CopyRun
+from holdfast.checkpoint.peer_transport import PeerRequest, RefusalCode, TransportError
+from holdfast.core.snapshots.floor_pins_and_copies import CopyParcel
 from holdfast.model.state_copy import Address
 from holdfast.wire.rank_keeper_messages import ArenaRequest, layout_file_name
 
 
-class CancelablePacer(BytePacer):
-    """A pacer that stops a transfer once its CopyRun is cancelled."""
-
-    def __init__(self, pacer: BytePacer, run: CopyRun) -> None:
-        super().__init__(pacer.bytes_s)
-        self._pacer = pacer
-        self._run = run
-
-    def spend_bytes(self, count: int) -> None:
-        self._pacer.spend_bytes(count)
-        if self._run.cancelled:
-            raise TransportError("the transfer was given up for a newer one")
-
-
 class ParcelTransport:
-    def __init__(self, arenas: ArenaTable, notes: KeeperNotes, links: KeeperLinks, bytes_s: float) -> None:
+    def __init__(self, arenas: ArenaTable, notes: KeeperNotes, links: KeeperLinks, pacer: CopyPacer) -> None:
         self._arenas = arenas
         self._notes = notes
         self._links = links
-        self._pacer = BytePacer(bytes_s)  # of all that this node sends
+        self.pacer = pacer  # of all copies that this node sends
 
-    async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, run: CopyRun) -> str:
+    async def send_parcel(self, parcel: CopyParcel, want: ArenaRequest, pacer: CancelablePacer) -> str:
         """Send a rank's share, or half of it. Return an error, or "" once the receiver has this step or a later one. If
-        `run` is cancelled, return soon, even in the middle of the transfer."""
+        the pacer's run is cancelled, return soon, even in the middle of the transfer."""
         one = parcel.snapshot
         image = self._arenas.read_pinned(one)
-        ranges = want.share if parcel.half < 0 else half_of(want.share, parcel.half)
-        views = [image[start:end] for start, end in ranges]
+        views = [image[start:end] for start, end in parcel_ranges(parcel, want)]
         ask = PeerRequest(
             verb="push",
             rank=one.rank,
@@ -50,7 +38,6 @@ class ParcelTransport:
             bytes=sum(map(len, views)),
             pair=parcel.pair,
         )
-        pacer = CancelablePacer(self._pacer, run)
         return await asyncio.to_thread(self._push_views, parcel.at, ask, views, pacer)
 
     def _push_views(self, to: Address, ask: PeerRequest, views: list[memoryview], pacer: BytePacer) -> str:
@@ -77,3 +64,8 @@ class ParcelTransport:
             raise OSError(f"rank {ask.rank} could not write its layout: see its output, and the node's disk") from None
         plan = PeerRequest(verb="tell", rank=ask.rank, layout=ask.layout, generation=ask.generation, bytes=len(content))
         self._links.push_state(to, plan, [memoryview(content)], BytePacer(0))
+
+
+def parcel_ranges(parcel: CopyParcel, want: ArenaRequest) -> Sequence[tuple[int, int]]:
+    """Return the ranges of a rank's image that go to a node: the rank's share, or with parity half of it."""
+    return want.share if parcel.half < 0 else half_of(want.share, parcel.half)

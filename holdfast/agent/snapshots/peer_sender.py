@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from holdfast.agent.agent_clock import AgentClock
 from holdfast.agent.snapshots.arena_table import ArenaTable
-from holdfast.agent.snapshots.parcel_transport import ParcelTransport
+from holdfast.agent.snapshots.copy_pacer import CancelablePacer
+from holdfast.agent.snapshots.parcel_transport import ParcelTransport, parcel_ranges
 from holdfast.core.snapshots.floor_pins_and_copies import (
     AimReceived,
     ArenaGranted,
@@ -45,6 +46,7 @@ class PeerSender:
     ) -> None:
         self._snapshots = snapshots
         self._transport = transport
+        self.pacer = transport.pacer
         self._clock = clock
         self._say = say
         self._report_progress = report_progress
@@ -55,6 +57,10 @@ class PeerSender:
     @property
     def aim(self) -> Aim:
         return self._floor.aim
+
+    @property
+    def has_peer(self) -> bool:
+        return bool(self.aim.peer)
 
     @property
     def ranks(self) -> int:
@@ -123,18 +129,24 @@ class PeerSender:
         """Send all ranks' snapshots for the next floor at once, to one peer after the other; retry failed transfers
         until sending is cancelled."""
         self._take_news(SendingBegun())
-        if self._floor.sending is None:
+        run = self._floor.sending
+        if run is None:
             return  # it was let go before its turn came
+        wants = ((parcel, self._wants[parcel.snapshot.rank]) for parcel in self._floor.open_parcels())
+        count = sum(end - start for parcel, want in wants for start, end in parcel_ranges(parcel, want))
+        pacer = self.pacer.begin_copy(run, count)
         try:
-            await self._send_parcels(self._floor.sending)
+            await self._send_parcels(run, pacer)
         finally:
+            if not run.cancelled and not self._floor.open_parcels():
+                self.pacer.end_copy(pacer, count, self._clock.monotonic() - run.began_at)
             self._take_news(SendingEnded())
 
-    async def _send_parcels(self, run: CopyRun) -> None:
+    async def _send_parcels(self, run: CopyRun, pacer: CancelablePacer) -> None:
         failures = 0
         while not run.cancelled and (parcels := self._floor.next_parcels(self._clock.monotonic())):
             errors = await asyncio.gather(
-                *(self._transport.send_parcel(one, self._wants[one.snapshot.rank], run) for one in parcels)
+                *(self._transport.send_parcel(one, self._wants[one.snapshot.rank], pacer) for one in parcels)
             )
             for parcel in [parcel for parcel, error in zip(parcels, errors, strict=True) if not error]:
                 self._take_news(ParcelArrived(parcel))

@@ -13,6 +13,7 @@ from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
 from holdfast.agent.snapshots.keeper import Keeper, KeeperParts
 from holdfast.agent.snapshots.keeper_identity import KeeperIdentity
 from holdfast.agent.snapshots.keeper_interfaces import KeeperPorts
+from holdfast.agent.snapshots.step_gap_watch import UnwatchedRanks
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.config import Settings
@@ -126,8 +127,9 @@ def _build_keeper(process: AgentProcess, holder: SimHolder, events: AgentEvents)
         persisting=writer,
     )
     ports = KeeperPorts(
-        holder.make_arena, machine.clock, events.say, events.on_copies, events.on_checkpoints, events.on_marks
-    )
+        holder.make_arena, machine.clock, events.say, events.on_copies, events.on_checkpoints, events.on_marks,
+        UnwatchedRanks(),
+    )  # fmt: skip
     return Keeper(place, ports, parts)
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -135,9 +135,7 @@ def render_status(status: dict[str, Any]) -> Group:
     lines += [Text(pace, style="dim") for pace in status.get("pace", ())]
     if status.get("mesh"):
         lines.append(Text(f"parallel groups: {status['mesh']}", style="dim"))
-    if status.get("floor", -1) >= 0:
-        peers = "two peers" if status.get("copies", 1) > 1 else "its peer"
-        lines.append(Text(f"step {status['floor']} is held by every rank and by {peers}", style="dim"))
+    lines += [Text(line, style="dim") for line in _copy_lines(status)]
     if status.get("disk", -1) >= 0:
         lines.append(Text(f"step {status['disk']} lies on the disks of all nodes", style="dim"))
     if status.get("storage"):
@@ -154,6 +152,23 @@ def render_status(status: dict[str, Any]) -> Group:
     if status.get("last_change"):
         lines.append(Text(f"last planned restart: {status['last_change']}"))
     return Group(*lines)
+
+
+def _copy_lines(status: dict[str, Any]) -> Iterator[str]:
+    """Yield what is known of the copies on peers."""
+    if status.get("floor", -1) < 0:
+        return
+    peers = "two peers" if status.get("copies", 1) > 1 else "its peer"
+    yield f"step {status['floor']} is held by every rank and by {peers}"
+    if pacing := status.get("pacing"):
+        age = counted_noun(status["copy_age"], "step")
+        yield f"that is {age} behind the newest snapshot; {_pacing_text(pacing)}"
+
+
+def _pacing_text(pacing: str) -> str:
+    """Return in words how copies to peers are paced: "gaps", or "duty: why"."""
+    why = pacing.partition(": ")[2]
+    return f"copies are paced by backup.duty: {why}" if why else "copies go into gaps between collectives"
 
 
 def _last_incident_text(status: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.replicated_restore import announce_sizes
 from holdfast.client.checkpointing.rival_run import RivalRun
 from holdfast.client.checkpointing.state_restore import StateRestore
-from holdfast.client.snapshot.rank_snapshots import RankSnapshots
+from holdfast.client.snapshot.rank_snapshots import RankSnapshots, make_own_arena
 from holdfast.client.snapshot.state_item_locations import ChangedError
 from holdfast.client.training import script_replay
 from holdfast.client.training.fixed_ddp_buckets import fix_saved_model
@@ -311,13 +311,7 @@ class Checkpointer:
 
     def _make_memory(self, layout: ImageLayout) -> RankSnapshots:
         if not self._link:
-            fd = os.memfd_create("holdfast")
-            try:
-                path = f"/proc/self/fd/{fd}"
-                arena = Arena.make(fd, layout=layout.digest, image_bytes=layout.image_bytes, slots=self._slots)
-            finally:
-                os.close(fd)
-            return RankSnapshots(layout, arena, path)
+            return RankSnapshots(layout, *make_own_arena(layout, self._slots))
         left = self._link.put_metadata(self._metadata) if self._metadata else ""
         want = make_want(layout, self._slots, left, self._storage)
         path = self._link.request_arena(msgspec.structs.replace(want, verified=self._verified), layout)
@@ -330,10 +324,15 @@ class Checkpointer:
         """Restore the state that the keeper names, from memory or storage; all ranks get the same step."""
         state = link.request_state(StateRequest(rank=self._world.rank, generation=self._generation))
         self.restored_from = state.source
-        if state.source == "none":
+        if state.source == "none" and not state.cut_from:
             return self._restore_newest(state)
         restoring = self._start_restore()
-        if state.replicated:
+        if state.cut_from:
+            done, note = restoring.from_cut(state, self._world)
+            self._say_once(note)
+            if not done:
+                return self._restore_newest(state)
+        elif state.replicated:
             if note := restoring.from_replicas(state, self._world, self._generation, link.path.parent):
                 self._say_once(note)
         elif state.source == "storage":

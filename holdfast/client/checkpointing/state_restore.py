@@ -1,6 +1,7 @@
 """Restores a state from an image in memory or from a checkpoint, even one that was split among ranks differently."""
 
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,8 +57,27 @@ class StateRestore:
         self._extras = extras
         self._snapshots = snapshots
 
-    def from_memory(self, path: str, slot: int, step: int) -> None:
-        """Restore the snapshot in a slot of the arena at `path`; raises StateError. The arena may be a fetched one."""
+    def from_cut(self, state: StateGrant, world: RankWorld) -> tuple[bool, str]:
+        """Restore the state that was cut anew for this number of ranks; a collective. Return whether all ranks have
+        it, and a sentence for the user. If it could not be cut for some rank, no rank keeps anything of it."""
+        told = world.gather_all((state.uncut, self._list_absent(state)), tuple[str, tuple[str, ...]])
+        saved_by = f"step {state.step} in memory was saved by {state.cut_from} rank{'s' * (state.cut_from > 1)}"
+        if reasons := [why for why, _ in told if why]:
+            self.drop_later(-1)
+            return False, f"{saved_by} and cannot be cut anew for {world.size}: {reasons[0]}"
+        self.from_memory(state.arena, state.slot, state.step, {key for _, absent in told for key in absent})
+        return True, f"{saved_by} and cut anew for {world.size}: random numbers will differ, extras are rank 0's"
+
+    def _list_absent(self, state: StateGrant) -> tuple[str, ...]:
+        """Return the keys that the granted state lacks; () if nothing was granted."""
+        if not state.arena:
+            return ()
+        image = StateImage(self._snapshots.layout, Arena.open(state.arena).slot_image(state.slot))
+        return tuple(unpack_metadata(image.payload_bytes(self._snapshots.extra)).absent)
+
+    def from_memory(self, path: str, slot: int, step: int, absent: Collection[str] = ()) -> None:
+        """Restore the snapshot in a slot of the arena at `path`; raises StateError. The arena may be a fetched one. The
+        keys in `absent` are left out, though the snapshot may have them."""
         own = path == self._snapshots.path
         arena = self._snapshots.arena if own else Arena.open(path)
         if arena.layout != self._snapshots.layout.digest:
@@ -66,7 +86,7 @@ class StateRestore:
         if not found:
             raise StateError(f"there is no whole snapshot of step {step} in slot {slot} of {path}")
         image = self._snapshots.images[slot] if own else StateImage(self._snapshots.layout, arena.slot_image(slot))
-        self._upload_image(image, path, arena.image_at(slot))
+        self._upload_image(image, path, arena.image_at(slot), absent)
         if arena.slot_seq(slot) != found[0].seq:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
@@ -164,7 +184,7 @@ class StateRestore:
 
     def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
         """Restore a checkpoint of another world size or another split; return what could not be restored, or ""."""
-        state = self._source.loadable_state()
+        state = {**self._source.loadable_state()}  # of a script's own dict, a copy: it gets no key of ours
         extra = metadata.state_dict_metadata.get(EXTRA)
         rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None
         if rows is not None:
@@ -184,20 +204,20 @@ class StateRestore:
         self._extras.restore(told[rank if here else 0], here=here)
         return "" if here else f"is of {len(told)} ranks: random numbers will differ, extras are rank 0's"
 
-    def _upload_image(self, image: StateImage, path: str, first: int) -> None:
+    def _upload_image(self, image: StateImage, path: str, first: int, absent: Collection[str]) -> None:
         """Restore the image at offset `first` of the file `path`. GpuUpload reads it for a state on a GPU."""
         side = self._snapshots.side
         if not side:
-            self._from_image(image)
+            self._from_image(image, absent)
             return
         torch.cuda.synchronize(side.device)  # whatever is still to be done to these tensors
         fetching = self._snapshots.fetching or GpuUpload(lambda: CudaStreams(side.device))
         self._snapshots.fetching = None
         # All is there before anybody is told so.
         with fetching.from_file(path, first) as fetch, image.fetched_by(fetch, fetching.finish):
-            self._from_image(image)
+            self._from_image(image, absent)
 
-    def _from_image(self, image: StateImage) -> None:
+    def _from_image(self, image: StateImage, absent: Collection[str] = ()) -> None:
         told = unpack_metadata(image.payload_bytes(self._snapshots.extra))
-        self._source.restore_image(image, told.absent)
+        self._source.restore_image(image, {*told.absent, *absent})
         self._extras.restore(told, here=True)

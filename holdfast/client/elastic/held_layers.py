@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.client.elastic.backward_halves import BackwardHalves
+from holdfast.client.elastic.early_steps import EarlySteps
 from holdfast.client.elastic.finished_passes import FinishedPasses
 from holdfast.client.elastic.kept_snapshots import KeptSnapshots, choose_reach
 from holdfast.client.elastic.layer_files import LayerFiles
@@ -31,19 +32,22 @@ class HeldLayers:
         job: PipelineJob,
         make: list[MakeLayer],
         optimizer: MakeOptimizer,
-        path: Path | None,
+        path: str | Path | None,
+        *,
+        shadows: bool = False,
     ) -> None:
         self.job, self._make, self._make_optimizer = job, make, optimizer
         self.units: dict[int, LayerUnit] = {}
         self.snapshots = KeptSnapshots()
-        self.files = LayerFiles(path, job.layers)
+        self.files = LayerFiles(None if path is None else Path(path), job.layers)
         self.traffic = RankTraffic(HOST)  # with the others of this generation
         self.plan = RoutePlan(held=(), routes=())  # with shadows
         self.bare = self.plan  # as it was chosen, without them
-        self.keeps_shadows = False
+        self.keeps_shadows = shadows
         self.worker = -1  # this worker's number in the plan
         self.reach = 0  # how many ranks further on its snapshots are kept
         self.meeting = 0  # of workers, at which the plan was made; 0: there is none
+        self.changes = 0  # of the plan since then
         self.committed = 0
         self.finished = 0  # the last step of which all is done
         self.ready = 0  # the step whose summed gradients are in hand
@@ -57,6 +61,7 @@ class HeldLayers:
         self.costs = PhaseCosts()
         self.times = PassTimes()
         self.halves = BackwardHalves()
+        self.early = EarlySteps()
         self.handed: dict[int, LayerUnit] = {}  # copies that a leaving worker gave this one, as of `committed`
         self.line = ""  # names what this generation writes to storage
         self.incidents = 0
@@ -107,6 +112,7 @@ class HeldLayers:
     def make_report(self, step_s: float, rest_s: float) -> RankReport:
         return RankReport(
             meeting=self.meeting,
+            changes=self.changes,
             worker=self.worker,
             plan=self.bare if self.meeting else None,
             layers=tuple((number, unit.step) for number, unit in sorted(self.units.items()) if unit.whole),

@@ -5,7 +5,7 @@ contains no code, so the worst that a bad unit from a peer or a disk can cause i
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
@@ -71,14 +71,24 @@ class LayerUnit:
         step. If the optimizer is interrupted, `whole` stays False, and no worker uses the unit as a state."""
         if self.step >= step:
             return
-        if self.optimizer is not None and self.gradient is not None:
-            gradient = self.gradient if scale is None else self.gradient * scale
-            self.give_gradients(gradient)
-            if rate is not None:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = rate
-            self.whole = False
-            self.optimizer.step()
+        self.whole = False
+        self.run_optimizer(scale, rate)
+        self.finish_step(step)
+
+    def run_optimizer(self, scale: float | None, rate: float | None, *, keep: bool = False) -> None:
+        """Change the weights by the summed gradients; with `keep`, these stay as they are whatever the optimizer does.
+        Until `finish_step`, the unit is no state that counts."""
+        if self.optimizer is None or self.gradient is None:
+            return
+        gradient = self.gradient.clone() if keep else self.gradient
+        self.give_gradients(gradient if scale is None else gradient * scale)
+        if rate is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+        self.optimizer.step()
+
+    def finish_step(self, step: int) -> None:
+        """Count as the state after this step."""
         self.step, self.whole = step, True
         self.drop_gradients()
 
@@ -107,7 +117,7 @@ class LayerUnit:
         """Return the unit as bytes, in new memory."""
         numbers: dict[str, Any] = {}
         tensors: list[tuple[str, torch.Tensor]] = []
-        for name, value in self._list_state():
+        for name, value in self.list_state():
             if isinstance(value, torch.Tensor):
                 tensors.append((name, value.detach()))
             else:
@@ -123,7 +133,7 @@ class LayerUnit:
                 )
             )
             end += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-        header = UnitHeader(self.number, self.step, tuple(places), numbers, tuple(self._list_groups()))
+        header = UnitHeader(self.number, self.step, tuple(places), numbers, tuple(self.list_groups()))
         head = _encode_header(header)
         packed = torch.zeros(len(head) + end, dtype=torch.uint8)
         packed[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
@@ -150,10 +160,15 @@ class LayerUnit:
         self.step, self.whole = header.step, True
 
     def _take_optimizer_state(self, header: UnitHeader, content: dict[str, torch.Tensor]) -> None:
+        groups = [{k: tuple(v) if isinstance(v, list) else v for k, v in group.items()} for group in header.groups]
+        self.set_optimizer_state(content | header.numbers, groups)
+
+    def set_optimizer_state(self, values: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> None:
+        """Give the optimizer this state, by the names of `list_state`; names of the module's state are passed over."""
         if self.optimizer is None:
             return
         self.optimizer.state.clear()
-        for name, value in [*content.items(), *header.numbers.items()]:
+        for name, value in values.items():
             kind, _, rest = name.partition(" ")
             if kind == "module":
                 continue
@@ -162,8 +177,8 @@ class LayerUnit:
             if isinstance(value, torch.Tensor) and (key != "step" or self._steps_on_device(parameter)):
                 value = value.to(parameter.device)
             self.optimizer.state[parameter][key] = value
-        for group, came in zip(self.optimizer.param_groups, header.groups, strict=True):
-            group.update({key: tuple(v) if isinstance(v, list) else v for key, v in came.items()})
+        for group, came in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update(came)
 
     def _steps_on_device(self, parameter: torch.nn.Parameter) -> bool:
         """Return whether the optimizer keeps a parameter's number of steps on its device, not on the host."""
@@ -171,7 +186,8 @@ class LayerUnit:
         of = next(group for group in groups if any(one is parameter for one in group["params"]))
         return bool(of.get("capturable") or of.get("fused"))
 
-    def _list_state(self) -> Iterator[tuple[str, Any]]:
+    def list_state(self) -> Iterator[tuple[str, Any]]:
+        """Yield the names and values of the module's and the optimizer's state."""
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             yield f"module {name}", tensor
         if self.optimizer is not None:
@@ -179,7 +195,8 @@ class LayerUnit:
                 for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
                     yield f"optimizer {index} {key}", value
 
-    def _list_groups(self) -> Iterator[dict[str, Any]]:
+    def list_groups(self) -> Iterator[dict[str, Any]]:
+        """Yield the settings of the optimizer's groups."""
         for group in self.optimizer.param_groups if self.optimizer is not None else ():
             yield {key: value for key, value in group.items() if key != "params"}
 

@@ -32,11 +32,13 @@ class PassTimes:
         self._sending_s, self._sent = 0.0, 0
         self._layers: dict[int, deque[tuple[float, float, float]]] = {}
         self._sends: deque[float] = deque(maxlen=_KEPT)
+        self.steps = 0  # that were made by this plan
 
     def forget(self) -> None:
         """Drop everything, because the plan has changed."""
         self._layers.clear()
         self._sends.clear()
+        self.steps = 0
 
     def begin_step(self) -> None:
         self._forward, self._backward, self._weights, self._passes = {}, {}, {}, {}
@@ -58,6 +60,7 @@ class PassTimes:
         self._sending_s, self._sent = self._sending_s + took_s, self._sent + sent
 
     def end_step(self) -> None:
+        self.steps += 1
         for layer, count in self._passes.items():
             kept = self._layers.setdefault(layer, deque(maxlen=_KEPT))
             forward_s, weights_s = self._forward.get(layer, 0.0), self._weights.get(layer, 0.0)

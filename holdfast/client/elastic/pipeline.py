@@ -34,9 +34,11 @@ from holdfast.client.elastic.step_totals import (
     list_totals,
     mean_loss,
 )
+from holdfast.client.elastic.work_rebalancing import WorkMove, WorkRebalancing
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
+from holdfast.core.elastic.rebalanced_plans import REBALANCE
 from holdfast.core.elastic.task_order import order_messages, order_tasks
 from holdfast.model.pipeline_routes import PipelineJob, Semantics
 
@@ -46,9 +48,7 @@ _FLOORS = {
     "batch_changed": Semantics.BATCH_CHANGED,
 }
 
-_FOLLOWED = tuple(name for name in POLICIES if name not in (MIGRATE, SAVE))  # what is carried out so far
-
-
+_FOLLOWED = (*(name for name in POLICIES if name not in (MIGRATE, SAVE)), REBALANCE)  # what is carried out so far
 _LEAVES_S, _LOOK_S = 10.0, 0.02  # how long ranks that have handed over wait to be told to leave
 
 
@@ -61,6 +61,7 @@ class StepSettings(NamedTuple):
     rate: Callable[[int], float] | None
     snapshot_every: int
     store_every: int
+    early_step: bool
 
 
 class ElasticPipeline:
@@ -93,7 +94,9 @@ class ElasticPipeline:
         path: str | Path | None = None,
         store_every: int = 0,
         shadows: bool = False,
+        capacity: int = 0,
         halves: Literal["auto", "on", "off"] = "auto",
+        early_step: bool = False,
         policies: Sequence[str] = _FOLLOWED,
     ) -> None:
         """`layers` are functions that make one layer each. A worker calls those for the layers that it holds, with
@@ -101,28 +104,28 @@ class ElasticPipeline:
         one microbatch, and the target from `batch`. `stages` is the number of ranks of one whole pipeline; if there are
         more ranks, they form replicas of this pipeline. `rate` gives the learning rate of a step. Snapshots go to
         another rank's memory every `snapshot_every` steps (0: never), and layers to files under `path` every
-        `store_every` steps. With `shadows` each rank also keeps the layers of the ranks that it sends to. `halves` says
-        when backward passes are made in two halves: "on", "off", or "auto", which is while ranks do the work of lost
-        ones and halves make that faster."""
+        `store_every` steps. With `shadows` each rank also keeps the layers of the ranks that it sends to. `capacity`
+        is how many layers a rank has memory for (0: all). `halves` says when backward passes are made in two halves:
+        "on", "off", or "auto": while ranks do the work of lost ones and halves make that faster. With `early_step` a
+        rank makes its optimizers' step before all are known to be that far, and takes it back if need be."""
         _check_arguments(layers, semantics, reduction, policies, store_every > 0 and path is None)
-        if halves not in ("auto", "on", "off"):
-            raise ValueError(f'halves must be "auto", "on" or "off", not {halves!r}')
+        _check_halves(halves)
         self.job = PipelineJob(
             layers=len(layers),
             microbatches=microbatches,
             stages=min(stages, len(layers)),
             floor=_FLOORS[semantics],
             ordered=reduction == "ordered",
+            capacity=capacity,
             seed=seed,
             halves=halves,
         )
         passes = PassSettings(loss, microbatches, len(layers), seed, recompute)
-        self._settings = StepSettings(passes, reduction, clip_norm, rate, snapshot_every, store_every)
-        self._held = HeldLayers(self.job, list(layers), optimizer, None if path is None else Path(path))
-        self._held.keeps_shadows = shadows
-        self._phases = StepPhases()
-        self._asked = False  # in the newest vote, to hand over
+        self._settings = StepSettings(passes, reduction, clip_norm, rate, snapshot_every, store_every, early_step)
+        self._held = HeldLayers(self.job, list(layers), optimizer, path, shadows=shadows)
+        self._phases, self._asked = StepPhases(), False  # in the newest vote, to hand over
         self._recovery = PipelineRecovery(self._held, self._phases, self._apply, tuple(policies))
+        self._rebalancing = WorkRebalancing(self._held, self._recovery, named=REBALANCE in policies)
 
     @property
     def layers(self) -> dict[int, torch.nn.Module]:
@@ -134,14 +137,20 @@ class ElasticPipeline:
         """Return the recoveries from all failures that this process has seen, in order."""
         return list(self._recovery.recoveries)
 
+    @property
+    def moves(self) -> list[WorkMove]:
+        """Return all moves of work between workers that did not fail, in order, as this process has seen them."""
+        return list(self._rebalancing.moves)
+
     def steps(self, total: int) -> Iterator[int]:
         """Meet the other ranks, bring all layers to one step, and yield each later step up to `total`. Call `step` once
         for each. All ranks call this together, at the beginning of the function that survives."""
         self._recovery.meet()
+        self._rebalancing.forget()
         self._prepare()
         HAND_OVER.serving, HAND_OVER.saves = True, self._held.files.is_there
         while (step := self._held.committed + 1) <= total:
-            if self._recovery.change_plan():
+            if self._recovery.change_plan() or self._rebalancing.look(total):
                 self._prepare()
             yield step
             if self._held.committed != step:
@@ -213,6 +222,9 @@ class ElasticPipeline:
         traffic.await_device()
         require_open(seal)
         held.ready = step
+        if settings.early_step:
+            phases.enter("early")
+            held.early.make(step, held.units, self._rate_of(step))
         phases.enter("vote")
         norms = settings.clip_norm is not None
         mine = list_totals(self.job, held.plan, held.units, made.losses, norms=norms)
@@ -231,16 +243,21 @@ class ElasticPipeline:
         if held.reused:
             held.reused = {}
             self._prepare()
-        self._recovery.watch_step(sum(phases.took_s.values()))
+        for watching in (self._recovery, self._rebalancing):
+            watching.watch_step(sum(phases.took_s.values()))
         return totals
 
     def _apply(self, step: int, totals: tuple[float, ...]) -> None:
         """Make the optimizer's step in all layers that have not made it yet."""
         scale = clip_scale(self.job, totals, self._settings.clip_norm)
-        rate = self._settings.rate(step) if self._settings.rate else None
+        rate = self._rate_of(step)
+        self._held.early.settle(step, self._held.units, stands=scale is None)
         for unit in self._held.units.values():
             unit.apply(step, scale, rate)
         self._held.committed = step
+
+    def _rate_of(self, step: int) -> float | None:
+        return self._settings.rate(step) if self._settings.rate else None
 
     def _keep_state(self, step: int) -> None:
         held, settings = self._held, self._settings
@@ -248,6 +265,11 @@ class ElasticPipeline:
             held.snapshots.take(step, held.units, held.traffic, reach=held.reach, layers=self.job.layers)
         if settings.store_every and step % settings.store_every == 0:
             held.store_layers()
+
+
+def _check_halves(halves: str) -> None:
+    if halves not in ("auto", "on", "off"):
+        raise ValueError(f'halves must be "auto", "on" or "off", not {halves!r}')
 
 
 def _check_arguments(

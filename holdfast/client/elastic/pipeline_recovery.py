@@ -62,15 +62,18 @@ class PipelineRecovery:
         apply: Callable[[int, tuple[float, ...]], None],
         policies: Sequence[str],
     ) -> None:
-        self._held, self._phases, self._apply = held, phases, apply
+        self._held, self.phases, self._apply = held, phases, apply
         self.recoveries: list[Recovery] = []
-        self._policies = {name: POLICIES[name] for name in policies}
+        self._policies = {name: POLICIES[name] for name in policies if name in POLICIES}
         self._watch = StepWatch()
         self._expected_step_s = 0.0
 
     def meet(self) -> None:
         """Agree with all other workers on a plan, and follow it. Raises NoPlanError."""
-        held, phases = self._held, self._phases
+        held, phases = self._held, self.phases
+        if taken := held.early.take_back(held.units):
+            layers = ", ".join(map(str, taken))
+            print_line(f"a rank takes back step {held.committed + 1}, made ahead of the vote, in layers {layers}")
         held.take_over()
         held.renew_traffic(find_device())
         began_at = time.time()
@@ -86,7 +89,7 @@ class PipelineRecovery:
         self._follow(plan, settle_step(reports).held)
         held.reused = find_finished(reports, held.plan)
         held.made = held.made.keep(held.reused)
-        held.meeting = max(report.meeting for report in reports) + 1
+        held.meeting, held.changes = max(report.meeting for report in reports) + 1, 0
         held.incidents = max(report.incidents for report in reports)
         held.handed = {}
         if held.vote[0] > held.committed:
@@ -106,7 +109,7 @@ class PipelineRecovery:
         for unit in held.units.values():
             unit.drop_gradients()
         held.ready = 0
-        self._phases.enter("plan")
+        self.phases.enter("plan")
         measured = compare_workers(reports, held.job.layers)
         situation = msgspec.structs.replace(describe_situation(reports, settled), speeds=measured.speeds)
         held.costs = choose_costs(reports, measured)
@@ -125,9 +128,19 @@ class PipelineRecovery:
         then = held.bare.then
         if then is None or then.resume_step != held.committed + 1:
             return False
-        self._watch.end()
-        self._follow(then, held.plan.held)
+        self.switch_plan(then)
         return True
+
+    def switch_plan(self, bare: RoutePlan) -> None:
+        """Follow another plan from the next step on, with the same workers. All of them call this between two steps."""
+        held = self._held
+        self._watch.end()
+        plan = held.complete(bare, held.plan.held)
+        if plan.transfers or plan.held != held.plan.held:
+            self._follow(bare, held.plan.held)
+        else:  # no state moves, so there is nothing to compare
+            held.take_plan(bare, plan, dist.get_rank())
+        held.changes += 1
 
     def hand_over(self, leaving: tuple[int, ...] | None) -> None:
         """Copy the layers that only leaving workers hold to workers that stay. Call this between two steps, on all
@@ -157,9 +170,9 @@ class PipelineRecovery:
         held, rank = self._held, dist.get_rank()
         plan = held.complete(bare, have)
         moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic, SEAL_FENCE.make_pass())
-        self._phases.enter("restore" if plan.rollback else "move")
+        self.phases.enter("restore" if plan.rollback else "move")
         moves.fetch(plan, held.units, rank)
-        self._phases.enter("verify")
+        self.phases.enter("verify")
         moves.settle(plan, held.units, rank)
         if shared := find_shared(held.units.values()):
             raise ValueError(shared)
@@ -169,7 +182,7 @@ class PipelineRecovery:
         """Record a recovery, keep its measured times for the next choice, and on rank 0 print a line about it."""
         held = self._held
         broke_at = min((report.broke_at for report in reports if report.broke_at), default=began_at)
-        took_s = {"rebuild": max(0.0, began_at - broke_at), **self._phases.took_s}
+        took_s = {"rebuild": max(0.0, began_at - broke_at), **self.phases.took_s}
         phases = compare_phases(proposal, gather_longest(took_s))
         recovery = Recovery(
             policy=proposal.policy,

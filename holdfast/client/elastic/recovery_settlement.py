@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.client.elastic.pass_times import LayerPassTimes
-from holdfast.core.elastic.measured_speeds import MeasuredSpeeds, fit_speeds
+from holdfast.core.elastic.measured_speeds import UNMEASURED, MeasuredSpeeds, fit_speeds
 from holdfast.core.elastic.plan_ground import join_segments
 from holdfast.core.elastic.proposal import PhaseCosts
 from holdfast.core.elastic.route_times import Route
@@ -21,6 +21,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one worker reports about itself when it meets the others in a new generation."""
 
     meeting: int = 0  # at which its plan was made, counted from the job's first; 0: it has none
+    changes: int = 0  # of the plan since that meeting, between two steps; workers have kept their numbers
     worker: int = -1  # its number there
     plan: RoutePlan | None = None
     layers: tuple[tuple[int, int], ...] = ()  # that it holds whole, each with the last step whose update is in it
@@ -74,10 +75,7 @@ def describe_situation(reports: Sequence[RankReport], settled: SettledStep) -> P
     now; lost workers have negative numbers."""
     newest = max(report.meeting for report in reports)
     told = {report.worker: rank for rank, report in enumerate(reports) if report.meeting == newest and report.plan}
-    plan = next(
-        (report.plan for report in reports if report.meeting == newest and report.plan),
-        None,
-    )
+    plan = _newest_plan(reports, newest)
     gone = [worker for worker in range(len(plan.held)) if worker not in told] if plan else []
     return PipelineSituation(
         committed=settled.committed,
@@ -92,6 +90,13 @@ def describe_situation(reports: Sequence[RankReport], settled: SettledStep) -> P
         snapshots=tuple(report.snapshots for report in reports),
         stored=min(report.stored for report in reports),
     )
+
+
+def _newest_plan(reports: Sequence[RankReport], newest: int) -> RoutePlan | None:
+    """Return the newest plan of the newest meeting. Amid a change of plan, only some have the new one; whoever has it
+    knows that all others hold the layers that it gives them."""
+    having = [report for report in reports if report.meeting == newest and report.plan]
+    return max(having, key=lambda report: report.changes).plan if having else None
 
 
 def _split_shadows(
@@ -173,7 +178,8 @@ def _share_passes(reports: Sequence[RankReport]) -> dict[str, float]:
     return found
 
 
-def compare_workers(reports: Sequence[RankReport], layers: int) -> MeasuredSpeeds:
-    """Return how fast workers are and how long layers take, from the passes that workers have timed."""
+def compare_workers(reports: Sequence[RankReport], layers: int, known: MeasuredSpeeds = UNMEASURED) -> MeasuredSpeeds:
+    """Return how fast workers are and how long layers take, from the passes that workers have timed, and from what was
+    `known` of the same workers before."""
     timed = [{one.layer: one.forward_s + one.backward_s for one in report.passes} for report in reports]
-    return fit_speeds(timed, layers)
+    return fit_speeds(timed, layers, known)

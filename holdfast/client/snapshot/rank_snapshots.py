@@ -1,5 +1,6 @@
 """The snapshots of one rank: its arena, the images in the slots, and the copies by CPU or GPU."""
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -16,6 +17,15 @@ from holdfast.client.snapshot.registered_arena import RegisteredArena
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.snapshot.side_stream import SideStream
 from holdfast.client.snapshot.state_item_locations import ABSENT, CurrentItems
+
+
+def make_own_arena(layout: ImageLayout, slots: int) -> tuple[Arena, str]:
+    """Make an arena in memory of this process, where there is no agent. Return it and a name for it."""
+    fd = os.memfd_create("holdfast")
+    try:
+        return Arena.make(fd, layout=layout.digest, image_bytes=layout.image_bytes, slots=slots), f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 class RankSnapshots:

@@ -1,15 +1,14 @@
 """Looks, as often as the agent orders, whether a collective of this process is open, and writes down what it finds.
 
-On gloo torch counts the collectives that have been entered and that have ended; such a look takes 10 microseconds. NCCL
-queues collectives long before the GPU comes to them, so there the entries that have not ended are asked: one that has
-begun is open, or any, if torch does not tell when they begin. Messages between ranks count where torch records them,
-which it does under NCCL alone.
+On gloo torch counts the collectives that have been entered and that have ended. NCCL queues collectives long before the
+GPU comes to them, so there the entries that have not ended are asked: one that has begun is open, or any, if torch does
+not tell when they begin. Messages between ranks count where torch records them, which it does under NCCL alone.
 """
 
 import pickle  # noqa: TID251 - for what torch itself hands us in this process
 import sys
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 from holdfast.client.training.gpu_collective_progress import Dump, has_begun, has_ended, is_of_nccl
@@ -21,6 +20,7 @@ ReadStep = Callable[[], tuple[int, float]]  # the newest step, -1 if there is no
 
 _AGAIN_S = 1.0  # where there is nothing to look at yet
 _ORDERS_S = 0.25  # how often an order is looked for
+_SHARE = 0.002  # of a core that looks may take: dearer ones, as over NCCL, are made less often
 _GOLDEN = 0.618034  # multiples of it, without their whole part, lie evenly: looks keep no time with steps
 _STANDS = 3  # looks that find the same numbers before the entries are asked, as collectives may end out of their order
 
@@ -57,6 +57,7 @@ class NetworkLooks:
         if self._log.count >= wanted:
             self._next_at = now + _ORDERS_S
             return
+        began = thread_time()
         step, begun_at = self._read_step()
         busy = self._is_busy() if step >= 0 else None
         if busy is None:
@@ -64,7 +65,8 @@ class NetworkLooks:
             return
         self._log.append_look(step, begun_at, now, busy=busy)
         self._made += 1
-        self._next_at = now + spacing_s * (0.5 + self._made * _GOLDEN % 1)
+        least_s = (thread_time() - began) / _SHARE
+        self._next_at = now + max(spacing_s, least_s) * (0.5 + self._made * _GOLDEN % 1)
 
     def _is_busy(self) -> bool | None:
         """Return whether a collective is open; None if there are no process groups."""

@@ -19,12 +19,12 @@ from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.peer_copies_and_aims import SnapshotAims
 from holdfast.controller_interfaces import Fleet, FleetRefusal, Notes, Store
 from holdfast.core.decide.job_view import JobView
-from holdfast.core.incident import incident_text
+from holdfast.core.incident.restore_source_sentences import describe_source
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.snapshots import final_checkpoint
 from holdfast.core.snapshots.lineage import add_launch, bans_before, is_of_line
+from holdfast.core.snapshots.recut_choice import choose_recut
 from holdfast.core.snapshots.restore_choice import (
-    advise_apart,
     choose_known_restore,
     choose_replicated,
     count_disks,
@@ -47,7 +47,7 @@ from holdfast.model.action import (
     Stage,
     Stop,
 )
-from holdfast.model.decider_events import Outcome
+from holdfast.model.decider_events import Outcome, Progress
 from holdfast.model.job_and_seats import Seat, world_size
 from holdfast.model.node_errands import Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.restore_sources import LaunchOrigin, Restore
@@ -189,21 +189,22 @@ class ActionExecutor:
             async with asyncio.timeout(self.view.limits.wait_s):
                 await self._stepping.wait()
 
-    def on_step(self) -> None:
+    def on_step(self, progress: Progress | None = None) -> None:
         """Note that every rank has made a step, and so has restored its state."""
         self._stepping.set()
         self._tries.clear()
         self._stored_tried.clear()
-        self._note_step()
+        self._note_step(progress.first_step - 1 if progress and progress.numbered else None)
         # What others hold is of a line that the job has left, or will be told anew when they are seated. A controller
         # that has just come back knows of no launch, and forgets nothing: a step may be told late, amid a stop.
         if self._launched:
             self._has_stepped = True
             self.registry.keep_copies_on(self._launched)
 
-    def _note_step(self) -> None:
+    def _note_step(self, resumed_from: int | None) -> None:
         """Record in the launch plan's note that the generation has made a step, and the newest stored step. If all
-        memory is lost, the note tells which states on the nodes' disks are of the job's lineage."""
+        memory is lost, the note tells which states on the nodes' disks are of the job's lineage. Ranks whose state
+        could not be cut anew have restored an older one from storage, which is then noted as well."""
         kept = self._noted = self._noted or self.newest_plan()
         if kept is None:
             return
@@ -211,6 +212,8 @@ class ActionExecutor:
         last, stored = kept.line[-1:], max(self.registry.stored if on_disks else -1, kept.stored)
         if stored > kept.stored or any(not one.stepped for one in last):
             line = (*kept.line[:-1], *(msgspec.structs.replace(one, stepped=True) for one in last))
+            if kept.restore.cut_from and resumed_from not in (None, kept.restore.step):
+                line = (*kept.line[:-1], LaunchOrigin(generation=kept.generation, stepped=True))
             with contextlib.suppress(OSError):  # tried again at the next step
                 self._note_plan(msgspec.structs.replace(kept, line=line, stored=stored))
 
@@ -225,10 +228,8 @@ class ActionExecutor:
         self.registry.drop_copies_after(plan.step)
         self.aims.floor.disk.hold_steps(self._steps_on_disks(action, plan))
         disks, line = count_disks(plan), self._noted.line if self._noted else ()
-        if disks:
-            self.say(f"resuming from step {plan.step}{incident_text.describe_disks(disks)}")
-        if plan.apart:
-            self.say(advise_apart(plan.apart))
+        for sentence in describe_source(plan):
+            self.say(sentence)
         job = self.view.job
         errands: dict[str, Errand] = {
             seat.node: LaunchHere(
@@ -331,13 +332,18 @@ class ActionExecutor:
         plan = choose_known_restore(launch.seats, usable, known_nodes, least if launch.verified else None, line)
         if launch.resizes and not launch.verified:
             plan = choose_replicated(launch.seats, [one for one in usable if one.node in known_nodes], line, plan)
-        plan = msgspec.structs.replace(plan, doubts=launch.doubts)
+        same = kept is None or kept.release in (0, launch.release.number)  # another may have a state of another form
+        if same and not plan.replicated:
+            known = [one for one in usable if one.node in known_nodes]
+            plan = choose_recut(launch.seats, known, least if launch.verified else None, line, plan)
         stored = self.registry.stored
+        plan = msgspec.structs.replace(plan, doubts=launch.doubts, stored=stored if plan.cut_from else -1)
         if kept and any(source.disk for source in plan.sources):  # all memory was lost, so nobody may know but the note
             stored = max(stored, kept.stored)
         if least >= stored > plan.step and not (plan.is_held and stored in self._stored_tried):
             reason = f"step {stored} on storage is newer than any step that memory or disks hold for every rank"
-            return Restore(doubts=launch.doubts, stored=stored, reason=reason, apart=plan.apart, doubted=doubted)
+            plan = Restore(stored=stored, reason=reason, apart=plan.apart, uncut=plan.uncut, doubted=doubted)
+            return msgspec.structs.replace(plan, doubts=launch.doubts)
         self.registry.lower_stored(plan.step)
         return plan if plan.is_held else msgspec.structs.replace(plan, doubted=doubted)
 
@@ -350,7 +356,7 @@ class ActionExecutor:
     def _node_restore(self, seat: Seat, plan: Restore) -> Restore:
         """Return the plan with this node's ranks only; if they must fetch states, add the addresses of keepers."""
         sources = tuple(source for source in plan.sources if seat.has_rank(source.rank))
-        if all(source.own for source in sources):
+        if not plan.cut_from and all(source.own for source in sources):
             return msgspec.structs.replace(plan, sources=sources, kept=())
         at = self.registry.keepers
         keepers = {kept.node: at[kept.node] for kept in plan.kept if kept.node in at}

@@ -26,25 +26,38 @@ class MeasuredSpeeds(msgspec.Struct, frozen=True, kw_only=True):
     unit_s: float = 0.0  # seconds of a usual layer for one microbatch on a worker of speed 1; 0: nothing was measured
 
 
-def fit_speeds(measured: Sequence[LayerSeconds], layers: int) -> MeasuredSpeeds:
+UNMEASURED = MeasuredSpeeds()
+
+
+def fit_speeds(measured: Sequence[LayerSeconds], layers: int, known: MeasuredSpeeds = UNMEASURED) -> MeasuredSpeeds:
     """Return speeds and layer times. `measured` has for each worker the layers that it timed; a worker that timed none
-    has speed 1, and a layer that nobody timed takes as long as the others."""
+    has speed 1, and a layer that nobody timed takes as long as the others.
+
+    `known` are the speeds and layer times that counted before, for the same workers. What differs from these by no more
+    than noise stays as it was. Workers that nobody can be compared with keep their speed."""
     times = [{layer: s for layer, s in mine.items() if s > 0 and 0 <= layer < layers} for mine in measured]
     if not any(times):
-        return MeasuredSpeeds()
-    speeds = [1.0] * len(times)
+        return known
+    before = known.speeds or (1.0,) * len(times)
+    speeds = list(before)
     for group in _comparable(times):
+        fastest = max(before[worker] for worker in group)
         for worker, speed in _fit_group({worker: times[worker] for worker in group}).items():
-            speeds[worker] = 1.0 if speed > 1 - ALIKE else speed
+            speeds[worker] = _settle(before[worker], speed * fastest)
     works = {layer: statistics.median(found) for layer, found in _works(times, speeds).items()}
     unit_s = statistics.median(works.values())
-    each = [works.get(layer, unit_s) / unit_s for layer in range(layers)]
-    layer_s = tuple(1.0 if abs(one - 1) <= ALIKE else round(one, 3) for one in each)
+    each = known.layer_s or (1.0,) * layers
+    layer_s = tuple(_settle(each[layer], works.get(layer, unit_s) / unit_s) for layer in range(layers))
     return MeasuredSpeeds(
         speeds=() if min(speeds) == 1 else tuple(round(one, 3) for one in speeds),
-        layer_s=() if set(layer_s) == {1.0} else layer_s,
+        layer_s=() if set(layer_s) == {1.0} else tuple(round(one, 3) for one in layer_s),
         unit_s=unit_s,
     )
+
+
+def _settle(before: float, now: float) -> float:
+    """Return what counts from now on: the value before, or 1, if the new one differs from it by no more than noise."""
+    return next((usual for usual in (before, 1.0) if abs(now / usual - 1) <= ALIKE), now)
 
 
 def _comparable(times: Sequence[LayerSeconds]) -> Iterable[list[int]]:

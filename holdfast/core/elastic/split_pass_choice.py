@@ -50,7 +50,13 @@ def most_layers(routes: Sequence[Route]) -> int:
 def split_kappa(costs: PhaseCosts) -> float:
     """Return the share of a pipeline's filling and draining that remains idle with halves: forward and input passes on
     the way, less the weights halves that are made meanwhile."""
-    return max(0.0, 1 - 2 * costs.weights_share)
+    return max(0.0, 1 - 2 * _weights_part(costs))
+
+
+def _weights_part(costs: PhaseCosts) -> float:
+    """Return which share of a layer's passes is for the gradients of its weights. Until it is measured, this is half of
+    the backward pass."""
+    return costs.weights_share or (1 - costs.forward_share) / 2
 
 
 def passes_span(costs: PhaseCosts, times: LayerTimes, plan: RoutePlan, *, halves: bool) -> float:
@@ -59,7 +65,7 @@ def passes_span(costs: PhaseCosts, times: LayerTimes, plan: RoutePlan, *, halves
     if sum(map(len, plan.routes)) > _LARGEST:
         return 0.0
     extra = costs.split_s / costs.unit_s if costs.unit_s else 0.0
-    forward, weights = costs.forward_share, costs.weights_share
+    forward, weights = costs.forward_share, _weights_part(costs)
     lengths = PassLengths(forward=forward, backward=1 - forward)
     if halves:
         lengths = PassLengths(forward=forward, backward=1 - forward - weights + extra / 2, weights=weights + extra / 2)

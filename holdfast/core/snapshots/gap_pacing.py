@@ -4,7 +4,7 @@ Copies that go into gaps are complete after one step if a step's gaps take a who
 is at most two steps old. Where they do not, or gaps are not known, `backup.duty` alone paces copies.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from math import inf
 from typing import NamedTuple
@@ -89,7 +89,7 @@ def fit_piece(left_s: float, bytes_s: float, queued_bytes: int, most_bytes: int)
     return min(most_bytes, room) if room >= min(LEAST_PIECE_BYTES, most_bytes) else 0
 
 
-def spread_duty(backing_s: Sequence[tuple[float, float]], duty: float) -> float:
-    """Return how long the next copy waits after one that took these times on the nodes, of which so much was spent
-    sending: so that sending takes `duty` of the time at most."""
-    return max((max(0.0, sent_s / duty - took_s) for took_s, sent_s in backing_s), default=0.0)
+def rest_after(took_s: float, sent_s: float, step_s: float, duty: float) -> float:
+    """Return how long the next copy is to wait after one that was sent for `sent_s` of the `took_s` that it took, so
+    that sending takes `duty` of the time at most. As each step has one copy at most, a step counts in any case."""
+    return max(0.0, sent_s / duty - max(took_s, step_s))

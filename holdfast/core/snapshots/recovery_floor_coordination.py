@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.core.snapshots.copy_keepers import choose_keepers
 from holdfast.core.snapshots.disk_floor_coordination import DiskFloor
+from holdfast.core.snapshots.gap_pacing import PacingChoice
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.model.copy_aim import Aim, Half
 from holdfast.model.job_and_seats import Dims, Seat
@@ -28,6 +29,7 @@ class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
     duty: float = 0.25  # of the time is at most spent copying; the next floor waits as long
     stuck_s: float = 60.0  # a copy that has not arrived by then is given up for a newer one
     bytes_s: int = 0  # a node sends at most so much per second; 0: as fast as it goes
+    pacing: PacingChoice = PacingChoice.AUTO  # whether copies go into the gaps between a step's collectives
     copies: int = 1  # of each state, on as many nodes: 1 or 2
     parity: bool = False  # two copies are laid over one another, for half the memory
     verify_steps: int = 10  # a floor counts as verified when so many steps after it went well
@@ -160,9 +162,24 @@ class RecoveryFloor:
         self._well += 1
         if self._well % 8 == 0:
             self._ahead = max(1, self._ahead - 1)
-        took_s = max(beat.backing_s for beat in self._beats.values())
-        self._not_before = now + took_s * (1 / self.limits.duty - 1)
+        self._not_before = now + max(self._rest_after(beat) for beat in self._beats.values())
         return self._aim_if_settled(now)
+
+    def _rest_after(self, beat: Beat) -> float:
+        """Return how long a node's next copy is to wait after the one that the beat tells of."""
+        return beat.backing_rest_s if beat.backing_rest_s >= 0 else beat.backing_s * (1 / self.limits.duty - 1)
+
+    @property
+    def pacing(self) -> str:
+        """How the newest copies were paced: "gaps", or "duty" with the reason of some node; "" before the first."""
+        told = sorted({beat.pacing for beat in self._beats.values() if beat.pacing})
+        return next((one for one in told if one != "gaps"), told[0] if told else "")
+
+    @property
+    def age_steps(self) -> int:
+        """How many steps the newest snapshot is ahead of the floor, as beats have told; -1 if there is no floor."""
+        newest = max((beat.sealed for beat in self._beats.values()), default=-1)
+        return max(0, newest - self.floor) if self.floor >= 0 else -1
 
     def _describe_lone(self) -> str:
         """Return in one sentence whose copies of the floor lie on one of two peers; "" if both have all of them."""

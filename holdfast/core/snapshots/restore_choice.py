@@ -34,7 +34,7 @@ def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: i
             return Restore(
                 step=step,
                 sources=sources,
-                kept=tuple(dict.fromkeys(map(_to_kept, held))),  # memory and disk of a node may both hold it
+                kept=tuple(dict.fromkeys(map(to_kept, held))),  # memory and disk of a node may both hold it
                 reason=_restore_reason(step, sources),
             )
     why = "no step is held for every rank" if usable else "no snapshots are held"
@@ -149,7 +149,8 @@ def _parity_keepers(mine: list[Copy], whole: set[int]) -> set[str]:
     return {c.node for c in usable} if {c.half for c in usable} == {0, 1} else set()
 
 
-def _to_kept(copy: Copy) -> CopySummary:
+def to_kept(copy: Copy) -> CopySummary:
+    """Return the short form of a copy."""
     return CopySummary(
         copy.rank, copy.node, copy.whole, copy.layout[:KEPT_DIGITS], copy.half, copy.beside, copy.generation
     )

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from holdfast.checkpoint.byte_pacer import BytePacer
 from holdfast.checkpoint.peer_server import PeerShelf
-from holdfast.checkpoint.peer_transport import BytePacer, PeerRefusal, PeerRequest, TransportError, cut_chunks
+from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError, cut_chunks
 from holdfast.model.observation import Reach
 from holdfast.model.state_copy import Address
 from holdfast.sim.dst.real_program_protocols import AgentCrashed

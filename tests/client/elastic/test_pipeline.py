@@ -111,9 +111,8 @@ def train_counted(breaks_at: tuple[int, ...], **asked: Any) -> tuple[dict[int, f
     passes: list[int] = []
     losses: dict[int, float] = {}
     layers = [functools.partial(Counted, passes), nn.Identity, functools.partial(Counted, passes)]
-    pipeline = holdfast.ElasticPipeline(
-        **GOOD | {"layers": layers, "loss": loss}, snapshot_every=2, clip_norm=0.1, **asked
-    )
+    asked = {"snapshot_every": 2, "clip_norm": 0.1} | asked
+    pipeline = holdfast.ElasticPipeline(**GOOD | {"layers": layers, "loss": loss}, **asked)
 
     def make_steps() -> None:
         for step in pipeline.steps(4):
@@ -145,3 +144,11 @@ def test_what_was_finished_does_not_count_after_a_rollback() -> None:
     again = train_counted((15,), policies=["memory rollback"])  # step 4, after a snapshot of step 2
     assert again[:3] == (*calm[:2], [0])
     assert again[3] - calm[3] == 2 * (4 + 3), "step 3, and what was made of step 4"
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.3])
+def test_steps_that_are_made_before_the_vote_have_the_same_bits(clip_norm: float | None) -> None:
+    """With clipping some steps are taken back, and some are not."""
+    wanted = train_counted((), clip_norm=clip_norm)
+    assert train_counted((), clip_norm=clip_norm, early_step=True) == wanted
+    assert train_counted((7, 9), clip_norm=clip_norm, early_step=True)[:2] == wanted[:2]
