@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import socket
-import ssl
 import statistics
 import time
 from collections.abc import Callable
@@ -205,16 +204,6 @@ def aes_alone(rounds: int = 9) -> tuple[float, float]:
     pairs = [(took(short), took(long)) for _ in range(rounds)]
     per_gb = statistics.median(fast for fast, _ in pairs) / (count * _RECORD_BYTES / 1e9)
     return per_gb, statistics.median(slow / fast for fast, slow in pairs)
-
-
-def without_ktls() -> str:
-    """Why the kernel cannot do the encryption; empty: it could."""
-    reasons = []
-    if not Path("/proc/net/tls_stat").exists():
-        reasons.append("the kernel has no TLS (no /proc/net/tls_stat)")
-    if not hasattr(ssl, "OP_ENABLE_KTLS"):
-        reasons.append("the ssl module has no OP_ENABLE_KTLS before Python 3.12")
-    return "; ".join(reasons)
 
 
 def spread(costs: Costs, over: str, under: str, of: Callable[[Cost], float]) -> tuple[float, list[float]]:

@@ -1,5 +1,5 @@
-"""What the locked door costs: copies between keepers by TLS and by unix sockets, and 2,000 agents that come back to a
-restarted controller.
+"""What the locked door keeps out, as a table, and what it costs: copies between keepers by TLS and by unix sockets, and
+2,000 agents that come back to a restarted controller.
 
 Copies are compared with the same code over plain TCP, in turns, so that ratios hold on a busy machine. Seconds until
 the agents are back are seconds of this machine: controller and agents share its cores, of which real agents have
@@ -17,9 +17,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import _door_agents, _door_copies, _door_handshakes
+from benchmarks import _door_agents, _door_attacks, _door_copies, _door_handshakes, _door_ktls
 from benchmarks._door_agents import AGENTS, Back
-from benchmarks._door_copies import STATE_BYTES, Cost, Costs, Found, spread
+from benchmarks._door_copies import ROUNDS, STATE_BYTES, Cost, Costs, Found, spread
 from benchmarks._door_hosts import own_network
 from benchmarks._report import RECORDS, Findings, report
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
@@ -80,8 +80,19 @@ def _ciphers(found: Found, table: Table, findings: Findings) -> None:
         findings.skipped["choosing_aes128"] = (
             "the ssl module chooses no suites of TLS 1.3 before Python 3.15; measured by a file for OPENSSL_CONF"
         )
-    if why := _door_copies.without_ktls():
+
+
+def _kernel_tls(base: Path, table: Table, findings: Findings) -> None:
+    if why := _door_ktls.missing_ktls():
         findings.skipped["ktls"] = why
+        return
+    gain = _door_ktls.measure_gain(base, STATE_BYTES, ROUNDS)
+    if not gain.links:
+        findings.skipped["ktls"] = "the kernel has TLS, but the OpenSSL of this Python does not use it"
+        return
+    findings.figures |= {"ktls_over_tls": round(gain.speed, 3), "ktls_over_tls_sender_cpu": round(gain.sender_cpu, 3)}
+    said = f"sender's CPU: {gain.sender_cpu:.2f} times as much"
+    table.add_row("speed: TLS by the kernel / by the process", f"{gain.speed:.2f}", said, "")
 
 
 def _ceiling(found: Found, alone: float, table: Table, findings: Findings) -> None:
@@ -168,11 +179,34 @@ def _show_hostile(table: Table, findings: Findings) -> None:
             table.add_row(f"{newest.stem}: {name.replace('_', ' ')}", f"{value:,}", "", "")
 
 
+def _show_attacks(findings: Findings) -> None:
+    """What the door is for; docs/SECURITY.md has the table, and its test that every cited test is there."""
+    table = Table("attack", "before", "now", "test", title="attacks, as docs/SECURITY.md has them")
+    attacks = _door_attacks.read_attacks()
+    for one in attacks:
+        table.add_row(*(cell.replace("`", "") for cell in one[:3]), f"{one.file}::{one.test}")
+    Console(width=None if os.isatty(1) else 200).print(table)
+    findings.figures["attacks_with_tests"] = len(attacks)
+
+
+def _attacks_alone(findings: Findings) -> int:
+    """What takes seconds: attacks, what hostile bytes came to, and whether the kernel does TLS."""
+    table = Table("what", "figure", "more", "goal", title="hostile bytes, and TLS by the kernel")
+    _show_hostile(table, findings)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        _kernel_tls(Path(folder), table, findings)
+    report("door-attacks", table, findings)
+    return 0
+
+
 def main() -> int:
     findings, part = Findings(), sys.argv[1:]
-    if part not in ([], ["agents"]):
-        print("holdfast: ARGS is empty, or agents, for the agents alone", file=sys.stderr)
+    if part not in ([], ["agents"], ["attacks"]):
+        print("holdfast: ARGS is empty; or agents or attacks, for these alone", file=sys.stderr)
         return 2
+    _show_attacks(findings)
+    if part == ["attacks"]:
+        return _attacks_alone(findings)
     why = own_network()
     if why:
         findings.skipped["namespaces"] = why
@@ -188,12 +222,14 @@ def main() -> int:
             findings.figures["load_after"] = round(os.getloadavg()[0], 2)
             report("door-agents", agents, findings)
             return 0 if all(findings.goals.values()) else 1
-        (base / "copies").mkdir()
+        for name in ("copies", "ktls"):
+            (base / name).mkdir()
         found = _door_copies.measure(base / "copies", apart=not why)
+        title = f"copies of {STATE_BYTES / 1e6:.0f} MB, {'loopback' if why else 'two network namespaces'}"
+        table = Table("what", "median of pairs", "all pairs", "goal", title=title)
+        _kernel_tls(base / "ktls", table, findings)
     findings.figures["load_after"] = round(os.getloadavg()[0], 2)
     Console(width=None if os.isatty(1) else 140).print(agents)
-    title = f"copies of {STATE_BYTES / 1e6:.0f} MB, {'loopback' if why else 'two network namespaces'}"
-    table = Table("what", "median of pairs", "all pairs", "goal", title=title)
     _speeds(found, table, findings)
     _processor(found.between | found.within, table, findings)
     _ciphers(found, table, findings)

@@ -27,7 +27,8 @@ FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 COMMAND = re.compile(r"^(?:\w*\$ )?(?:\w+=\S+ )*holdfast ([a-z]+)(.*)")
 SPAN = re.compile(r"`([^`\n]+)`")
 VERBS = find_verbs()  # each has flags of its own
-OTHERS_FLAGS = {"--cells", "--exclude", "--no-kill"}  # of python -m holdfast.chaos.matrix, and of sbatch
+# of python -m holdfast.chaos.matrix, of sbatch, of Megatron-LM
+OTHERS_FLAGS = {"--cells", "--exclude", "--no-kill", "--ckpt-step", "--load", "--save"}
 SHOWN_FILES = {"json.py", "msgspec.py", "script.py", "train.py"}  # of a user
 MADE_UP = "tests/corpus/outside"  # logs whose users and homes nobody has
 HOME = re.compile(rb"(?<![\w.~-])(/home/[\w.]|/Users/[\w.]|/root/[\w.]|[A-Z]:\\Users\\)")

@@ -17,6 +17,7 @@ _CHUNK = 1 << 20
 _HAS_LOG = b"\x02"  # in the header of a file with a write-ahead log
 _MODE_AT = 18
 _BUSY_S, _HELD_S = 5.0, 1.0  # to wait for a lock; the writer of a shared file keeps it
+_NO_MEMORY_BESIDE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 _NO_LOCKS = (sqlite3.SQLITE_IOERR_LOCK, sqlite3.SQLITE_IOERR_RDLOCK, sqlite3.SQLITE_IOERR_CHECKRESERVEDLOCK)
 
 
@@ -32,11 +33,36 @@ def has_log(path: Path) -> bool:
 
 def is_shared_now(path: Path) -> bool:
     """Return whether a writer on some host has the shared file open, or died with it."""
-    return not has_log(path) and _rollback_journal(path).exists()
+    return not has_log(path) and _beside(path, "-journal").exists()
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    return _connect(path, "ro" if has_log(path) else "ro&immutable=1", _BUSY_S)
+    """Open the file for reading, also on read-only storage. SQLite reads a write-ahead log through a file of shared
+    memory beside it. Where that is missing and cannot be made, read what a writer left in a copy."""
+    if not has_log(path):
+        return _connect(path, "ro&immutable=1", _BUSY_S)
+    db = _connect(path, "ro", _BUSY_S)
+    try:
+        db.execute("select count(*) from sqlite_schema").fetchone()
+    except sqlite3.Error as e:
+        if _code_of(e) in _NO_MEMORY_BESIDE:
+            db.close()
+            return _open_copy_to_read(path)
+    return db  # other errors come again where the file is read
+
+
+def _open_copy_to_read(path: Path) -> sqlite3.Connection:
+    log = _beside(path, "-wal")
+    if not log.exists() or log.stat().st_size == 0:
+        return _connect(path, "ro&immutable=1", _BUSY_S)
+    try:
+        return open_copy(path)
+    except (OSError, sqlite3.Error) as e:
+        why = e.strerror if isinstance(e, OSError) else str(e)
+        raise JournalError(
+            f"{path} was not closed by its writer, and cannot be read where nothing can be written: a copy of it in "
+            f"a temporary folder failed ({why or e}); set TMPDIR to a folder with room for it"
+        ) from None
 
 
 def version_without_log(path: Path) -> tuple[int, ...]:
@@ -62,9 +88,10 @@ def set_modes(db: sqlite3.Connection, *, shared: bool) -> None:
 
 
 def open_copy(path: Path) -> sqlite3.Connection:
-    """Copy the file and open the copy. SQLite takes back from it what a writer that died had begun to change."""
+    """Copy the file and open the copy. SQLite takes back from it what a writer that died had begun to change, or adds
+    what it had finished."""
     with tempfile.TemporaryDirectory(prefix="holdfast-journal-") as folder:
-        for found in (path, _rollback_journal(path)):
+        for found in (path, _beside(path, "-journal"), _beside(path, "-wal")):
             if found.exists():
                 shutil.copyfile(found, Path(folder) / found.name)
         db = sqlite3.connect(Path(folder) / path.name, isolation_level=None)
@@ -76,8 +103,9 @@ def open_copy(path: Path) -> sqlite3.Connection:
     return db  # an open file needs no name
 
 
-def _rollback_journal(path: Path) -> Path:
-    return path.with_name(f"{path.name}-journal")
+def _beside(path: Path, suffix: str) -> Path:
+    """Return the path of a file that SQLite keeps beside its own."""
+    return path.with_name(path.name + suffix)
 
 
 def _connect(path: Path, mode: str, timeout_s: float) -> sqlite3.Connection:

@@ -66,6 +66,7 @@ from holdfast.wire.holder_messages import (
 )
 from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
 from holdfast.wire.rank_memory.slot_writer import SlotWriter
+from tests.agent.disk_without_room import leave_no_room
 from tests.fleet.places import TEMPLATE
 
 LAUNCH = LaunchHere(
@@ -217,11 +218,11 @@ async def test_an_agent_goes_on_with_leaving(agent: Agent, tmp_path: Path) -> No
 
 
 async def test_ranks_are_ended_although_the_disk_takes_nothing(
-    agent: Agent, tmp_path: Path, ends: tuple[socket.socket, socket.socket]
+    agent: Agent, tmp_path: Path, ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a node that has lost its controller would go on for ever: its agent died before it had ended any."""
-    for name in ("stopped", "left", "leaving.json", "done.jsonl", "launch.json"):
-        (tmp_path / name / "in the way").mkdir(parents=True)
+    (tmp_path / "done.jsonl").mkdir()
+    leave_no_room(monkeypatch, "stopped", "left", "leaving.json", "launch.json")
     ranks_of(agent).held = {RankKey(1, 0): HolderRank(key="1:0", pid=2**31 - 1)}
     agent.life.restore_state((), 1, (0,), 0)
     async with asyncio.TaskGroup() as around:

@@ -42,6 +42,7 @@ from holdfast.wire.rank_keeper_messages import (
     StateRequest,
     ToKeeper,
 )
+from tests.agent.disk_without_room import leave_no_room
 from tests.agent.peers import keeper_ports
 from tests.wire.given import Organisation
 
@@ -241,14 +242,14 @@ async def test_what_came_after_the_restored_step_is_dropped(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("full", [False, True])
-async def test_one_that_was_away_keeps_nothing_of_the_line_that_was_left(bench: Bench, full: bool) -> None:
+async def test_one_that_was_away_keeps_nothing_of_the_line_that_was_left(
+    bench: Bench, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.keeper.begin_launch(launch(1))
     arena = await bench.arena(want(1))
     snapshot(arena, 4)
     if full:  # such a node cannot start ranks, and would hand over what it holds as it leaves
-        note = bench.folder / "launch.json"
-        note.unlink()
-        (note / "in the way").mkdir(parents=True)
+        leave_no_room(monkeypatch, "launch.json")
     error = bench.keeper.begin_launch(msgspec.structs.replace(launch(2, from_own_memory(4)), astray=True))
     assert ("launch.json" in error) is full
     assert bench.keeper.list_copies() == (), "step 4 was made again by others, and is another one by now"
@@ -257,18 +258,16 @@ async def test_one_that_was_away_keeps_nothing_of_the_line_that_was_left(bench: 
 async def test_a_request_that_cannot_be_noted_is_granted_and_noted_when_there_is_room(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a full disk: the memory is there, and training must start."""
+    """The disk is full: the memory is there, and training must start."""
     monkeypatch.setattr(rank_request_notes, "_ROOM_S", 0.0)
     bench.keeper.begin_launch(launch(1))
-    in_the_way = bench.folder / "want-0.json" / "in the way"
-    in_the_way.mkdir(parents=True)
-    snapshot(await bench.arena(want(1)), 7)
-    assert [copy.step for copy in bench.keeper.list_copies()] == [7]
-    await bench.ask(want(1))
-    [told] = [said for said in bench.said if os.strerror(errno.EISDIR) in said]
+    with monkeypatch.context() as full:
+        leave_no_room(full, "want-0.json")
+        snapshot(await bench.arena(want(1)), 7)
+        assert [copy.step for copy in bench.keeper.list_copies()] == [7]
+        await bench.ask(want(1))
+    [told] = [said for said in bench.said if os.strerror(errno.ENOSPC) in said]
     assert "rank 0 " in told
-    in_the_way.rmdir()
-    in_the_way.parent.rmdir()
     watching = asyncio.create_task(bench.keeper.watch_snapshots())
     async with asyncio.timeout(60):
         while not (bench.folder / "want-0.json").is_file():  # noqa: ASYNC110 - nobody tells

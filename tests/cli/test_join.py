@@ -70,6 +70,7 @@ def test_hosts_make_one_job(start: Start, port: int, tmp_path: Path) -> None:
     assert (tmp_path / "home" / "newest").resolve() == leader.run_dir
     for job in jobs:
         assert not list(job.run_dir.glob("nodes/*/holder.pid")), "its holder is gone when the command returns"
+        assert not {"token", "env.json", "door", "keys", "journal.key"} & {path.name for path in job.run_dir.iterdir()}
         if job is not leader:
             assert job.sentences()[-1].startswith("holdfast: done: ")
 

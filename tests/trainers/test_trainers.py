@@ -5,6 +5,7 @@ docs/TRAINERS.md has the table of what happened.
 
 import fcntl
 import importlib.util
+import os
 import re
 import shutil
 import signal
@@ -19,7 +20,7 @@ from holdfast.cli import main
 from holdfast.wire import program_fork_server
 from holdfast.wire.rank_environment_defaults import make_rank_environment
 from tests.cli.driver import Job
-from tests.conftest import job_environment, kill_marked
+from tests.conftest import ROOT, job_environment, kill_marked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -36,6 +37,8 @@ class TrainerExample(NamedTuple):
     half: Callable[[Path], None]  # make the newest of its own checkpoints as a kill may leave it
     saved: int = 10  # the step of the newest whole one, when it is struck
     args: tuple[str, ...] = ()
+    sources: str = ""  # the variable that says where the sources are of a library that cannot be installed
+    not_alone: str = ""  # why it cannot resume from its own checkpoints here
 
 
 def halve_huggingface(out: Path) -> None:
@@ -92,14 +95,24 @@ TRAINERS = {
     "deepspeed": TrainerExample("deepspeed", halve_deepspeed, args=("--zero", "2", "--bf16")),
     "torchtitan": TrainerExample("torchtitan", halve_torchtitan),
     "megatron": TrainerExample("megatron", halve_megatron, args=("--bf16",)),
+    "megatron_pretrain": TrainerExample(
+        "megatron",
+        halve_megatron,
+        sources="PYTEST_HOLDFAST_MEGATRON_LM",
+        not_alone="without apex and Transformer Engine, pretrain cannot load its own state of an optimizer",
+    ),
 }
 
 
 @pytest.fixture(params=TRAINERS)
-def name(request: pytest.FixtureRequest) -> str:
-    package = TRAINERS[request.param].package
+def name(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    package, sources = TRAINERS[request.param].package, TRAINERS[request.param].sources
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed; docs/TRAINERS.md says which of them make test-full has")
+    if sources:
+        if sources not in os.environ:
+            pytest.skip(f"{sources} does not say where its sources are; docs/TRAINERS.md says which are meant")
+        tmp_path.joinpath(package).symlink_to(Path(os.environ[sources], package).resolve(strict=True))
     return str(request.param)
 
 
@@ -117,7 +130,8 @@ def launch(tmp_path: Path, warm_server: Path, monkeypatch: pytest.MonkeyPatch, n
         folder.mkdir(exist_ok=True)
         script = (str(EXAMPLES / f"trainer_{name}.py"), "--steps", str(STEPS), *TRAINERS[name].args, *more)
         words = ("--run-dir", str(folder / run), *SOON, "--nproc-per-node", "2", *script)
-        env = make_rank_environment(job_environment()) | {program_fork_server.NAMED: str(warm_server)}
+        env = make_rank_environment(job_environment(PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}"))
+        env[program_fork_server.NAMED] = str(warm_server)
         jobs.append(Job(folder, *words, env=env, name=run))
         jobs[-1].run_dir = folder / run
         jobs[-1].patience_s = 120.0  # imports of a large package, beside other tests
@@ -192,6 +206,8 @@ def test_a_stop_and_another_run(name: str, launch: Launch, calm: str) -> None:
 
 def test_its_own_checkpoints_are_used_where_ours_are_gone(name: str, launch: Launch, calm: str, tmp_path: Path) -> None:
     """Another run finds no memory, there is no storage of ours, and the trainer's newest is half of a checkpoint."""
+    if why := TRAINERS[name].not_alone:
+        pytest.skip(why)
     job = launch(name, "--wait-s", WAIT_S)
     trains(job)
     assert main(["stop", "--now", "--run", str(job.run_dir)]) == 0

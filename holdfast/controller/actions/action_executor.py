@@ -194,14 +194,14 @@ class ActionExecutor:
         self._stepping.set()
         self._tries.clear()
         self._stored_tried.clear()
-        self._note_step(progress.first_step - 1 if progress and progress.numbered else None)
+        self._note_step(progress.restored if progress else -1)
         # What others hold is of a line that the job has left, or will be told anew when they are seated. A controller
         # that has just come back knows of no launch, and forgets nothing: a step may be told late, amid a stop.
         if self._launched:
             self._has_stepped = True
             self.registry.keep_copies_on(self._launched)
 
-    def _note_step(self, resumed_from: int | None) -> None:
+    def _note_step(self, restored: int) -> None:
         """Record in the launch plan's note that the generation has made a step, and the newest stored step. If all
         memory is lost, the note tells which states on the nodes' disks are of the job's lineage. Ranks whose state
         could not be cut anew have restored an older one from storage, which is then noted as well."""
@@ -212,7 +212,7 @@ class ActionExecutor:
         last, stored = kept.line[-1:], max(self.registry.stored if on_disks else -1, kept.stored)
         if stored > kept.stored or any(not one.stepped for one in last):
             line = (*kept.line[:-1], *(msgspec.structs.replace(one, stepped=True) for one in last))
-            if kept.restore.cut_from and resumed_from not in (None, kept.restore.step):
+            if kept.restore.cut_from and restored not in (-1, kept.restore.step):
                 line = (*kept.line[:-1], LaunchOrigin(generation=kept.generation, stepped=True))
             with contextlib.suppress(OSError):  # tried again at the next step
                 self._note_plan(msgspec.structs.replace(kept, line=line, stored=stored))
