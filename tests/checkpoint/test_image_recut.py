@@ -213,8 +213,9 @@ def test_of_replicas_one_is_enough() -> None:
     images = {rank: fill(state, layouts[rank]) for rank in (0, 3)}  # rank 0 owns what only its own copy counts of
     wanted = fill(state, lay_out(state, rows_of(3), 2, 3))
     assert recut(wanted.layout, images) == wanted.memory
-    with pytest.raises(RecutError, match="not all"):
+    with pytest.raises(RecutError) as caught:
         recut(wanted.layout, {0: images[0]})
+    assert str(caught.value) == "the states that are held have not all of bias, or parts of it twice"
 
 
 def in_groups(state: State, rank: int) -> ImageLayout:
@@ -238,8 +239,9 @@ def test_groups_that_use_one_name_must_hold_the_same() -> None:
     assert recut(wanted.layout, images) == wanted.memory
     for key, other in (("norm", torch.randn(8, 3)), ("scale", torch.tensor(3.0)), ("lr", 0.25)):
         strange = images | {rank: fill(state | {key: other}, in_groups(state, rank)) for rank in (1, 3)}
-        with pytest.raises(RecutError, match=f"named {key}"):
+        with pytest.raises(RecutError) as caught:
             recut(wanted.layout, strange)
+        assert str(caught.value) == f"ranks hold different tensors named {key}"
 
 
 def test_many_groups_with_tensors_of_one_name_are_too_many_to_compare() -> None:
@@ -249,8 +251,9 @@ def test_many_groups_with_tensors_of_one_name_are_too_many_to_compare() -> None:
         return whole(shape), (rank,), (rank,)
 
     images = {rank: fill(state, lay_out(state, alone, rank, 4)) for rank in range(4)}
-    with pytest.raises(RecutError, match="many groups"):
+    with pytest.raises(RecutError) as caught:
         recut(lay_out(state, rows_of(1), 0, 1), images)
+    assert str(caught.value) == "too many groups of ranks have a table of their own"
 
 
 @pytest.mark.parametrize(
@@ -273,14 +276,16 @@ def test_values_and_extras_that_have_outgrown_their_room_are_refused() -> None:
     few, many = {"names": ["a"]}, {"names": ["a" * 500]}
     images = {rank: fill(many, lay_out(many, rows_of(2), rank, 2)) for rank in range(2)}
     wanted = lay_out(few, rows_of(3), 0, 3)
-    with pytest.raises(RecutError, match="names takes"):
+    with pytest.raises(RecutError) as caught:
         recut(wanted, images)
+    assert str(caught.value) == "names takes more room than this rank has for it"
     assert recut(lay_out(many, rows_of(3), 0, 3), {0: fill(few, lay_out(few, rows_of(1), 0, 1))})
     plan, image = ImageRecut(wanted), memoryview(bytearray(wanted.image_bytes))
     place_extra(image, plan.extra, b"x" * 4096)
     assert bytes(image[plan.extra.payload : plan.extra.payload + 4096]) == b"x" * 4096
-    with pytest.raises(RecutError, match="extras take"):
+    with pytest.raises(RecutError) as caught:
         place_extra(image, plan.extra, b"x" * 4097)
+    assert str(caught.value) == "the extras take more room than this rank has for them"
 
 
 def test_what_a_script_writes_through_torch_is_not_cut() -> None:
@@ -289,7 +294,9 @@ def test_what_a_script_writes_through_torch_is_not_cut() -> None:
     items = [item.spec if item.spec.key != EXTRA else extra_spec(4096, 0, 1) for item in layout.items]
     strange = arrange_image(items, record_sizes, rank=1, world=2)
     assert find_cut_span(layout) == (1, 1, 1) and find_cut_span(strange) is None
-    with pytest.raises(RecutError, match="rank 1 saves"):
+    with pytest.raises(RecutError) as caught:
         ImageRecut(strange)
-    with pytest.raises(RecutError, match="rank 1 had"):
+    assert str(caught.value) == "rank 1 saves its state in a form that cannot be cut"
+    with pytest.raises(RecutError) as caught:
         ImageRecut(lay_out(make_state(), rows_of(3), 1, 3)).add_layout(strange, whole=True, near=True)
+    assert str(caught.value) == "the layout of what rank 1 had cannot be cut"

@@ -182,6 +182,24 @@ def test_a_node_that_is_to_leave_hands_over_what_it_alone_holds(start: Start, tm
 
 
 @slow
+def test_all_layers_are_saved_before_a_node_leaves_if_they_may_not_be_handed_over(start: Start, tmp_path: Path) -> None:
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", *QUICK)
+    named = ["just-in-time save", "disk rollback"]
+    asked = json.dumps({"snapshot_every": 0, "store_every": 1000, "policies": named})
+    job = start(*flags, script=TRAIN, HOLDFAST_JOB=asked, HOLDFAST_GATES="[4]", HOLDFAST_STEPS="200")
+    reaches(job, 3)
+    job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby")
+    told = run_command("drain", node_of(job, 1), str(job.run_dir), "--no-wait", folder=job.folder)
+    assert told.returncode == 0, told.stderr
+    job.until(lambda: job.phase() == "pausing", "the order to leave")
+    (job.folder / "go-4").touch()
+    job.ends(0)
+    assert [(one["policy"], one["again"]) for one in recoveries(job)] == [("disk rollback", 0)]
+    assert [step for step, _, _ in made_steps(job.folder)] == list(range(1, 201)), "no step is made twice"
+    assert digests(job) == {train_alone(tmp_path, HOLDFAST_STEPS="200")}
+
+
+@slow
 def test_a_job_that_is_ended_finishes_its_step_and_writes_it(start: Start) -> None:
     asked = json.dumps({"snapshot_every": 0, "store_every": 1000})
     job = start(*TWO, *QUICK, script=TRAIN, HOLDFAST_JOB=asked, HOLDFAST_GATES="[4]", HOLDFAST_STEPS="100000")

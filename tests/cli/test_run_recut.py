@@ -5,6 +5,7 @@ those of a calm run that was divided anew at the same steps, by checkpoints on s
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,8 +138,8 @@ def test_a_lost_node_s_state_is_cut_anew_from_memory_and_back_without_any_storag
     [record], [change] = job.report().incidents, job.report().changes
     shrunk, grown = record.resumed_from or 0, change.resumed_from or 0
     assert 0 < shrunk <= 19 and grown == 29
-    assert f"step {shrunk} in memory, " in job.text()
-    assert f"step {grown} in memory, " in job.text()
+    resumed = re.findall(r"resuming from step (\d+) in memory, which (\d+) ranks have saved, cut anew", job.text())
+    assert {(str(shrunk), "3"), (str(grown), "2")} <= set(resumed)
     two, three = restored(job, 2), restored(job, 3)
     assert [(words[0], words[4]) for words in two] == [(str(shrunk), "2")] * 2
     assert [(words[0], words[4]) for words in three] == [(str(grown), "3")] * 3
@@ -197,8 +198,9 @@ def test_what_cannot_be_cut_is_told_and_storage_is_used(start: Start, tmp_path: 
     (job.folder / "go-20").touch()
     job.ends(0)
     [record] = job.report().incidents
-    assert "anew for 1: several groups" in job.text()
+    why = r"and cannot be cut anew for (\d+): several groups of ranks had different tensors named (\w+)"
+    assert ("1", "table") in re.findall(why, job.text())
     [(step, source, _)] = restored(job, 2)
     assert source == "storage" and record.resumed_from == int(step) in (5, 10, 15)
-    assert "no snapshots" not in job.text()
+    assert not re.search(r"no snapshots are taken", job.text())
     job.check_replay()

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import time
 from pathlib import Path
 
 import torch
@@ -58,6 +59,8 @@ class HeldLayers:
             (),
         )  # the last that was seen, with its totals
         self.broke_at = 0.0
+        self.watched_since = time.monotonic()  # when workers met last
+        self.announced = 0  # workers whose end was told since then
         self.costs = PhaseCosts()
         self.times = PassTimes()
         self.halves = BackwardHalves()
@@ -125,6 +128,8 @@ class HeldLayers:
             snapshots=self.snapshots.list_snapshots(),
             stored=self.files.newest_whole(),
             broke_at=self.broke_at,
+            watched_s=time.monotonic() - self.watched_since,
+            announced=self.announced,
             step_s=step_s,
             rest_s=rest_s,
             passes=self.times.list_layers(),

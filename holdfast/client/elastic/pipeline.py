@@ -36,7 +36,6 @@ from holdfast.client.elastic.step_totals import (
 )
 from holdfast.client.elastic.work_rebalancing import WorkMove, WorkRebalancing
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
-from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.plan_choice import POLICIES
 from holdfast.core.elastic.rebalanced_plans import REBALANCE
 from holdfast.core.elastic.task_order import order_messages, order_tasks
@@ -48,7 +47,7 @@ _FLOORS = {
     "batch_changed": Semantics.BATCH_CHANGED,
 }
 
-_FOLLOWED = (*(name for name in POLICIES if name not in (MIGRATE, SAVE)), REBALANCE)  # what is carried out so far
+_FOLLOWED = (*POLICIES, REBALANCE)
 _LEAVES_S, _LOOK_S = 10.0, 0.02  # how long ranks that have handed over wait to be told to leave
 
 

@@ -20,6 +20,7 @@ from holdfast.client.elastic.recovery_account import (
     Recovery,
     StepWatch,
     compare_phases,
+    describe_forecast,
     describe_hand_over,
     describe_recovery,
     describe_slow,
@@ -31,6 +32,7 @@ from holdfast.client.elastic.recovery_settlement import (
     RankReport,
     choose_costs,
     compare_workers,
+    count_losses,
     describe_situation,
     find_finished,
     settle_step,
@@ -39,10 +41,11 @@ from holdfast.client.elastic.state_moves import STORAGE, StateMoves
 from holdfast.client.elastic.step_phase_times import StepPhases
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
 from holdfast.client.training.progress import here as progress
+from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE
 from holdfast.core.elastic.first_plan import first_plan
-from holdfast.core.elastic.hand_over import plan_hand_over
+from holdfast.core.elastic.hand_over import plan_departure
 from holdfast.core.elastic.layer_owners import Held
-from holdfast.core.elastic.plan_choice import POLICIES, choose_plan
+from holdfast.core.elastic.plan_choice import POLICIES, choose_plan, forecast_liveput
 from holdfast.core.elastic.plan_ground import predict_step_s, survey
 from holdfast.core.elastic.proposal import Proposal
 from holdfast.model.pipeline_routes import RoutePlan
@@ -64,7 +67,8 @@ class PipelineRecovery:
     ) -> None:
         self._held, self.phases, self._apply = held, phases, apply
         self.recoveries: list[Recovery] = []
-        self._policies = {name: POLICIES[name] for name in policies if name in POLICIES}
+        self._named = frozenset(policies)
+        self._policies = {name: POLICIES[name] for name in policies if name in POLICIES and name not in (MIGRATE, SAVE)}
         self._watch = StepWatch()
         self._expected_step_s = 0.0
 
@@ -89,6 +93,7 @@ class PipelineRecovery:
         self._follow(plan, settle_step(reports).held)
         held.reused = find_finished(reports, held.plan)
         held.made = held.made.keep(held.reused)
+        held.watched_since, held.announced = time.monotonic(), 0
         held.meeting, held.changes = max(report.meeting for report in reports) + 1, 0
         held.incidents = max(report.incidents for report in reports)
         held.handed = {}
@@ -112,14 +117,16 @@ class PipelineRecovery:
         self.phases.enter("plan")
         measured = compare_workers(reports, held.job.layers)
         situation = msgspec.structs.replace(describe_situation(reports, settled), speeds=measured.speeds)
-        held.costs = choose_costs(reports, measured)
+        held.costs = count_losses(choose_costs(reports, measured), reports, situation)
         choice = choose_plan(held.job, situation, held.costs, self._policies)
         if choice.chosen is None:
             told = "; ".join(f"{one.policy}: {one.reason}" for one in choice.refused)
             raise NoPlanError(f"no policy can go on with the pipeline ({told})")
         self._expected_step_s = predict_step_s(survey(held.job, situation, held.costs), choice.chosen.plan)
-        if dist.get_rank() == 0 and (slow := describe_slow(measured.speeds)):
-            print_line(slow)
+        if dist.get_rank() == 0:
+            if slow := describe_slow(measured.speeds):
+                print_line(slow)
+            print_line(describe_forecast(held.costs, forecast_liveput(held.job, situation, held.costs, choice.chosen)))
         return choice.chosen
 
     def change_plan(self) -> bool:
@@ -151,11 +158,15 @@ class PipelineRecovery:
             self._save(held.files.newest_whole())
             return
         gone = sorted({rank for _, mine in told for rank in mine})
-        transfers = plan_hand_over(held.bare.held, gone)
+        held.announced = len(gone)
+        migrates, saves = MIGRATE in self._named, SAVE in self._named and held.files.is_there
+        departure = plan_departure(held.bare.held, gone, migrates=migrates, saves=saves, capacity=held.job.capacity)
+        if departure.saves and held.files.newest_whole() < held.committed:
+            held.store_layers()
         moves = StateMoves(held.make_unit, held.snapshots, held.files, held.traffic, SEAL_FENCE.make_pass())
-        held.handed = moves.copy(transfers, held.units, dist.get_rank())
+        held.handed = moves.copy(departure.transfers, held.units, dist.get_rank())
         if dist.get_rank() == 0:
-            print_line(describe_hand_over(held.committed, gone, transfers))
+            print_line(describe_hand_over(held.committed, gone, departure))
 
     def _save(self, stored: int) -> None:
         """Write all layers to storage, because all workers are about to leave. Return once all are written."""

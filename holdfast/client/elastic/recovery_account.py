@@ -5,8 +5,11 @@ from typing import NamedTuple
 
 from holdfast.client.checkpointing.pickle_free_collectives import gather_values
 from holdfast.client.elastic.state_moves import STORAGE
+from holdfast.core.elastic.expected_liveput import Liveput
+from holdfast.core.elastic.hand_over import DeparturePlan
+from holdfast.core.elastic.loss_forecast import LossHistory
 from holdfast.core.elastic.proposal import PhaseCosts, Proposal
-from holdfast.model.pipeline_routes import LayerTransfer, Semantics
+from holdfast.model.pipeline_routes import Semantics
 
 _SETTLING, _SETTLED = 1, 5  # steps after a recovery: the first is not typical, the next ones say what a step takes
 
@@ -113,9 +116,26 @@ def describe_steps(recovery: Recovery) -> str:
     return f"a step takes {recovery.took_step_s:.3f} s after {recovery.policy}{expected}{before}"
 
 
-def describe_hand_over(step: int, leaving: Sequence[int], transfers: Sequence[LayerTransfer]) -> str:
-    """Return a line about what leaving workers have handed over, after which step."""
-    given = f"{len(transfers)} layers have gone to others" if transfers else "others hold all of their layers"
+def describe_forecast(costs: PhaseCosts, liveput: Liveput) -> str:
+    """Return a line about past losses, and what they forecast for the plan that was chosen."""
+    losses = costs.losses or LossHistory()
+    ahead_s = min(costs.repair_s, costs.change_s)
+    return (
+        f"{losses.lost} workers were lost in {losses.watched_s / 3600:.2f} hours of one worker; in the next "
+        f"{ahead_s / 60:.0f} minutes {liveput.expected_s / ahead_s:.1%} of the whole job's training is expected, and a "
+        f"layer is lost with a chance of {liveput.rollback_chance:.1%}"
+    )
+
+
+def describe_hand_over(step: int, leaving: Sequence[int], departure: DeparturePlan) -> str:
+    """Return a line about what leaving workers have handed over or saved, after which step."""
+    given = "others hold all of their layers"
+    if departure.transfers:
+        given = f"{len(departure.transfers)} layers have gone to others"
+    elif departure.saves:
+        given = "storage has all layers"
+    elif departure.given_up:
+        given = f"{departure.given_up} layers are lost with them"
     return f"workers {', '.join(map(str, leaving))} are about to leave after step {step}; {given}"
 
 

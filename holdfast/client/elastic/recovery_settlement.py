@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.client.elastic.pass_times import LayerPassTimes
+from holdfast.core.elastic.loss_forecast import LossHistory
 from holdfast.core.elastic.measured_speeds import UNMEASURED, MeasuredSpeeds, fit_speeds
 from holdfast.core.elastic.plan_ground import join_segments
 from holdfast.core.elastic.proposal import PhaseCosts
@@ -34,6 +35,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: tuple[tuple[int, int], ...] = ()  # (layer, step) in its memory
     stored: int = -1  # the newest whole step on storage
     broke_at: float = 0.0  # when its step broke off, by the wall clock; 0: it was in none
+    watched_s: float = 0.0  # since it met the others last
+    announced: int = 0  # workers whose end it was told of since then
     step_s: float = 0.0  # what its steps took lately
     rest_s: float = 0.0  # of that, all but the passes
     passes: tuple[LayerPassTimes, ...] = ()  # of its layers under this plan; () before enough steps were made
@@ -176,6 +179,16 @@ def _share_passes(reports: Sequence[RankReport]) -> dict[str, float]:
     if weights := [one.weights_s / total for one, total in timed if total and one.weights_s]:
         found["weights_share"] = statistics.median(weights)
     return found
+
+
+def count_losses(costs: PhaseCosts, reports: Sequence[RankReport], situation: PipelineSituation) -> PhaseCosts:
+    """Return the costs with what was lost since workers met last, and for how long they were watched."""
+    newest = max(report.meeting for report in reports)
+    watched_s = max(report.watched_s for report in reports if report.meeting == newest)
+    known = sum(report.meeting == newest for report in reports) + len(situation.lost)
+    unknown = len(situation.lost) - max(report.announced for report in reports)
+    losses = (costs.losses or LossHistory()).add(known, watched_s, max(0, unknown))
+    return msgspec.structs.replace(costs, losses=losses)
 
 
 def compare_workers(reports: Sequence[RankReport], layers: int, known: MeasuredSpeeds = UNMEASURED) -> MeasuredSpeeds:

@@ -7,8 +7,10 @@ import msgspec
 from holdfast.core.elastic.announced_departure_policy import MIGRATE, SAVE, propose_migration, propose_save
 from holdfast.core.elastic.drop_policy import DROP, propose_drop
 from holdfast.core.elastic.drop_then_replace_policy import HYBRID, propose_hybrid
+from holdfast.core.elastic.expected_liveput import Liveput, LossOutlook, expected_liveput
 from holdfast.core.elastic.first_plan import first_plan
 from holdfast.core.elastic.layer_owners import count_alike, count_owners
+from holdfast.core.elastic.loss_forecast import LossHistory, forecast_losses
 from holdfast.core.elastic.plan_faults import plan_faults
 from holdfast.core.elastic.plan_ground import Propose, survey
 from holdfast.core.elastic.proposal import Infeasible, PhaseCosts, Proposal
@@ -93,17 +95,39 @@ def cost_of(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, p
     stopped = sum(proposal.downtime_s.values()) + proposal.lost_steps * costs.step_s
     slow = proposal.slow_steps * costs.step_s * (1 / max(proposal.slow_rate, 0.01) - 1)
     degraded_s = min(costs.repair_s, costs.change_s)
-    later = (1 - proposal.rate_after) * degraded_s
-    expected = min(1.0, costs.failures_per_s * workers * degraded_s)
+    if costs.losses is None:
+        expected = min(1.0, costs.failures_per_s * workers * degraded_s)
+        later = (1 - proposal.rate_after) * degraded_s + expected * _next_failure_s(job, situation, costs, proposal)
+    else:
+        later = degraded_s - forecast_liveput(job, situation, costs, proposal).expected_s
     if any(proposal.plan.held[number] for number in situation.leaving):
-        expected += 1  # those that leave take their layers with them
-    next_s = expected * _next_failure_s(job, situation, costs, proposal)
+        later += _next_failure_s(job, situation, costs, proposal)  # those that leave take their layers with them
     back = _change_s(costs) if proposal.rate_after < 1 else 0.0
-    return workers * (stopped + slow + later + next_s + back)
+    return workers * (stopped + slow + later + back)
+
+
+def forecast_liveput(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> Liveput:
+    """Return what is expected of a proposal's plan until workers come or the plan changes for another reason, with the
+    losses that past ones forecast."""
+    plan = proposal.plan.then or proposal.plan
+    live_s = costs.detect_s + costs.abort_s + _change_s(costs)
+    outlook = LossOutlook(
+        forecast=forecast_losses(costs.losses or LossHistory()),
+        ahead_s=min(costs.repair_s, costs.change_s),
+        live_s=live_s,
+        rollback_s=live_s + costs.restart_s + job.layers * costs.storage_s,
+        unsaved_s=_unsaved_steps(situation, proposal) * costs.step_s,
+    )
+    return expected_liveput(job, plan.held, proposal.rate_after, outlook)
 
 
 def _change_s(costs: PhaseCosts) -> float:
     return costs.agree_s + costs.plan_s + costs.rebuild_s + costs.transfer_s + costs.verify_s
+
+
+def _unsaved_steps(situation: PipelineSituation, proposal: Proposal) -> int:
+    plan = proposal.plan
+    return 0 if plan.saves else max(0, plan.resume_step - 1 - max(0, situation.stored))
 
 
 def _next_failure_s(job: PipelineJob, situation: PipelineSituation, costs: PhaseCosts, proposal: Proposal) -> float:
@@ -114,6 +138,6 @@ def _next_failure_s(job: PipelineJob, situation: PipelineSituation, costs: Phase
     owners = count_owners(job.layers, alike)
     only = sum(any(owners[layer] == 1 for layer in mine) for mine in alike)  # who shares its layers is not among them
     alone = only / max(1, len(plan.held)) if all(owners) else 1.0
-    again = 0 if plan.saves else plan.resume_step - 1 - max(0, situation.stored)
-    rollback = costs.restart_s + job.layers * costs.storage_s + max(0, again) * costs.step_s
+    again = _unsaved_steps(situation, proposal)
+    rollback = costs.restart_s + job.layers * costs.storage_s + again * costs.step_s
     return costs.detect_s + costs.abort_s + _change_s(costs) + alone * rollback

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.core.elastic.loss_forecast import LossHistory
 from holdfast.model.pipeline_routes import RoutePlan, Semantics
 
 Phase = Literal["detect", "abort", "agree", "plan", "rebuild", "move", "restore", "save", "restart", "verify", "warm"]
@@ -61,7 +62,8 @@ class PhaseCosts(msgspec.Struct, frozen=True, kw_only=True):
     split_s: float = 0.0005  # that a layer takes longer for one microbatch if its backward pass is made in two halves
     repair_s: float = 3600.0  # until a lost worker is replaced by a new one
     change_s: float = 36000.0  # until the plan changes for another reason
-    failures_per_s: float = 0.0  # of one worker
+    failures_per_s: float = 0.0  # of one worker, where losses are not counted
+    losses: LossHistory | None = None  # as they were counted; plans are weighed by what that forecasts
     weight: float = 0.25  # of a new measurement in the running mean
 
     def seen_phase(self, name: str, seconds: float) -> "PhaseCosts":

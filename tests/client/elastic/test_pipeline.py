@@ -11,6 +11,8 @@ from torch import nn
 import holdfast
 from holdfast.client.elastic.rank_traffic import GroupsBrokenError
 from holdfast.client.snapshot.seal_fence import SEAL_FENCE
+from holdfast.core.elastic.plan_choice import POLICIES
+from holdfast.core.elastic.rebalanced_plans import REBALANCE
 from tests.client.one_rank_group import one_rank_group
 
 GOOD: dict[str, Any] = {
@@ -37,9 +39,12 @@ def test_what_cannot_be_is_refused_in_a_sentence(sentence: str) -> None:
     assert str(caught.value) == sentence
 
 
-def test_policies_that_are_not_carried_out_are_refused() -> None:
-    with pytest.raises(ValueError, match="just-in-time save"):
-        holdfast.ElasticPipeline(**GOOD, policies=["just-in-time save"])
+def test_only_policies_that_there_are_can_be_named() -> None:
+    holdfast.ElasticPipeline(**GOOD, policies=["live migration", "just-in-time save", "rebalance"])
+    with pytest.raises((TypeError, ValueError)) as caught:
+        holdfast.ElasticPipeline(**GOOD, policies=["hope"])
+    named = ", ".join((*POLICIES, REBALANCE))
+    assert str(caught.value) == f"'hope' is no policy; these are: {named}"
 
 
 def test_it_needs_a_group() -> None:
