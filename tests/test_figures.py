@@ -41,6 +41,7 @@ NOT_MEASURED = {
     "LADDER.md: Which remedy a cause gets": "limits of the rule",
     "LANGUAGE_MODEL.md: Asking a language model": "limits of the rule",
     "PROCESSES.md: What survives what": "limits of the rule",
+    "REPLAY.md: What to expect": "what `holdfast sim replay --trials 1000` prints",
     "REPLAY.md: When it does not work": "arithmetic",
     "SECURITY.md: What is promised": "limits of the rule",
     "SLURM.md: Versions": "versions",
@@ -76,7 +77,7 @@ NOT_IN_RECORD: dict[str, dict[str, str]] = {
     "BENCHMARKS.md: ByteRobust's evaluation": {
         **dict.fromkeys(("39.8", "6.77", "70.1", "99.2", "50"), "published"),
         **dict.fromkeys(("73.1", "11.4", "24.8", "8.6", "6.9", "11.2"), "published"),
-        **dict.fromkeys(("24.9", "23.3", "23.7", "24.5", "24.2", "24.3"), "sums of two recorded figures"),
+        **dict.fromkeys(("40.5", "41.7", "40.9", "43.1", "43.5", "44.6"), "sums of two recorded figures"),
         "96.0": "of ettr-20261116.json, which another section names",
     },
     "BENCHMARKS.md: Faults over NCCL": {"19.6": "the median of four lists"},
@@ -87,6 +88,7 @@ NOT_IN_RECORD: dict[str, dict[str, str]] = {
     ),
     "GPUS.md: Restarts": {"98": "what the rank was told to hold"},
     "LIMITS.md: Not shown": dict.fromkeys(("24.11", "26.05"), "versions"),
+    "REPLAY.md: With real processes": {"0.5": "how often the fault shows"},
     "SIMULATOR.md: What came out": {
         "0.55": "a price",
         **dict.fromkeys(("88.0", "88.3"), "of the model as it was before"),

@@ -279,3 +279,23 @@ def test_the_newest_step_is_stored_where_nodes_hold_copies_of_each_others_states
     job.ends(143)
     [stored] = (job.folder / "checkpoints").glob("step-*")
     assert int(stored.name[5:]) >= reached
+
+
+GIVES_UP = SLOW_STEPS.replace(
+    "    time.sleep(0.4)\n",
+    """    time.sleep(0.05)
+    dist.barrier()
+    if step == 15 and dist.get_rank() == 1:
+        raise ValueError("the batch has no labels")
+""",
+)
+
+
+@pytest.mark.slow
+def test_the_newest_step_of_all_ranks_is_stored_when_the_job_gives_up(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "1", script=GIVES_UP)
+    job.ends(93, patience_s=90)
+    [record] = job.report().incidents[-1:]
+    assert record.verdict.remedy == "give up", job.text()
+    [stored] = (job.folder / "checkpoints").glob("step-*")
+    assert stored.name == "step-00000014", "all that both ranks had made, though the next checkpoint was far away"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import monotonic, thread_time
 from typing import Any
 
-from holdfast.client.training.gpu_collective_progress import Dump, has_begun, has_ended, is_of_nccl
+from holdfast.client.training.gpu_collective_progress import has_begun, has_ended, is_of_nccl
 from holdfast.wire.rank_memory.network_look_writer import Buffer, NetworkLookLog
 from holdfast.wire.rank_memory.slot_writer import HOT, SLOT_BYTES, newest_record
 from holdfast.wire.rank_memory.slot_writer import RING_AT as SLOT_RING_AT
@@ -20,9 +20,8 @@ ReadStep = Callable[[], tuple[int, float]]  # the newest step, -1 if there is no
 
 _AGAIN_S = 1.0  # where there is nothing to look at yet
 _ORDERS_S = 0.25  # how often an order is looked for
-_SHARE = 0.002  # of a core that looks may take: dearer ones, as over NCCL, are made less often
+_SHARE = 0.005  # of a core that looks may take: dearer ones, as over NCCL, are made less often
 _GOLDEN = 0.618034  # multiples of it, without their whole part, lie evenly: looks keep no time with steps
-_STANDS = 3  # looks that find the same numbers before the entries are asked, as collectives may end out of their order
 
 
 def step_reader(memory: Buffer, place: str) -> ReadStep:
@@ -41,9 +40,7 @@ class NetworkLooks:
         self._log, self._read_step = log, read_step
         self._made = 0
         self._next_at = 0.0
-        self._open: dict[str, tuple[int, int]] = {}  # by group: entered and ended, as the last looks found them
-        self._stands: dict[str, int] = {}  # and how many in a row
-        self._settled: dict[str, tuple[int, int]] = {}  # numbers at which nothing is open
+        self._settled: dict[str, tuple[int, int]] = {}  # by group: entered and ended, at which nothing was open
 
     @property
     def next_at(self) -> float:
@@ -81,26 +78,20 @@ class NetworkLooks:
         return counted is not None and self.has_open_count(counted)
 
     def has_open_count(self, dump: Callable[..., bytes]) -> bool:
-        """Return whether a group has entered more collectives than have ended."""
+        """Return whether a group has entered more collectives than have ended. Gloo ends them in any order, and torch
+        counts up to the one that has ended last; so where its counts differ, the entries tell."""
         statuses = pickle.loads(dump(False, False, False)).get("pg_status", {})
         found = {
             group: (status["last_enqueued_collective"], status["last_completed_collective"])
             for group, status in statuses.items()
             if status["last_enqueued_collective"] > max(0, status["last_completed_collective"])
         }
-        self._stands = {
-            group: self._stands.get(group, 0) + 1 if self._open.get(group) == counts else 1
-            for group, counts in found.items()
-        }
-        self._open = found
-        if any(self._stands[group] == _STANDS for group in found):
-            self._settle(pickle.loads(dump(True, False, False)))
-        return any(self._settled.get(group) != counts for group, counts in found.items())
-
-    def _settle(self, dump: Dump) -> None:
-        """Note the groups of which every collective that is recorded has ended."""
-        still = {str(e.get("pg_id")) for e in dump.get("entries", ()) if not e["is_p2p"] and not has_ended(e)}
-        self._settled = {group: counts for group, counts in self._open.items() if str(group) not in still}
+        if all(self._settled.get(group) == counts for group, counts in found.items()):
+            return False
+        entries = pickle.loads(dump(True, False, False)).get("entries", ())
+        still = {str(e.get("pg_id")) for e in entries if not e["is_p2p"] and not has_ended(e)}
+        self._settled = {group: counts for group, counts in found.items() if str(group) not in still}
+        return len(self._settled) < len(found)
 
 
 def has_open_entry(dump: dict[str, Any]) -> bool:

@@ -1,14 +1,14 @@
 """Decides how many looks at a rank's network to order, and how far apart: many at first, and then a few now and then.
 
-A look costs the rank's process some ten microseconds on gloo. A first profile takes some steps. Later looks only keep
-it true, so they take far less than a thousandth of the time.
+A look that finds nothing open costs the rank's process some ten microseconds on gloo, another one below a millisecond.
+A first profile takes some steps. Later looks only keep it true, and take far less than a thousandth of the time.
 """
 
 import msgspec
 
 from holdfast.core.snapshots.step_network_profile import PARTS, SAMPLES
 
-_LATER, _LATER_S = 64, 30.0  # so many looks in so many seconds once there is a profile
+_LATER, _LATER_S = 32, 30.0  # so many looks in so many seconds once there is a profile
 _GIVEN_UP_S = 60.0  # looks that have not come by then, and their usual time, are not waited for
 _LEAST_STEPS = 2  # that a rank has made before its pace is known
 
