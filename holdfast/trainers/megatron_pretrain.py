@@ -32,9 +32,7 @@ Values = dict[str, Any]
 Part = Callable[..., Any]
 
 
-def hold_pretrain(
-    *, path: str | os.PathLike[str] | None = None, every: int | str | None = None, keep: int = 3
-) -> None:
+def hold_pretrain(*, path: str | os.PathLike[str] | None = None, every: int | str | None = None, keep: int = 3) -> None:
     """Make Megatron-LM's `pretrain` resume from the newest state, report its steps, and save its state after each of
     them. If holdfast has no state, Megatron's own newest whole checkpoint of `--load` is used. The options are those of
     a Checkpointer.

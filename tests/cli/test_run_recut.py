@@ -5,7 +5,6 @@ those of a calm run that was divided anew at the same steps, by checkpoints on s
 """
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +30,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 import holdfast
 folder, mesh_kind = sys.argv[1], os.environ.get("HOLDFAST_MESH", "rows")
 steps = int(os.environ.get("HOLDFAST_STEPS", "{STEPS}"))
@@ -45,6 +43,7 @@ mesh = None
 if mesh_kind == "copies":
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
 if mesh_kind == "columns":
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     both = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
     parallelize_module(net, both["tp"], {{"0": ColwiseParallel(), "2": RowwiseParallel()}})
     mesh = both["dp"]
@@ -138,8 +137,8 @@ def test_a_lost_node_s_state_is_cut_anew_from_memory_and_back_without_any_storag
     [record], [change] = job.report().incidents, job.report().changes
     shrunk, grown = record.resumed_from or 0, change.resumed_from or 0
     assert 0 < shrunk <= 19 and grown == 29
-    resumed = re.findall(r"resuming from step (\d+) in memory, which (\d+) ranks have saved, cut anew", job.text())
-    assert {(str(shrunk), "3"), (str(grown), "2")} <= set(resumed)
+    for step, ranks in ((shrunk, 3), (grown, 2)):
+        assert job.text().count(f"resuming from step {step} in memory, which {ranks} ranks have saved, cut anew") == 1
     two, three = restored(job, 2), restored(job, 3)
     assert [(words[0], words[4]) for words in two] == [(str(shrunk), "2")] * 2
     assert [(words[0], words[4]) for words in three] == [(str(grown), "3")] * 3
@@ -154,6 +153,7 @@ def test_meshes_of_two_dimensions_are_cut_anew_though_there_is_storage(start: St
     store = tmp_path / "stored"
     flags = ("--nnodes", "2", "--min-nodes", "1", "--nproc-per-node", "2", *QUICK)
     job = start(*flags, script=TRAIN, HOLDFAST_GATES="20", HOLDFAST_MESH=kind, HOLDFAST_STORE=str(store))
+    job.patience_s = 400.0  # four ranks import what builds a mesh, perhaps at once
     reaches(job, 19)
     [lost] = [view["node"] for view in job.status()["nodes"] if view["ranks"] == "2-3"]
     lose(job, lost)
@@ -198,9 +198,9 @@ def test_what_cannot_be_cut_is_told_and_storage_is_used(start: Start, tmp_path: 
     (job.folder / "go-20").touch()
     job.ends(0)
     [record] = job.report().incidents
-    why = r"and cannot be cut anew for (\d+): several groups of ranks had different tensors named (\w+)"
-    assert ("1", "table") in re.findall(why, job.text())
+    why = "several groups of ranks had different tensors named table"
+    assert job.text().count(f"in memory was saved by 2 ranks and cannot be cut anew for 1: {why}") == 1
     [(step, source, _)] = restored(job, 2)
     assert source == "storage" and record.resumed_from == int(step) in (5, 10, 15)
-    assert not re.search(r"no snapshots are taken", job.text())
+    assert job.text().count("no snapshots are taken") == 0
     job.check_replay()

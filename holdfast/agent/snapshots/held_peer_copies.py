@@ -46,6 +46,8 @@ class HeldPeerCopies:
         self._memory = memory
         self._plans = PeerLayouts(notes)
         self._backups: dict[int, PeerArena] = {}
+        self._names: dict[int, str] = {}  # of the memory of these, where it is not the rank's number
+        self._older: dict[str, PeerArena] = {}  # of another number of ranks, until the next floor is held
         self._coming: dict[int, IncomingCopy] = {}
         self._given_up: dict[int, list[PushTarget]] = {}  # into whose memory a last chunk may still come
         self.pairs = ParityCopies(notes, self._plans, self._memory, ports.report_progress)
@@ -58,9 +60,11 @@ class HeldPeerCopies:
         self._memory.use_loop(loop)
 
     def adopt_arena(self, name: str, arena: Arena) -> None:
-        name = name.removeprefix(PREFIX)
-        if name == str(arena.rank):
-            self._backups[arena.rank] = PeerArena(arena)
+        name, rank = name.removeprefix(PREFIX), arena.rank
+        if name == str(rank) and rank in self._backups:
+            self._older[name] = PeerArena(arena)
+        elif name in (str(rank), _later_name(rank, arena.world)):
+            self._replace_copies(name, PeerArena(arena))
         else:
             self.pairs.adopt_arena(name, arena)
 
@@ -71,15 +75,15 @@ class HeldPeerCopies:
             self._sound.clear()
             for rank in [*self._coming]:
                 self._give_up_copy(rank)
-            for backup in self._backups.values():
+            for backup in self._all_backups():
                 backup.forget_left(launch)
         self.pairs.begin_launch(launch)
 
     def list_copies(self) -> Iterator[tuple[Arena, SealedSnapshot, bool]]:
         """Yield each sealed copy with its arena, and whether it is the rank's whole image."""
         with self._lock:
-            for rank, backup in self._backups.items():
-                plan = self._plans.get(rank, backup.arena.layout.hex())
+            for backup in self._all_backups():
+                plan = self._plans.get(backup.arena.rank, backup.arena.layout.hex())
                 for one in backup.arena.list_sealed() if plan else ():
                     yield backup.arena, one, plan is not None and plan.image_bytes == backup.arena.image_bytes
 
@@ -92,8 +96,32 @@ class HeldPeerCopies:
                 if not backup.pin_step(floor) and rank not in self._coming:
                     backup.unpin()
                     del self._backups[rank]
-                    left.append(f"{PREFIX}{rank}")
+                    left.append(f"{PREFIX}{self._names.pop(rank, str(rank))}")
+            for name, backup in self._older.items():
+                backup.unpin()
+                left.append(f"{PREFIX}{name}")
+            self._older.clear()
         return left
+
+    def _all_backups(self) -> list[PeerArena]:
+        return [*self._backups.values(), *self._older.values()]
+
+    def _replace_copies(self, name: str, backup: PeerArena) -> None:
+        """Make this the memory of its rank's copies. If it has another name than the memory before, which is of another
+        number of ranks, that stays: until the next floor is held, a failure may lead back to it."""
+        rank = backup.arena.rank
+        before = self._backups.get(rank)
+        if before and name != (known := self._names.get(rank, str(rank))):
+            self._older[known] = before
+        self._backups[rank], self._names[rank] = backup, name
+
+    def _name_memory(self, ask: PeerRequest) -> tuple[PeerArena | None, str]:
+        """Return the memory with the rank's copies, and the name of the memory for the pushed copy. If the copies are
+        of another number of ranks, it gets memory of its own."""
+        found, name = self._backups.get(ask.rank), self._names.get(ask.rank, str(ask.rank))
+        if found and found.arena.world != ask.world and found.arena.list_sealed():
+            return None, _later_name(ask.rank, ask.world)
+        return found, name
 
     # --- a peer's copies come in -------------------------------------------------------------------------------
 
@@ -115,14 +143,14 @@ class HeldPeerCopies:
         if sum(sizes) != ask.bytes:
             return PeerRefusal(f"a copy of rank {ask.rank} has {sum(sizes)} bytes by its layout, not {ask.bytes}")
         try:
-            found, layout = self._backups.get(ask.rank), bytes.fromhex(ask.layout)
-            backup = self._memory.fit_arena(found, str(ask.rank), layout, ask, ask.bytes)
+            found, name = self._name_memory(ask)
+            backup = self._memory.fit_arena(found, name, bytes.fromhex(ask.layout), ask, ask.bytes)
         except (OSError, ArenaError, TimeoutError) as e:
             return PeerRefusal(f"no memory for a copy of rank {ask.rank}: {e}")
         with self._lock:
             if why := refuse_generation(ask.generation, self._generation):
                 return PeerRefusal(why)
-            self._backups[ask.rank] = backup
+            self._replace_copies(name, backup)
             return self._incoming_target(backup, ask, sizes)
 
     def _incoming_target(self, backup: PeerArena, ask: PeerRequest, sizes: list[int]) -> PushTarget | PeerRefusal:
@@ -196,9 +224,10 @@ class HeldPeerCopies:
             if own.arena.layout.hex().startswith(ask.layout):
                 yield own.arena, ask.ranges
         with self._lock:
-            backup = self._backups.get(ask.rank)
-        if backup and backup.arena.layout.hex().startswith(ask.layout):
-            yield backup.arena, self._compact_ranges(ask)
+            backups = [backup.arena for backup in self._all_backups() if backup.arena.rank == ask.rank]
+        for arena in backups:
+            if arena.layout.hex().startswith(ask.layout):
+                yield arena, self._compact_ranges(ask)
 
     def _pin_sound(self, arena: Arena, ask: PeerRequest) -> SnapshotPin | None:
         """Pin the requested snapshot; return None if no undamaged one is here. Damaged snapshots are dropped."""
@@ -228,6 +257,11 @@ class HeldPeerCopies:
             return ()
         shifts = {(a, b): shift for a, b, shift in found}
         return tuple((a + shifts[a, b], b + shifts[a, b]) for a, b in ask.ranges)
+
+
+def _later_name(rank: int, world: int) -> str:
+    """Return the name of memory for copies of a rank, beside those of the rank of another number of ranks."""
+    return f"{rank}.{world}"
 
 
 def _do_nothing() -> None:
