@@ -24,8 +24,8 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
 
 # Each pass forward, each input half and each weights half of a layer takes some time without a processor.
 SLOW = {
-    '        strike("forward")\n': '        strike("forward")\n        time.sleep(0.004)\n',
-    '        strike("backward")\n': '        strike("backward")\n        time.sleep(0.004)\n',
+    '        strike("forward")\n': '        strike("forward")\n        time.sleep(0.02)\n',
+    '        strike("backward")\n': '        strike("backward")\n        time.sleep(0.02)\n',
     "self.linear(x)": "nn.functional.linear(x, Late.apply(self.linear.weight), self.linear.bias)",
     "class Residual": """class Late(torch.autograd.Function):
     @staticmethod
@@ -33,7 +33,7 @@ SLOW = {
         return weight.clone()
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(0.004)
+        time.sleep(0.02)
         return gradient
 
 class Residual""",

@@ -206,6 +206,7 @@ class PipelineRecovery:
             took_s=time.time() - broke_at,
             phases=phases,
             kept=len(held.reused),
+            halves=held.plan.halves,
             before_step_s=max(report.step_s for report in reports),
             expected_step_s=self._expected_step_s,
         )

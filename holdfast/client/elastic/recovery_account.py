@@ -37,6 +37,7 @@ class Recovery(NamedTuple):
     expected_step_s: float = 0.0  # what it was expected to take afterwards; 0: too few steps were timed to say
     took_step_s: float = 0.0  # what it took in the first steps afterwards; 0: they have not been made yet
     kept: int = 0  # microbatches of the step that broke off, of which all gradients were there
+    halves: bool = False  # backward passes are made in two halves from now on
 
 
 class StepWatch:
@@ -99,12 +100,13 @@ def describe_recovery(recovery: Recovery) -> str:
     """Return a line about a finished recovery: what was done, its expected cost and its real cost."""
     again = f"{recovery.again} steps are made again" if recovery.again else "no step is made again"
     kept = f"; of the next one {recovery.kept} microbatches are there already" if recovery.kept else ""
+    halves = "; backward passes are made in halves" if recovery.halves else ""
     phases = ", ".join(
         f"{name} {times.took_s:.2f} for {times.expected_s:.2f}" for name, times in recovery.phases.items()
     )
     return (
         f"{recovery.policy} on {recovery.workers} workers after step {recovery.step}: {recovery.reason}; {again}"
-        f"{kept}; {recovery.semantics.name}; {recovery.took_s:.2f} s since a step broke off, "
+        f"{kept}{halves}; {recovery.semantics.name}; {recovery.took_s:.2f} s since a step broke off, "
         f"{recovery.expected_s:.2f} s expected{f' ({phases})' if phases else ''}"
     )
 

@@ -132,7 +132,7 @@ def _renumber(plan: RoutePlan | None, numbers: dict[int, int], world: int) -> Ro
         if route not in known:
             known[route] = tuple(RouteSegment(numbers[s.worker], s.first, s.end) for s in route)
     routes = tuple(known[route] for route in plan.routes)
-    return RoutePlan(held=tuple(held), routes=routes, resume_step=plan.resume_step)
+    return RoutePlan(held=tuple(held), routes=routes, resume_step=plan.resume_step, halves=plan.halves)
 
 
 def find_finished(reports: Sequence[RankReport], plan: RoutePlan) -> dict[int, Route]:

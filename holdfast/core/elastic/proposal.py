@@ -59,7 +59,7 @@ class PhaseCosts(msgspec.Struct, frozen=True, kw_only=True):
     kappa: float = 1.0  # the share of a pipeline's filling and draining that foreign microbatches cannot use
     forward_share: float = 1 / 3  # of a layer's passes for one microbatch
     weights_share: float = 0.0  # and for the gradients of its weights; 0: not measured
-    split_s: float = 0.0005  # that a layer takes longer for one microbatch if its backward pass is made in two halves
+    split_s: float = 0.001  # that a layer takes longer for one microbatch if its backward pass is made in two halves
     repair_s: float = 3600.0  # until a lost worker is replaced by a new one
     change_s: float = 36000.0  # until the plan changes for another reason
     failures_per_s: float = 0.0  # of one worker, where losses are not counted

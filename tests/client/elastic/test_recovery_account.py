@@ -92,6 +92,11 @@ def test_what_rank_0_says() -> None:
         "next one 3 microbatches are there already; EXACT; 2.10 s since a step broke off, 1.60 s expected (rebuild "
         "1.50 for 1.10, move 0.60 for 0.50)"
     )
+    assert describe_recovery(recovery._replace(halves=True)) == (
+        "replace on 4 workers after step 4: 1 standbys take the places of those lost; no step is made again; backward "
+        "passes are made in halves; EXACT; 2.10 s since a step broke off, 1.60 s expected (rebuild 1.50 for 1.10, "
+        "move 0.60 for 0.50)"
+    )
     assert describe_steps(recovery) == "a step takes 0.412 s after replace, 0.405 s expected, 0.310 s before"
     assert (
         describe_steps(recovery._replace(expected_step_s=0.0)) == "a step takes 0.412 s after replace, 0.310 s before"

@@ -59,6 +59,23 @@ def test_an_earlier_plan_is_told_in_the_numbers_of_today() -> None:
     assert situation.stored == -1 and situation.held == ((1,), (), (0,))
 
 
+def test_an_earlier_plan_keeps_its_halves() -> None:
+    plan = msgspec.structs.replace(PLAN, halves=True)
+    reports = [msgspec.structs.replace(report(worker, 4), plan=plan) for worker in (0, 1, 3)]
+    situation = describe_situation(reports, settle_step(reports))
+    assert situation.earlier is not None and situation.earlier.halves
+
+
+def test_shares_of_passes_are_those_of_the_workers_in_the_middle() -> None:
+    passes = [(LayerPassTimes(0, 1.0, 3.0, weights), LayerPassTimes(1, 2.0, 2.0, weights)) for weights in (0.0, 1.0)]
+    whole, halves = (
+        choose_costs([msgspec.structs.replace(report(0, 4), step_s=9.0, passes=one)], MeasuredSpeeds(unit_s=4.0))
+        for one in passes
+    )
+    assert (whole.forward_share, whole.weights_share) == (0.375, 0.0)
+    assert (halves.forward_share, halves.weights_share) == (0.375, 0.25)
+
+
 def test_who_missed_the_newest_plan_has_no_place_in_it() -> None:
     late = msgspec.structs.replace(report(1, 4), meeting=0, plan=None)
     situation = describe_situation([report(0, 4), late], settle_step([report(0, 4), late]))
