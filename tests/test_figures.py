@@ -45,6 +45,7 @@ NOT_MEASURED = {
     "REPLAY.md: When it does not work": "arithmetic",
     "SECURITY.md: What is promised": "limits of the rule",
     "SLURM.md: Versions": "versions",
+    "SNAPSHOTS.md: On a peer": "limits of the rule",
     "DIAGNOSE.md: How the first cause is found": "limits of the rule",
     "DST.md: Past defects, kept": "how often a fault strikes",
     "PROBES.md: Which node is bad": "a limit of the rule",
