@@ -5,6 +5,7 @@ memory. So the writer of a shared file has a rollback journal, and locks the fil
 such a file take no lock. They may meet pages of two instants, so they must check what they read, and look again.
 """
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -16,6 +17,7 @@ from holdfast.journal.journal_errors import JournalError, JournalFullError, Jour
 _CHUNK = 1 << 20
 _HAS_LOG = b"\x02"  # in the header of a file with a write-ahead log
 _MODE_AT = 18
+_OWNERS = 0o600
 _BUSY_S, _HELD_S = 5.0, 1.0  # to wait for a lock; the writer of a shared file keeps it
 _NO_MEMORY_BESIDE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 _NO_LOCKS = (sqlite3.SQLITE_IOERR_LOCK, sqlite3.SQLITE_IOERR_RDLOCK, sqlite3.SQLITE_IOERR_CHECKRESERVEDLOCK)
@@ -76,7 +78,17 @@ def version_without_log(path: Path) -> tuple[int, ...]:
 
 
 def open_to_write(path: Path, *, shared: bool) -> sqlite3.Connection:
+    make_private(path)
     return _connect(path, "rwc", _HELD_S if shared else _BUSY_S)
+
+
+def make_private(path: Path, *, anew: bool = False) -> None:
+    """Make the file, for its owner alone, if it is not there; SQLite gives its mode to those that it keeps beside it.
+    If that fails, SQLite tells why when it opens the file. With `anew`, remove the one that is there."""
+    if anew:
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNERS))
 
 
 def set_modes(db: sqlite3.Connection, *, shared: bool) -> None:
@@ -136,6 +148,7 @@ def _code_of(why: Exception) -> int:
 
 
 def copy_durably(source: Path, target: Path) -> None:
+    make_private(target)
     with source.open("rb") as given, target.open("wb") as taken:
         while chunk := given.read(_CHUNK):
             taken.write(chunk)

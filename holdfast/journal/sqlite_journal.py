@@ -250,7 +250,7 @@ class SqliteJournal:
                 sqlite_file.copy_durably(found, found.with_name(f"damaged-{self._epoch}-{found.name}"))
         start, epoch = self._start, self._epoch
         part = self._path.with_name(f"{self._path.name}.part")
-        part.unlink(missing_ok=True)
+        sqlite_file.make_private(part, anew=True)
         self._db.close()
         self._db = sqlite3.connect(part, isolation_level=None)
         self._db.execute("pragma synchronous = full")

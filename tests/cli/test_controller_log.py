@@ -102,3 +102,4 @@ def test_what_the_console_is_told_is_masked(tmp_path: Path) -> None:
     say("n1 is gone: correct-horse-battery\nholdfast: password=hunter2")
     say._file.close()
     assert (tmp_path / "said.log").read_text() == "holdfast: n1 is gone: <secret>\n  holdfast: password=<secret>\n"
+    assert (tmp_path / "said.log").stat().st_mode & 0o777 == 0o600

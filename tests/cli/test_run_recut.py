@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 import holdfast
-folder, mesh_kind = sys.argv[1], os.environ.get("HOLDFAST_MESH", "rows")
+folder, mesh_kind = sys.argv[1], os.environ.get("HOLDFAST_KIND", "rows")
 steps = int(os.environ.get("HOLDFAST_STEPS", "{STEPS}"))
 gates = [int(gate) for gate in os.environ.get("HOLDFAST_GATES", "").split(",") if gate]
 torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def calm_run(folder: Path, kind: str, legs: list[tuple[int, int]]) -> None:
         done = subprocess.run(
             words,
             cwd=folder,
-            env=env | {"HOLDFAST_MESH": kind},
+            env=env | {"HOLDFAST_KIND": kind},
             capture_output=True,
             text=True,
             timeout=300,
@@ -152,7 +152,7 @@ def test_a_lost_node_s_state_is_cut_anew_from_memory_and_back_without_any_storag
 def test_meshes_of_two_dimensions_are_cut_anew_though_there_is_storage(start: Start, tmp_path: Path, kind: str) -> None:
     store = tmp_path / "stored"
     flags = ("--nnodes", "2", "--min-nodes", "1", "--nproc-per-node", "2", *QUICK)
-    job = start(*flags, script=TRAIN, HOLDFAST_GATES="20", HOLDFAST_MESH=kind, HOLDFAST_STORE=str(store))
+    job = start(*flags, script=TRAIN, HOLDFAST_GATES="20", HOLDFAST_KIND=kind, HOLDFAST_STORE=str(store))
     job.patience_s = 400.0  # four ranks import what builds a mesh, perhaps at once
     reaches(job, 19)
     [lost] = [view["node"] for view in job.status()["nodes"] if view["ranks"] == "2-3"]

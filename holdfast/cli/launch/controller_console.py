@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,7 +36,8 @@ class SaidLog:
 
     def __init__(self, run_dir: Path, mask: Masker) -> None:
         self._mask = mask
-        self._file = (run_dir / "said.log").open("a", encoding="utf-8", errors="replace")
+        fd = os.open(run_dir / "said.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = os.fdopen(fd, "a", encoding="utf-8", errors="replace")
 
     def __call__(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nor must a full disk
