@@ -28,7 +28,7 @@ from holdfast.model.last_words_diagnosis import Diagnosis
 
 OUTSIDE = CORPUS / "outside"
 # First letters of names, in order of collection.
-ROUNDS = ("abcd", "ef", "ghij", "kl", "mn", "opq", "r", "s", "t", "uvw", "xy", "z")
+ROUNDS = ("abcd", "ef", "ghij", "kl", "mn", "opq", "r", "s", "t", "uvw", "xy", "z", "0")
 OF_OUTSIDE = 2.0  # weight of a log from outside
 PENALTY = 5e-6
 TWICE = 2  # a word of fewer logs is not learned

@@ -8,6 +8,7 @@ from holdfast.core.incident.incident_text import describe_exit
 from holdfast.core.log_analysis.action_choice import ASK, EVICT, choose_action
 from holdfast.core.log_analysis.catalog_hits import CatalogHit, find_hits
 from holdfast.core.log_analysis.collective_mismatch import find_mismatch
+from holdfast.core.log_analysis.driver_hang import find_driver_hangs
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN, CatalogRow, FailureCatalog, FailureClass
 from holdfast.core.log_analysis.holdfast_console_log import (
     ConsoleIncident,
@@ -57,6 +58,7 @@ def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosi
 
 def _classify_lines(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosis:
     hits = [*find_hits(case.lines, catalog), *find_mismatch(case.lines), *find_divergence(case.lines)]
+    hits += find_driver_hangs(case.lines)
     summary = summarize_lines(case.lines)
     hits = [hit for hit in hits if not summary.is_about_another(hit.said)]
     hits, hints = [hit for hit in hits if hit.row.role != "hint"], [hit for hit in hits if hit.row.role == "hint"]

@@ -80,6 +80,7 @@ class RaisedException(msgspec.Struct, kw_only=True):
     ignored: bool = False  # in a destructor or the like, where nobody can catch it
     raising: str = ""  # the statement below its last frame, if that raises a new exception
     statement: str = ""  # the statement below its last frame
+    torn: bool = False  # frames below the last one were left out: it shows no statement, as others do
 
     @property
     def name(self) -> str:
@@ -106,13 +107,13 @@ class RaisedException(msgspec.Struct, kw_only=True):
     @property
     def stack(self) -> str:
         """The words before the traceback, the statement of the innermost frame after "> ", and then the frames, one per
-        line; the innermost is last, so that a row's pattern can anchor to it. Of very many or very long frames only
-        some is told: rows search it."""
+        line; the innermost is last, so that a row's pattern can anchor to it, or "..." if it was left out. Of very many
+        or very long frames only some is told: rows search it."""
         half = _STACK_FRAMES // 2
         frames = self.frames if len(self.frames) <= 2 * half else [*self.frames[:half], *self.frames[-half:]]
         told = (f"{frame.file[-_FILE_CHARS:]} {frame.function[:_FUNCTION_CHARS]}" for frame in frames)
         statement = (f"> {self.statement[:_STATEMENT_CHARS]}",) if self.statement else ()
-        return "\n".join((self.before, *statement, *told))
+        return "\n".join((self.before, *statement, *told, *(("...",) if self.torn else ())))
 
     @property
     def origin(self) -> str:
@@ -139,6 +140,7 @@ class _TracebackParser:
         self._code: LogLine | None = None  # the last line of code shown
         self._raising = ""  # the statement that raises, shown below the last frame
         self._statement = ""  # what is shown below the last frame
+        self._shown = False  # whether a statement is shown below any frame
         self._headless = False
         self._indent = 0
         self._waited = 0
@@ -185,7 +187,7 @@ class _TracebackParser:
     def _begin_traceback(self, indent: int, kind: str) -> None:
         self._inner = kind == "Original " or (not self._link and self._is_wrapped())
         self._frames, self._indent, self._waited = [], indent, 0
-        self._headless, self._statement = False, ""
+        self._headless, self._statement, self._shown = False, "", False
         self._before, self._last = self._last, ""
 
     def _is_wrapped(self) -> bool:
@@ -209,7 +211,7 @@ class _TracebackParser:
         found = _RAISED.match(text.strip())
         if self._frames and indent > self._indent + 2:
             said.code, self._code = True, said
-            words = text.strip()
+            words, self._shown = text.strip(), True
             self._statement = f"{self._statement} {words}".lstrip()[:_STATEMENT_CHARS]
             self._raising = f"{self._raising} {words}" if self._raising else words if words.startswith("raise ") else ""
         elif self._frames is not None:
@@ -253,6 +255,7 @@ class _TracebackParser:
             ignored=self._ignored,
             raising=self._raising if frames else "",
             statement=self._statement if frames else "",
+            torn=bool(frames) and self._shown and not self._statement and frames[-1].file.endswith(".py"),
         )
         self._before = self._last = ""
         self._ignored = False

@@ -1,6 +1,10 @@
 """What was raised where, and what led to it."""
 
+import pytest
+
+from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.core.log_analysis.tracebacks import CUT, ExceptionChain, parse_tracebacks
+from holdfast.logs import catalog_files
 from tests.core.words.knowing import said
 
 LIB = "/opt/conda/lib/python3.11/site-packages/torch"
@@ -266,3 +270,56 @@ ValueError: a message of its own
     assert joined is not None and joined.raw.strip().startswith("An attempt")
     assert joined.text.startswith("RuntimeError: An attempt has been made to start a new process before the current")
     assert other.joined_message() is None
+
+
+@pytest.mark.parametrize(("below", "torn"), [("", True), ("    self.reduce(bucket)\n", False)])
+def test_a_last_frame_without_its_statement_is_not_who_raised(below: str, torn: bool) -> None:
+    text = f"""
+Traceback (most recent call last):
+  File "/workspace/train.py", line 88, in <module>
+    main()
+  File "{LIB}/nn/parallel/distributed.py", line 447, in forward
+{below}UnboundLocalError: local variable 'total' referenced before assignment
+"""
+    (trace,) = traces(text)
+    assert trace.last.torn is torn and trace.last.stack.endswith("...") is torn
+    klass = classify_failure(FailureEvidence(lines=said(text)), catalog_files.load_failures()).klass
+    assert klass == ("python_exception" if torn else "framework_runtime_error")
+
+
+@pytest.mark.parametrize("file", ["pandas/_libs/index.pyx", "<string>"])
+def test_frames_that_never_show_a_statement_are_whole(file: str) -> None:
+    (trace,) = traces(f"""
+Traceback (most recent call last):
+  File "/workspace/train.py", line 88, in <module>
+    main()
+  File "{file}", line 138, in get_loc
+KeyError: 'tokens'
+""")
+    assert not trace.last.torn
+
+
+def test_a_call_that_does_not_fit_its_function_is_the_callers() -> None:
+    text = f"""
+Traceback (most recent call last):
+  File "/workspace/train.py", line 88, in <module>
+    main()
+  File "{LIB}/nn/parallel/distributed.py", line 447, in forward
+    output = self.module(*inputs, **kwargs)
+TypeError: Net.forward() takes from 2 to 3 positional arguments but 5 were given
+"""
+    found = classify_failure(FailureEvidence(lines=said(text)), catalog_files.load_failures())
+    assert found.klass == "python_exception"
+
+
+def test_a_library_that_stumbles_while_it_is_imported_lacks_another() -> None:
+    text = """
+Traceback (most recent call last):
+  File "/workspace/train.py", line 3, in <module>
+    from nemo.core import Loss
+  File "/opt/src/nemo/core/__init__.py", line 16, in <module>
+    from nemo.core.classes import *
+AttributeError: type object 'LightningModule' has no attribute 'trainer'
+"""
+    found = classify_failure(FailureEvidence(lines=said(text)), catalog_files.load_failures())
+    assert found.klass == "import_dependency"
