@@ -76,7 +76,7 @@ class Divided:
 
     async def ask(self, rank: int, generation: int = 2) -> StateGrant:
         answer = await self.fleet.nodes[self.names[rank]].ask(StateRequest(rank=rank, generation=generation))
-        assert isinstance(answer, StateGrant), answer
+        assert isinstance(answer, StateGrant), (answer, {name: node.said for name, node in self.fleet.nodes.items()})
         return answer
 
     def check(self, rank: int, state: StateGrant) -> None:

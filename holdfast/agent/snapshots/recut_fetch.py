@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.agent.snapshots.keeper_interfaces import KeeperLinks, KeeperNotes
 from holdfast.agent.snapshots.parity_decoder import KeeperSource, ParityDecoder
+from holdfast.agent.snapshots.state_fetch import try_each_holder
 from holdfast.checkpoint.image_layout import ImageItem, ImageLayout
 from holdfast.checkpoint.image_recut import (
     ImageRecut,
@@ -223,14 +224,7 @@ class RecutFetch:
         return sorted(found, key=lambda kept: (kept.node != own, not kept.whole, kept.node))
 
     def _try_each(self, rank: int, holders: list[CopySummary], do: Callable[[CopySummary], T]) -> T:
-        why, error = "no node has it", TransportError
-        for kept in holders:
-            try:
-                return do(kept)
-            except TransportError as e:
-                why = f"{kept.node}: {e}"
-                error = LinkError if isinstance(e, LinkError) else error
-        raise error(f"cannot fetch what rank {rank} had at step {self._restore.step}: {why}")
+        return try_each_holder(holders, do, f"what rank {rank} had at step {self._restore.step}")
 
 
 def _batch_reads(pieces: Iterable[tuple[RecutPiece, int]], image: memoryview) -> Iterator[list[_Read]]:

@@ -95,17 +95,21 @@ class StateFetch:
         found = [k for k in self._restore.kept if k.rank == rank and k.node in self._restore.keepers]
         return sorted(found, key=lambda kept: (kept.node not in named, not kept.whole, kept.node))
 
-    def _try_each(self, holders: list[CopySummary], do: Callable[[CopySummary], T]) -> T:
-        """Call `do` for one holder after another and return the first result. Raise TransportError if all fail; raise a
-        LinkError if some holder may be out of reach only for now."""
-        why, error = "no node has it", TransportError
-        for kept in holders:
-            try:
-                return do(kept)
-            except TransportError as e:
-                why = f"{kept.node}: {e}"
-                error = LinkError if isinstance(e, LinkError) else error
-        raise error(f"cannot fetch the state of rank {self._rank} at step {self._restore.step}: {why}")
+    def _try_each(self, holders: Sequence[CopySummary], do: Callable[[CopySummary], T]) -> T:
+        return try_each_holder(holders, do, f"the state of rank {self._rank} at step {self._restore.step}")
+
+
+def try_each_holder(holders: Sequence[CopySummary], do: Callable[[CopySummary], T], state: str) -> T:
+    """Call `do` for one holder of a state after another and return the first result. Raise TransportError if all fail;
+    raise a LinkError if some holder may be out of reach only for now."""
+    why, error = "no node has it", TransportError
+    for kept in holders:
+        try:
+            return do(kept)
+        except TransportError as e:
+            why = f"{kept.node}: {e}"
+            error = LinkError if isinstance(e, LinkError) else error
+    raise error(f"cannot fetch {state}: {why}")
 
 
 def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:
