@@ -17,7 +17,7 @@ from tests.conftest import job_environment
 pytestmark = pytest.mark.timeout(200)
 JOB = Path(__file__).with_name("hostile_peer_job.py")
 CLIENT = ROOT / "holdfast" / "client"
-OWN_PICKLE = "holdfast/client/training/rank_flight_recorder.py"  # what torch itself hands over within the process
+OWN_PICKLE = "holdfast/client/training/torch_recorder_dumps.py"  # what torch itself hands over within the process
 CALLS = ("gather_all", "broadcast_first", "gather_layouts", "digest_states", "check_states", "gather_longest")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
+from holdfast.agent.agent_clock import SystemClock
 from holdfast.agent.snapshots.step_gap_watch import StepGapWatch
 from holdfast.checkpoint.byte_pacer import PIECE_BYTES, BytePacer
 from holdfast.checkpoint.peer_transport import TransportError
@@ -18,6 +19,7 @@ from holdfast.core.snapshots.floor_pins_and_copies import CopyRun
 from holdfast.core.snapshots.gap_pacing import LEAST_PIECE_BYTES, CopyPacing, choose_pacing, fit_piece, rest_after
 from holdfast.core.snapshots.recovery_floor_coordination import BackupLimits
 
+_CLOCK = SystemClock()  # of real bytes on real links, beside beats that ranks write by it
 _WAIT_S = 0.02  # at most at once: steps may begin early, and copies be given up
 _DRAIN_S = 0.0005  # between looks at what a link has still queued
 _SILENT_S = 10.0  # then a little is sent without a gap, or the receiver would give up
@@ -52,10 +54,10 @@ class GapPacer(CancelablePacer):
         self._count_lock = threading.Lock()
 
     def admit_piece(self, link: socket.socket, left: int) -> int:
-        asked_at = time.monotonic()
+        asked_at = _CLOCK.monotonic()
         while True:
             self.check()
-            now, most = time.monotonic(), min(left, PIECE_BYTES)
+            now, most = _CLOCK.monotonic(), min(left, PIECE_BYTES)
             window = self._watch.find_window(now)
             left_s, queued = window.open_until - now, queued_bytes(link)
             if left_s > 0 and (count := fit_piece(left_s, self._speed, queued, most)):
@@ -69,13 +71,13 @@ class GapPacer(CancelablePacer):
     def sending(self) -> Iterator[None]:
         with self._count_lock:
             self._active += 1
-            self._since = time.monotonic() if self._active == 1 else self._since
+            self._since = _CLOCK.monotonic() if self._active == 1 else self._since
         try:
             yield
         finally:
             with self._count_lock:
                 self._active -= 1
-                self.sent_s += 0.0 if self._active else time.monotonic() - self._since
+                self.sent_s += 0.0 if self._active else _CLOCK.monotonic() - self._since
 
 
 class CopyPacer:

@@ -177,8 +177,8 @@ class RecutFetch:
         for half in (0, 1):
             halves = [kept for kept in copies if kept.half == half]
             self._try_each(rank, halves, lambda kept: self._decode_half(kept, together, runs))
-        for view, (start, end, at) in zip(views, runs, strict=True):
-            view[:] = together[at : at + end - start]
+        for wanted, (start, end, at) in zip(views, runs, strict=True):
+            wanted[:] = together[at : at + end - start]
 
     def _read_copy(self, kept: CopySummary, ranges: Sequence[tuple[int, int]], views: Sequence[memoryview]) -> None:
         ask = self._request_for(kept)

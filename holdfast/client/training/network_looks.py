@@ -5,13 +5,13 @@ GPU comes to them, so there the entries that have not ended are asked: one that 
 not tell when they begin. Messages between ranks count where torch records them, which it does under NCCL alone.
 """
 
-import pickle  # noqa: TID251 - for what torch itself hands us in this process
 import sys
 from collections.abc import Callable
 from time import monotonic, thread_time
 from typing import Any
 
 from holdfast.client.training.gpu_collective_progress import has_begun, has_ended, is_of_nccl
+from holdfast.client.training.torch_recorder_dumps import load_dump
 from holdfast.wire.rank_memory.network_look_writer import Buffer, NetworkLookLog
 from holdfast.wire.rank_memory.slot_writer import HOT, SLOT_BYTES, newest_record
 from holdfast.wire.rank_memory.slot_writer import RING_AT as SLOT_RING_AT
@@ -72,7 +72,7 @@ class NetworkLooks:
         if c10d is None or initialized is None or not initialized():
             return None
         on_gpus = getattr(c10d, "_dump_nccl_trace", None)
-        if on_gpus is not None and has_open_entry(pickle.loads(on_gpus(True, False, True))):
+        if on_gpus is not None and has_open_entry(load_dump(on_gpus, True, active=True)):
             return True
         counted = getattr(c10d, "_dump_fr_trace", None)
         return counted is not None and self.has_open_count(counted)
@@ -80,7 +80,7 @@ class NetworkLooks:
     def has_open_count(self, dump: Callable[..., bytes]) -> bool:
         """Return whether a group has entered more collectives than have ended. Gloo ends them in any order, and torch
         counts up to the one that has ended last; so where its counts differ, the entries tell."""
-        statuses = pickle.loads(dump(False, False, False)).get("pg_status", {})
+        statuses = load_dump(dump, False).get("pg_status", {})
         found = {
             group: (status["last_enqueued_collective"], status["last_completed_collective"])
             for group, status in statuses.items()
@@ -88,7 +88,7 @@ class NetworkLooks:
         }
         if all(self._settled.get(group) == counts for group, counts in found.items()):
             return False
-        entries = pickle.loads(dump(True, False, False)).get("entries", ())
+        entries = load_dump(dump, True).get("entries", ())
         still = {str(e.get("pg_id")) for e in entries if not e["is_p2p"] and not has_ended(e)}
         self._settled = {group: counts for group, counts in found.items() if str(group) not in still}
         return len(self._settled) < len(found)

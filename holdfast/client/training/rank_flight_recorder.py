@@ -8,7 +8,6 @@ A large recorder, as pipelines get it, is dumped less often, and once more soon 
 
 import _thread
 import os
-import pickle  # noqa: TID251 - for what torch itself hands us in this process; its JSON takes three times as long
 import signal
 import sys
 import time
@@ -31,6 +30,7 @@ from holdfast.client.training.network_looks import NetworkLooks, step_reader
 from holdfast.client.training.p2p_counts import find_counts
 from holdfast.client.training.p2p_progress import MessageProgress, find_groups_across, leave_batches_out
 from holdfast.client.training.set_up_times import SetUpWatch
+from holdfast.client.training.torch_recorder_dumps import load_dump
 from holdfast.linux import own_process_settings
 from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, ChannelState, FlightLog, GroupArrival, GroupState
 from holdfast.wire.rank_memory.network_look_writer import NetworkLookLog
@@ -290,7 +290,7 @@ def _read_dumps() -> list[Dump]:
     if c10d is None or initialized is None or not initialized():
         return []
     asks = [getattr(c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
-    return [pickle.loads(ask(True, False, False)) for ask in asks if ask is not None]
+    return [load_dump(ask, True) for ask in asks if ask is not None]
 
 
 def _group_names() -> dict[str, str]:
