@@ -71,7 +71,6 @@ SCALES = {
 # Figures that stand where a record is named, and are in none of the records named there: by section, with the reason.
 NOT_IN_RECORD: dict[str, dict[str, str]] = {
     "BENCHMARKS.md: Figures": {
-        **dict.fromkeys(("0.40", "0.42", "1.7", "3.5", "0.18"), "no record, as the page says"),
     },
     "BENCHMARKS.md: A restart on one H200": {"1.5": "a goal"},
     "BENCHMARKS.md: ByteRobust's evaluation": {
