@@ -70,8 +70,6 @@ SCALES = {
 
 # Figures that stand where a record is named, and are in none of the records named there: by section, with the reason.
 NOT_IN_RECORD: dict[str, dict[str, str]] = {
-    "BENCHMARKS.md: Figures": {
-    },
     "BENCHMARKS.md: A restart on one H200": {"1.5": "a goal"},
     "BENCHMARKS.md: ByteRobust's evaluation": {
         **dict.fromkeys(("39.8", "6.77", "70.1", "99.2", "50"), "published"),
