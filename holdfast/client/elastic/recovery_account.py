@@ -123,7 +123,7 @@ def describe_forecast(costs: PhaseCosts, liveput: Liveput) -> str:
     losses = costs.losses or LossHistory()
     ahead_s = min(costs.repair_s, costs.change_s)
     return (
-        f"{losses.lost} workers were lost in {losses.watched_s / 3600:.2f} hours of one worker; in the next "
+        f"workers lost: {losses.lost} in {losses.watched_s / 3600:.2f} hours of one worker; in the next "
         f"{ahead_s / 60:.0f} minutes {liveput.expected_s / ahead_s:.1%} of the whole job's training is expected, and a "
         f"layer is lost with a chance of {liveput.rollback_chance:.1%}"
     )
