@@ -69,7 +69,7 @@ find_next() {{
     squeue -h -t PD -n "$SLURM_JOB_NAME" -j "$noted" -o %A 2>/dev/null
 }}
 trap queue_next USR1
-trap 'kill -TERM "$run"; is_preempted || told=1' TERM # of a time limit, a preemption, or scancel
+trap 'kill -TERM "${{run:-$!}}"; is_preempted || told=1' TERM # of a time limit, a preemption, or scancel
 [ "${{SLURM_RESTART_COUNT:-0}}" = 0 ] || next=$(find_next) # queued before Slurm started this job again
 note
 trap forget EXIT
