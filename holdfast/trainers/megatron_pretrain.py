@@ -1,8 +1,8 @@
 """For Megatron-LM's `pretrain`, whose loop has no place for a line of ours: call `hold_pretrain()` before it.
 
-`pretrain` looks up its own parts by name in `megatron.training.training`. Four of them are replaced by ones that call
+`pretrain` looks up its own parts by name in `megatron.training.training`. Five of them are replaced by ones that call
 the original and do our work beside it: the model and optimizer that it sets up are restored, losses are read from its
-step, and the state is saved where it decides on its own checkpoint.
+step, the state is saved where it decides on its own checkpoint, and evaluations and checkpoints are phases.
 """
 
 import functools
